@@ -1,0 +1,25 @@
+"""Fixtures that tests of several folders share."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def scramble() -> Callable[[nn.Module], nn.Module]:
+    """Moves every parameter of a module at random, so that no zero or one of its initialisation hides a fault."""
+
+    def randomise(module: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))
+        return module.eval()
+
+    return randomise

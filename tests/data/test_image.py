@@ -1,0 +1,348 @@
+"""The loader against odd and hostile files."""
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms
+
+from vlm.data.image import MAX_BYTES, MAX_SIDE, ImageError, Preprocess, load_image
+
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.image sets
+
+
+def noise(width, height, channels=3, seed=0):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def smooth(width, height, seed=0):
+    """A picture with structure at several scales, as a photo has."""
+    return Image.fromarray(noise(9, 7, seed=seed)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encode(image, format, **options):
+    file = BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def pixels(source):
+    image = load_image(source)
+    assert image.mode == "RGB"
+    assert not image.info
+    assert type(image) is Image.Image
+    return np.asarray(image)
+
+
+def png(width, height, bit_depth, color_type, rows, *chunks):
+    """A PNG made by hand, for headers that no encoder writes."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bit_depth, color_type, 0, 0, 0))
+    body = b"".join(chunk(*one) for one in chunks) + chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IEND", b"")
+
+
+LOSSLESS = {
+    "png": ("PNG", {}),
+    "bmp": ("BMP", {}),
+    "ppm": ("PPM", {}),
+    "tiff": ("TIFF", {}),
+    "tiff-lzw": ("TIFF", {"compression": "tiff_lzw"}),
+    "tiff-deflate": ("TIFF", {"compression": "tiff_adobe_deflate"}),
+    "webp": ("WEBP", {"lossless": True}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_equal_pixels_give_equal_tensors_whatever_the_format(name, tmp_path):
+    array = noise(37, 23)
+    format, options = LOSSLESS[name]
+    path = tmp_path / "image.xyz"  # the name says nothing
+    path.write_bytes(encode(Image.fromarray(array), format, **options))
+    assert np.array_equal(pixels(path), array)
+    assert np.array_equal(pixels(str(path)), array)
+    preprocess = Preprocess(image_size=16)
+    assert torch.equal(preprocess(load_image(path.read_bytes())), preprocess(Image.fromarray(array)))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "GIF"])
+def test_lossy_formats_are_close(format):
+    image = smooth(64, 48)
+    assert np.abs(pixels(encode(image, format)).astype(int) - np.asarray(image)).mean() < 12
+
+
+def test_a_jpeg_decodes_to_the_same_pixels_as_its_lossless_copy():
+    data = encode(smooth(640, 480), "JPEG", quality=90)
+    copy = encode(Image.open(BytesIO(data)), "PNG")
+    preprocess = Preprocess(image_size=32)
+    assert torch.equal(preprocess(load_image(data)), preprocess(load_image(copy)))
+
+
+def test_plain_text_ppm():
+    assert pixels(b"P3\n2 1\n255\n255 0 0  0 0 255\n").tolist() == [[[255, 0, 0], [0, 0, 255]]]
+
+
+# The eight EXIF orientations, as what a viewer does with the stored pixels (Exif 2.32, table of tag 274).
+UPRIGHT = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: np.rot90(a.swapaxes(0, 1), 2),
+    8: lambda a: np.rot90(a, 1),
+}
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_exif_orientation(orientation, format):
+    image = smooth(40, 24)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encode(image, format, exif=exif, **options)
+    stored = np.asarray(image)
+    if format == "JPEG":
+        stored = np.asarray(Image.open(BytesIO(data)))
+    loaded = load_image(data)
+    assert np.array_equal(np.asarray(loaded), UPRIGHT[orientation](stored))
+    assert 0x0112 not in loaded.getexif()  # or whoever saves and loads it turns it once more
+
+
+def test_orientation_out_of_range_and_damaged_metadata_change_nothing():
+    image = smooth(40, 24)
+    exif = Image.Exif()
+    exif[0x0112] = 77
+    plain = pixels(encode(image, "JPEG"))
+    assert np.array_equal(pixels(encode(image, "JPEG", exif=exif)), plain)
+    assert np.array_equal(pixels(encode(image, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")), plain)
+
+
+def test_alpha_lies_over_white():
+    red = np.zeros((1, 3, 4), np.uint8)
+    red[..., 0] = 255
+    red[0, :, 3] = 255, 0, 51
+    expected = [[[255, 0, 0], [255, 255, 255], [255, 204, 204]]]
+    for format, options in (("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True, "exact": True})):
+        assert pixels(encode(Image.fromarray(red), format, **options)).tolist() == expected
+    assert pixels(encode(Image.fromarray(red[..., 2:]), "PNG"))[0, :, 0].tolist() == [0, 255, 204]  # LA
+
+
+def test_palettes_with_and_without_transparency():
+    image = Image.new("P", (3, 1))
+    image.putpalette([10, 20, 30, 200, 0, 0, 0, 200, 0])
+    image.putdata([0, 1, 2])
+    opaque = [[[10, 20, 30], [200, 0, 0], [0, 200, 0]]]
+    assert pixels(encode(image, "PNG")).tolist() == opaque
+    assert pixels(encode(image, "BMP")).tolist() == opaque
+    assert pixels(encode(image, "GIF")).tolist() == opaque
+    expected = [[[10, 20, 30], [255, 255, 255], [0, 200, 0]]]
+    assert pixels(encode(image, "PNG", transparency=1)).tolist() == expected
+    assert pixels(encode(image, "GIF", transparency=1)).tolist() == expected
+    assert pixels(encode(image, "PNG", transparency=bytes([255, 0, 255]))).tolist() == expected
+
+
+def test_one_transparent_color_of_an_rgb_png():
+    image = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
+    assert pixels(encode(image, "PNG", transparency=(1, 2, 3))).tolist() == [[[255, 255, 255], [4, 5, 6]]]
+
+
+def test_black_and_white():
+    image = Image.fromarray(np.array([[True, False, True]]))
+    assert pixels(encode(image, "PNG"))[0, :, 0].tolist() == [255, 0, 255]
+    assert pixels(encode(image, "TIFF", compression="group4"))[0, :, 1].tolist() == [255, 0, 255]
+    assert pixels(b"P1\n3 1\n0 1 0\n")[0, :, 2].tolist() == [255, 0, 255]
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_is_scaled_and_not_clipped(format):
+    grey = noise(31, 17, 1)
+    image = Image.fromarray(grey.astype(np.uint16) * 257)
+    assert image.mode == "I;16"
+    assert np.array_equal(pixels(encode(image, format)), np.repeat(grey[..., None], 3, 2))
+
+
+def test_16_bits_in_colour_and_grey_agree():
+    values = np.arange(0, 65536, 4097, dtype=">u2")
+    rows = b"\0" + values.tobytes()
+    color = b"\0" + np.repeat(values, 3).tobytes()
+    assert np.array_equal(pixels(png(len(values), 1, 16, 0, rows)), pixels(png(len(values), 1, 16, 2, color)))
+
+
+def test_transparent_grey_of_16_bits():
+    rows = b"\0" + struct.pack(">3H", 0, 1000, 65535)
+    data = png(3, 1, 16, 0, rows, (b"tRNS", struct.pack(">H", 1000)))
+    assert pixels(data)[0, :, 0].tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.0, 100.0, 255.0], [0, 100, 255]),
+        ([0.0, 257.0 * 7, 65535.0], [0, 7, 255]),
+        ([0.0, 50000.0, 100000.0], [0, 128, 255]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([0.0, float("nan"), 1.0], [0, 0, 255]),
+        ([-2.0, -2.0, -2.0], [0, 0, 0]),
+    ],
+)
+def test_float_grey_is_scaled(values, expected):
+    image = Image.fromarray(np.array([values], np.float32))
+    assert pixels(encode(image, "TIFF"))[0, :, 0].tolist() == expected
+
+
+def test_grey_of_32_bits():
+    image = Image.fromarray(np.array([[0, 2**30, 2**31 - 1]], np.int32))
+    assert pixels(encode(image, "TIFF"))[0, :, 0].tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize(("format", "tolerance"), [("TIFF", 0), ("JPEG", 3)])
+def test_cmyk(format, tolerance):
+    colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [0, 0, 0], [255, 255, 255]], np.uint8)
+    array = np.repeat(np.repeat(colors[None], 16, 0), 16, 1)  # blocks as wide as those of JPEG
+    options = {"quality": 100, "subsampling": 0} if format == "JPEG" else {}
+    loaded = pixels(encode(Image.fromarray(array).convert("CMYK"), format, **options))
+    assert np.abs(loaded.astype(int) - array).max() <= tolerance
+
+
+def test_lab_tiff(tmp_path):
+    image = smooth(8, 8)
+    srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    ImageCms.profileToProfile(image, srgb, lab, outputMode="LAB").save(tmp_path / "lab.tif")
+    assert np.abs(pixels(tmp_path / "lab.tif").astype(int) - np.asarray(image)).mean() < 2
+
+
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_the_first_frame_of_an_animation(format):
+    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "lime", "blue")]
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encode(frames[0], format, save_all=True, append_images=frames[1:], **options)
+    assert (pixels(data) == [255, 0, 0]).all()
+
+
+def refused(source, match):
+    with pytest.raises(ImageError, match=match) as caught:
+        load_image(source)
+    message = str(caught.value)
+    assert caught.value.status == 1
+    assert "\n" not in message
+    if not isinstance(source, bytes):
+        assert message.startswith(f"{source}: ")
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("part", [0.02, 0.3, 0.9])
+def test_truncated_files_are_refused(format, part, tmp_path):
+    data = encode(Image.fromarray(noise(64, 64)), format)
+    path = tmp_path / "image"
+    path.write_bytes(data[: int(len(data) * part)])
+    refused(path, ".")
+
+
+def test_a_truncated_progressive_jpeg_is_refused():
+    data = encode(Image.fromarray(noise(64, 64)), "JPEG", progressive=True)
+    refused(data[: len(data) // 2], "truncated")
+
+
+def test_damaged_pixels_are_refused():
+    data = bytearray(encode(Image.fromarray(noise(64, 64)), "PNG"))
+    data[len(data) // 2] ^= 0xFF
+    refused(bytes(data), ".")
+
+
+def test_thin_images_are_read():
+    for size in ((1, 1), (10_000, 1), (1, MAX_SIDE)):
+        assert load_image(encode(Image.new("RGB", size), "PNG")).size == size
+
+
+def test_files_that_are_no_images(tmp_path):
+    cases = {"empty.jpg": b"", "text.jpg": b"a caption, not a picture\n", "nul.png": b"\0" * 4096}
+    cases["vector.png"] = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    cases["page.jpg"] = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n"  # Pillow would run Ghostscript
+    for name, data in cases.items():
+        (tmp_path / name).write_bytes(data)
+        refused(tmp_path / name, "empty" if not data else "not an image of a known format")
+
+
+def test_formats_off_the_list_are_refused():
+    refused(encode(smooth(16, 16), "ICO"), "known format")
+    refused(encode(smooth(16, 16), "TGA"), "known format")
+
+
+def test_things_that_are_no_files(tmp_path):
+    refused(tmp_path / "absent.jpg", "No such file")
+    refused(tmp_path, "is a folder")
+    refused(tmp_path / "nul\0byte.jpg", "null")
+    (tmp_path / "loop").symlink_to("loop")
+    refused(tmp_path / "loop", ".")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    refused(tmp_path / "pipe.jpg", "not a regular file")  # opening it would wait for a writer for ever
+    refused("/dev/zero", "not a regular file")
+
+
+def test_a_huge_file_is_refused_unread(tmp_path):
+    path = tmp_path / "huge.jpg"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # sparse
+    refused(path, "bytes")
+
+
+@pytest.mark.parametrize("size", [(12_000, 12_000), (100_000, 100_000), (2**31 - 1, 1), (MAX_SIDE + 1, 1)])
+def test_a_decompression_bomb_is_refused_by_its_header(size):
+    start = time.perf_counter()
+    refused(png(*size, 8, 2, b""), "pixels")
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.slow
+def test_pillow_says_nothing_of_its_own(tmp_path):
+    (tmp_path / "bomb.png").write_bytes(png(12_000, 12_000, 8, 2, b""))
+    damaged = encode(smooth(40, 24), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    (tmp_path / "exif.jpg").write_bytes(damaged)
+    samples, too_many = struct.pack("<HHIH", 277, 3, 1, 3), struct.pack("<HHIH", 277, 3, 1, 30_000)
+    (tmp_path / "samples.tif").write_bytes(encode(smooth(40, 24), "TIFF").replace(samples, too_many))
+    code = """if True:
+        from vlm.data.image import ImageError, load_image
+        load_image("exif.jpg")
+        for name in ("bomb.png", "samples.tif"):
+            try:
+                load_image(name)
+            except ImageError as error:
+                print(error)
+    """
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["bomb.png", "samples.tif"]
+    assert not done.stderr
+
+
+def test_variants_of_ppm_that_decode_slowly_have_a_lower_limit():
+    header = b"P6 4096 4096 %d\n"
+    refused(header % 254 + bytes(3 * 2**24), "PPM")
+    assert load_image(header % 255 + bytes(3 * 2**24)).size == (4096, 4096)
+
+
+def test_the_error_survives_the_way_out_of_a_worker():
+    error = pickle.loads(pickle.dumps(ImageError("a.jpg: broken")))
+    assert (str(error), error.status) == ("a.jpg: broken", 1)

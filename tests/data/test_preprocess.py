@@ -1,0 +1,121 @@
+"""The preprocessing against torchvision's, on PIL images."""
+
+import time
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Normalize, Resize
+
+from vlm.data.image import Preprocess
+from vlm.errors import UserError
+
+BICUBIC = InterpolationMode.BICUBIC
+
+
+def noise(width, height, channels=3, seed=0):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def test_tiny_and_thin_images():
+    for size in ((1, 1), (10_000, 1), (1, 10_000), (65_536, 2)):
+        for resize in ("crop", "squash", "pad"):
+            start = time.perf_counter()
+            tensor = Preprocess(image_size=224, resize=resize)(Image.new("RGB", size, (9, 8, 7)))
+            assert time.perf_counter() - start < 1  # the resized strip would have millions of pixels
+            assert tensor.shape == (3, 224, 224)
+            if resize != "pad":
+                assert (tensor == torch.tensor([9, 8, 7])[:, None, None]).all()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(
+    "size", [(500, 375), (375, 500), (333, 333), (640, 427), (101, 100), (50, 31), (20, 20), (64, 64), (64, 91)]
+)
+def test_crop_is_torchvisions_resize_and_center_crop(size, interpolation):
+    image = Image.fromarray(noise(*size, seed=sum(size)))
+    truth = CenterCrop(64)(Resize(64, InterpolationMode(interpolation))(image))
+    ours = Preprocess(image_size=64, interpolation=interpolation)(image)
+    difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(truth))
+    assert difference.max() <= 1  # PIL keeps the corners of a region in single precision
+
+
+@pytest.mark.parametrize("size", [(500, 375), (31, 77)])
+def test_squash_is_torchvisions_resize_to_both_sides(size):
+    image = Image.fromarray(noise(*size))
+    truth = np.asarray(Resize((64, 64), BICUBIC)(image))
+    ours = Preprocess(image_size=64, resize="squash")(image)
+    assert np.array_equal(ours.permute(1, 2, 0).numpy(), truth)
+
+
+def test_downsampling_is_antialiased():
+    stripes = np.zeros((256, 256, 3), np.uint8)
+    stripes[:, ::2] = 255
+    tensor = Preprocess(image_size=32)(Image.fromarray(stripes))
+    assert (tensor[..., 2:-2].float() - 127.5).abs().max() < 2  # without it, stripes of any brightness would come out
+
+
+def test_pad_shows_the_whole_image_between_equal_borders():
+    image = Image.fromarray(noise(100, 50))
+    tensor = Preprocess(image_size=64, resize="pad")(image)
+    truth = np.asarray(Resize((32, 64), BICUBIC)(image))
+    assert np.array_equal(tensor[:, 16:48].permute(1, 2, 0).numpy(), truth)
+    assert (tensor[:, :16] == 128).all()
+    assert (tensor[:, 48:] == 128).all()
+    tall = Preprocess(image_size=64, resize="pad")(image.transpose(Image.Transpose.TRANSPOSE))
+    assert (tall[:, :, :16] == 128).all()
+
+
+def test_normalize_is_torchvisions():
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    images = torch.from_numpy(noise(8, 6)).permute(2, 0, 1)[None].repeat(2, 1, 1, 1)
+    ours = Preprocess(image_size=8, mean=mean, std=std).normalize(images)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, Normalize(mean, std)(images.float() / 255), rtol=0, atol=0)
+
+
+def test_normalize_leaves_its_argument_alone():
+    images = torch.full((1, 3, 2, 2), 255.0)
+    assert Preprocess(image_size=2).normalize(images).unique().tolist() == [1.0]
+    assert images.unique().tolist() == [255.0]
+
+
+def test_the_state_is_plain_and_gives_the_same_preprocessing():
+    first = Preprocess(image_size=24, resize="pad", mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bilinear")
+    file = BytesIO()
+    torch.save(first.state(), file)
+    file.seek(0)
+    second = Preprocess.from_state(torch.load(file, weights_only=True))
+    image = Image.fromarray(noise(50, 40))
+    assert torch.equal(first(image), second(image))
+    assert torch.equal(first.normalize(first(image)[None]), second.normalize(second(image)[None]))
+    assert first.state() == second.state()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"image_size": 0}, "image_size"),
+        ({"image_size": 10**9}, "image_size"),
+        ({"image_size": "64"}, "image_size"),
+        ({"resize": "stretch"}, "crop, squash, pad"),
+        ({"interpolation": "cubic"}, "bicubic"),
+        ({"mean": (0.5, 0.5)}, "mean"),
+        ({"mean": "grey"}, "mean"),
+        ({"mean": (0.5, 0.5, float("nan"))}, "mean"),
+        ({"std": (0.5, 0.5, 0)}, "std"),
+        ({"std": None}, "std"),
+        ({"size": 3}, "size"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, match):
+    with pytest.raises(UserError, match=match):
+        Preprocess.from_state({"image_size": 64, **wrong})
+
+
+def test_images_of_any_mode_are_preprocessed():
+    grey = Image.fromarray(noise(20, 20, 1))
+    assert torch.equal(Preprocess(image_size=8)(grey), Preprocess(image_size=8)(grey.convert("RGB")))

@@ -1,0 +1,158 @@
+"""Augmentation: keyed, off by default, and true to its bounds."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vlm.data.image import Preprocess
+from vlm.data.transforms import Augment
+from vlm.errors import UserError
+
+KEY = (0, 3, 17)
+
+
+def noise(width, height, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def coordinates(width=200, height=100):
+    """An image that says where each pixel stands: red is x, green is y."""
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    return Image.fromarray(np.stack([x, y, np.full_like(x, 77)], -1).astype(np.uint8))
+
+
+def everything(**options):
+    return Augment(image_size=32, min_scale=0.3, min_ratio=0.6, horizontal_flip=True, color_jitter=0.4, **options)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [(90, 60), (60, 90), (1, 1), (500, 2)])
+def test_all_off_is_preprocess(resize, interpolation, size):
+    geometry = {"image_size": 32, "resize": resize, "interpolation": interpolation}
+    image = noise(*size)
+    assert torch.equal(Augment(**geometry)(image, KEY), Preprocess(**geometry)(image))
+
+
+def _augment_for_key(key):
+    return everything()(noise(90, 60), key).numpy()
+
+
+def test_the_key_alone_decides_in_whatever_process_and_order():
+    keys = [(0, epoch, index) for epoch in range(2) for index in range(4)]
+    here = [_augment_for_key(key) for key in keys]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        there = pool.map(_augment_for_key, keys[::-1])[::-1]
+    assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    assert len({array.tobytes() for array in here}) == len(keys)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("size", [(90, 60), (1, 1), (3, 700)])
+def test_the_result_is_a_uint8_square(resize, size):
+    for index in range(20):
+        tensor = everything(resize=resize)(noise(*size), (0, 0, index))
+        assert tensor.shape == (3, 32, 32)
+        assert tensor.dtype == torch.uint8
+        assert tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_crops_keep_to_their_bounds_and_use_them(resize):
+    augment = Augment(image_size=50, resize=resize, min_scale=0.25, min_ratio=0.5, interpolation="bilinear")
+    image = coordinates()
+    base = (100, 100) if resize == "crop" else (200, 100)
+    areas, ratios, centers = [], [], []
+    for index in range(300):
+        x, y, blue = augment(image, (0, 0, index)).float()
+        assert (blue == 77).all()
+        # Differences between the outermost columns and rows, which lie 49/50 of the region apart.
+        width, height = (x[:, -1] - x[:, 0]).mean() / 0.98, (y[-1] - y[0]).mean() / 0.98
+        areas.append(float(width * height / (base[0] * base[1])))
+        ratios.append(float(width / base[0] / (height / base[1])))
+        centers.append(float(x.mean()))
+    assert 0.22 < min(areas) < 0.35
+    assert 0.8 < max(areas) < 1.03
+    assert 0.48 < min(ratios) < 0.6
+    assert 1.7 < max(ratios) < 2.1
+    assert abs(np.log(ratios).mean()) < 0.06  # wide and tall alike
+    assert min(centers) < 75
+    assert max(centers) > 125
+
+
+def test_pad_keeps_proportions_when_it_crops():
+    augment = Augment(image_size=64, resize="pad", min_scale=0.5)
+    for index in range(20):
+        x, y, blue = augment(coordinates(), (0, 0, index)).float()
+        rows = (blue[:, 32] == 77).nonzero().flatten()
+        assert len(rows) == 32  # 2 to 1, as the image itself
+        shown_x, shown_y = x[32, -3] - x[32, 2], y[rows[-3], 32] - y[rows[2], 32]
+        assert float(shown_x / 59) == pytest.approx(float(shown_y / 27), rel=0.1)
+
+
+def test_flip_mirrors_half_of_the_images():
+    image = noise(32, 32)
+    plain = Preprocess(image_size=32)(image)
+    augment = Augment(image_size=32, horizontal_flip=True)
+    flips = 0
+    for index in range(200):
+        tensor = augment(image, (0, 0, index))
+        flipped = torch.equal(tensor, plain.flip(2))
+        assert flipped or torch.equal(tensor, plain)
+        flips += flipped
+    assert 75 < flips < 125
+
+
+def test_jitter_changes_light_by_its_factors():
+    """On an image of two greys, their sum moves with brightness, their difference with brightness times contrast."""
+    array = np.full((32, 32, 3), 90, np.uint8)
+    array[:, 16:] = 110
+    augment = Augment(image_size=32, color_jitter=0.3)
+    brightness, contrast = [], []
+    for index in range(300):
+        tensor = augment(Image.fromarray(array), (0, 0, index)).float()
+        dark, light = tensor[0, 0, 0].item(), tensor[0, 0, -1].item()
+        assert tensor.unique().numel() <= 2
+        brightness.append((dark + light) / 200)
+        contrast.append((light - dark) / 20 / brightness[-1])
+    for values, slack in ((brightness, 0.01), (contrast, 0.08)):
+        assert 0.7 - slack <= min(values) < 0.75 + slack
+        assert 1.25 - slack < max(values) <= 1.3 + slack
+        assert np.mean(values) == pytest.approx(1, abs=0.04)
+
+
+def test_jitter_clips_and_does_not_wrap():
+    array = np.zeros((8, 8, 3), np.uint8)
+    array[:, 4:] = 255
+    for index in range(30):
+        tensor = Augment(image_size=8, color_jitter=0.9)(Image.fromarray(array), (0, 0, index))
+        assert (tensor[:, :, 4:] >= tensor[:, :, :4]).all()
+
+
+def test_one_augmentation_does_not_change_what_another_draws():
+    image = noise(90, 60)
+    crop = Augment(image_size=32, min_scale=0.3)
+    both = Augment(image_size=32, min_scale=0.3, horizontal_flip=True)
+    for index in range(20):
+        alone, tensor = crop(image, (0, 0, index)), both(image, (0, 0, index))
+        assert torch.equal(tensor, alone) or torch.equal(tensor, alone.flip(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"min_scale": 0}, "min_scale"),
+        ({"min_scale": 1.1}, "min_scale"),
+        ({"min_ratio": -1}, "min_ratio"),
+        ({"color_jitter": 1}, "color_jitter"),
+        ({"color_jitter": float("nan")}, "color_jitter"),
+        ({"resize": "zoom"}, "crop, squash, pad"),
+        ({"image_size": 0}, "image_size"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, match):
+    with pytest.raises(UserError, match=match):
+        Augment(**{"image_size": 32, **wrong})

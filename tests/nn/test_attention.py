@@ -1,0 +1,134 @@
+"""Attention against a softmax written out in float64."""
+
+import pytest
+import torch
+
+from vlm.nn.attention import CrossAttention, KeyValueCache, SelfAttention, attention, causal_within
+
+B, N, K = 3, 2, 5
+
+
+def reference(q, k, v, allowed):
+    """Equation 1 of Vaswani et al., one query at a time."""
+    q, k, v = q.double(), k.double(), v.double()
+    out = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    for b, n, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
+        keys = [j for j in range(k.shape[2]) if allowed(b, i, j)]
+        weights = [torch.exp(q[b, n, i] @ k[b, n, j] / q.shape[3] ** 0.5) for j in keys]
+        out[b, n, i] = sum(w * v[b, n, j] for w, j in zip(weights, keys, strict=True)) / sum(weights)
+    return out
+
+
+def heads(queries, keys):
+    return torch.randn(B, N, queries, K), torch.randn(B, N, keys, K), torch.randn(B, N, keys, K)
+
+
+def close(ours, truth):
+    torch.testing.assert_close(ours.double(), truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
+def test_attention_to_everything(queries, keys):
+    q, k, v = heads(queries, keys)
+    close(attention(q, k, v), reference(q, k, v, lambda b, i, j: True))
+
+
+@pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
+def test_causal_attention_aligns_the_last_query_with_the_last_key(queries, keys):
+    q, k, v = heads(queries, keys)
+    close(attention(q, k, v, may_attend="causal"), reference(q, k, v, lambda b, i, j: j <= i + keys - queries))
+
+
+def test_attention_through_a_mask():
+    q, k, v = heads(4, 6)
+    mask = torch.rand(B, 1, 4, 6) < 0.5
+    mask[..., 2] = True
+    close(attention(q, k, v, may_attend=mask), reference(q, k, v, lambda b, i, j: mask[b, 0, i, j]))
+
+
+def test_dropout_of_attention_keeps_the_expectation():
+    q, k, v = heads(4, 6)
+    dropped = torch.stack([attention(q, k, v, dropout=0.3) for _ in range(2000)])
+    assert dropped.std(0).min() > 0
+    torch.testing.assert_close(dropped.mean(0), attention(q, k, v), rtol=0, atol=0.1)
+
+
+def test_causal_within_segments():
+    segments = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    mask = causal_within(segments)
+    assert mask.shape == (2, 1, 8, 8)
+    for b in range(2):
+        for i in range(8):
+            for j in range(8):
+                assert mask[b, 0, i, j] == (j <= i and segments[b, i] == segments[b, j])
+
+
+@pytest.mark.parametrize("head_dim", [None, 7])
+def test_self_attention_ignores_what_it_may_not_attend_to(scramble, head_dim):
+    layer = scramble(SelfAttention(dim=12, num_heads=3, head_dim=head_dim))
+    x = torch.randn(2, 5, 12)
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[..., 3] = False
+    changed = x.clone()
+    changed[:, 3] = 9.0
+    kept = [0, 1, 2, 4]
+    torch.testing.assert_close(layer(x, mask)[:, kept], layer(changed, mask)[:, kept])
+    assert (layer(x) - layer(changed))[:, kept].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("layer", [SelfAttention(dim=8, num_heads=2, dropout=0.5)])
+def test_dropout_is_for_training_only(layer):
+    x = torch.randn(1, 6, 8)
+    assert not torch.equal(layer.train()(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+@pytest.fixture
+def cross(scramble):
+    return scramble(CrossAttention(dim=8, context_dim=6, num_heads=2, head_dim=5))
+
+
+def test_beams_share_the_keys_of_their_image(cross):
+    states, beams = torch.randn(2, 7, 6), 3
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    x = torch.randn(2 * beams, 4, 8)
+    shared = cross(x, cross.keys_values(states), mask)
+    copied = cross(x, cross.keys_values(states.repeat_interleave(beams, 0)), mask.repeat_interleave(beams, 0))
+    torch.testing.assert_close(shared, copied, rtol=0, atol=1e-5)
+
+
+def test_masked_context_is_not_seen(cross):
+    states, x = torch.randn(2, 7, 6), torch.randn(2, 4, 8)
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    masked = cross(x, cross.keys_values(states), mask)
+    torch.testing.assert_close(masked[1:], cross(x[1:], cross.keys_values(states[1:, :4])), rtol=0, atol=1e-5)
+    torch.testing.assert_close(masked[:1], cross(x[:1], cross.keys_values(states[:1])), rtol=0, atol=1e-5)
+    assert (masked[1] - cross(x, cross.keys_values(states))[1]).abs().max() > 0.01
+
+
+def test_no_rows(cross):
+    assert cross(torch.empty(0, 4, 8), cross.keys_values(torch.empty(0, 7, 6))).shape == (0, 4, 8)
+    assert cross(torch.empty(2, 0, 8), cross.keys_values(torch.empty(2, 7, 6))).shape == (2, 0, 8)
+
+
+def test_cache_returns_all_so_far_in_memory_allocated_once():
+    cache = KeyValueCache(rows=B, heads=N, max_len=6, head_dim=K, like=torch.empty(0))
+    place = cache.keys.data_ptr()
+    parts = [heads(length, length)[1:] for length in (3, 1, 2)]
+    for done in range(1, 4):
+        k, v = cache.append(*parts[done - 1])
+        assert torch.equal(k, torch.cat([part[0] for part in parts[:done]], 2))
+        assert torch.equal(v, torch.cat([part[1] for part in parts[:done]], 2))
+        assert cache.length == k.shape[2]
+    assert cache.keys.data_ptr() == place == k.data_ptr()
+
+
+def test_cache_selects_rows_in_their_new_order():
+    cache = KeyValueCache(rows=B, heads=N, max_len=4, head_dim=K, like=torch.empty(0))
+    first, later = heads(2, 2)[1:], heads(1, 1)[1:]
+    cache.append(*first)
+    rows = torch.tensor([2, 0, 2])
+    cache.select(rows)
+    k, v = cache.append(*later)
+    assert torch.equal(k, torch.cat([first[0][rows], later[0]], 2))
+    assert torch.equal(v, torch.cat([first[1][rows], later[1]], 2))

@@ -1,0 +1,303 @@
+"""The one image loader, and the preprocessing that validation, evaluation and captioning share.
+
+Training and inference read images through `load_image` alone, so that equal pixels give equal tensors whichever file
+format holds them. It is written for files of unknown origin: nothing is decoded before its size is known to be sane.
+"""
+
+import logging
+import os
+import stat
+import warnings
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import (
+    Image,
+    ImageFile,
+    TiffImagePlugin,  # noqa: F401  imported, or Image.open loads all of Pillow's plugins to find these two
+    WebPImagePlugin,  # noqa: F401
+)
+
+from vlm.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
+# fmt: off
+SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp",
+    ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+})
+# fmt: on
+MAX_BYTES = 2**28
+MAX_PIXELS = 2**27
+MAX_SIDE = 2**16
+# Pillow decodes these variants of PPM in Python, at about a second for a million pixels.
+SLOW_CODECS = ("ppm", "ppm_plain")
+MAX_SLOW_PIXELS = 2**22
+MAX_IMAGE_SIZE = 4096
+
+RESIZES = ("crop", "squash", "pad")
+INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
+PAD_COLOR = (128, 128, 128)
+
+Box = tuple[float, float, float, float]
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Pillow warns of faults in metadata that change no pixel, and of what is refused here anyway. Its log goes where the
+# program sends logs, but not to stderr for want of such a place.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+class ImageError(UserError):
+    """An image that cannot be read; the message is ``PATH: reason``."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message, status)
+
+
+def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
+    """Reads an image upright, in RGB and 8 bits, the first frame of an animation, transparency laid over white.
+
+    The format is told by the content, whatever the name. Grey of 16 bits keeps its high byte; grey of 32 bits or
+    float is scaled from [0, 1], [0, 255] or [0, 65535], the first that holds it, else from its own range.
+
+    Args:
+        source: Path of a regular file, or the content of one.
+    Raises:
+        ImageError: For whatever keeps the image from being read whole.
+    """
+    name = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
+    try:
+        return _decode(source if isinstance(source, bytes) else _read_regular(name))
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: has more than {MAX_PIXELS:,} pixels") from error
+    except OSError as error:
+        raise ImageError(f"{name}: {error.strerror or _one_line(error)}") from error
+    except Exception as error:  # decoders raise nearly everything when bytes are wrong
+        raise ImageError(f"{name}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or f"cannot be decoded ({type(error).__name__})"
+
+
+def _read_regular(path: str) -> bytes:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: a pipe would block, a device may act
+        raise ValueError("is a folder" if os.path.isdir(path) else "not a regular file")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ValueError(f"the file has {status.st_size:,} bytes; {MAX_BYTES:,} are the most")
+        return file.read(status.st_size)
+
+
+def _decode(data: bytes) -> Image.Image:
+    if not data:
+        raise ValueError("the file is empty")
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        _check_size(image)
+        image.load()
+        turn = _upright(image)
+        rgb = to_rgb(image)
+        # A copy where nothing else made one: what is returned shall not carry the file's metadata.
+        rgb = rgb.transpose(turn) if turn is not None else rgb.copy() if rgb is image else rgb
+    rgb.info = {}
+    return rgb
+
+
+def _check_size(image: ImageFile.ImageFile) -> None:
+    width, height = image.size
+    slow = any(tile[0] in SLOW_CODECS for tile in image.tile)
+    most = MAX_SLOW_PIXELS if slow else MAX_PIXELS
+    if max(width, height) > MAX_SIDE or width * height > most:
+        kind = "this variant of PPM may have" if slow else "an image may have"
+        raise ValueError(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
+
+
+def _upright(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # damaged metadata does not spoil the pixels
+        return None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The same picture in RGB and 8 bits, transparency laid over white; an opaque RGB image is returned as it is."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(layer, mask=layer.getchannel("A"))
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        grey = (values >> 8).astype(np.uint8)  # the high byte, which is what Pillow takes of colour in 16 bits
+        transparent = image.info.get("transparency")
+        if transparent is not None:
+            grey[values == transparent] = 255
+        return Image.fromarray(grey)
+    scaled = np.array(values, dtype=np.float64)
+    scaled[~np.isfinite(scaled)] = 0
+    low, high = min(float(scaled.min()), 0.0), float(scaled.max())
+    top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
+    scaled -= low
+    scaled *= 255 / ((top - low) or 1.0)
+    return Image.fromarray(np.rint(scaled, out=scaled).astype(np.uint8))
+
+
+def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpolation: str) -> Image.Image:
+    """A square image of a region of another, antialiased, without ever resizing what lies outside of the region.
+
+    Args:
+        image: An RGB image.
+        box: The region (left, top, right, bottom) in pixels, which may be fractions.
+        image_size: Side of the result.
+        pad: Whether the region keeps its proportions, with a grey border filling the square, or is stretched to it.
+        interpolation: A name in `INTERPOLATIONS`.
+    """
+    resample = Image.Resampling[interpolation.upper()]
+    if not pad:
+        return image.resize((image_size, image_size), resample, box)
+    width, height = box[2] - box[0], box[3] - box[1]
+    scale = image_size / max(width, height)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    square = Image.new("RGB", (image_size, image_size), PAD_COLOR)
+    square.paste(image.resize(size, resample, box), ((image_size - size[0]) // 2, (image_size - size[1]) // 2))
+    return square
+
+
+def whole_box(image: Image.Image) -> Box:
+    """The region that is the image itself."""
+    return 0, 0, *image.size
+
+
+def center_box(image: Image.Image, image_size: int) -> Box:
+    """The region that torchvision's ``Resize(image_size)`` followed by ``CenterCrop(image_size)`` shows.
+
+    Both round to whole pixels of the resized image; so does this, to agree with models trained on theirs.
+    """
+    shorter = min(image.size)
+    resized = [int(image_size * side / shorter) for side in image.size]
+    start = [round((side - image_size) / 2) for side in resized]
+    left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
+    right, bottom = ((at + image_size) * side / to for at, side, to in zip(start, image.size, resized, strict=True))
+    return left, top, right, bottom
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """The pixels of an RGB image, uint8 (3, H, W)."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def check_geometry(image_size: int, resize: str, interpolation: str) -> None:
+    """Refuses sizes and names that no preprocessing has.
+
+    Raises:
+        UserError: Naming the argument and what it may be.
+    """
+    if type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE:
+        raise UserError(f"image_size={image_size!r} is not possible; give a whole number from 1 to {MAX_IMAGE_SIZE}")
+    for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
+        if value not in known:
+            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+
+
+def _three(name: str, values: Sequence[float]) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != 3 or not np.isfinite(numbers).all():
+        raise UserError(f"{name}={values!r} is not possible; give three numbers, one a channel")
+    return numbers
+
+
+class Preprocess:
+    """Deterministic preprocessing; a checkpoint records its `state`.
+
+    Args:
+        image_size: Side of the square that the model sees.
+        resize: ``crop`` shows the centre at the size of the shorter side (torchvision's Resize and CenterCrop),
+            ``squash`` stretches the image to the square, ``pad`` shows all of it with a grey border.
+        mean: Mean of the three channels, of values in [0, 1].
+        std: Standard deviation of the three channels.
+        interpolation: A name in `INTERPOLATIONS`; all are antialiased.
+    Shapes:
+        PIL image -> uint8 (3, image_size, image_size)
+    Raises:
+        UserError: If an argument is none of what it may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        resize: str = "crop",
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        interpolation: str = "bicubic",
+    ) -> None:
+        check_geometry(image_size, resize, interpolation)
+        self.mean = _three("mean", mean)
+        self.std = _three("std", std)
+        if min(self.std) <= 0:
+            raise UserError(f"std={std!r} is not possible; give numbers above 0")
+        self.image_size = image_size
+        self.resize = resize
+        self.interpolation = interpolation
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        image = to_rgb(image)
+        box = center_box(image, self.image_size) if self.resize == "crop" else whole_box(image)
+        return to_tensor(resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation))
+
+    def normalize(self, images: torch.Tensor) -> torch.Tensor:
+        """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
+        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        return images.to(torch.float32).div(255).sub_(mean).div_(std)
+
+    def state(self) -> dict[str, Any]:
+        """The arguments, as plain containers."""
+        return {
+            "image_size": self.image_size,
+            "resize": self.resize,
+            "mean": self.mean,
+            "std": self.std,
+            "interpolation": self.interpolation,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Preprocess":
+        """The preprocessing that `state` described.
+
+        Raises:
+            UserError: If the state is not one.
+        """
+        try:
+            return cls(**state)
+        except TypeError as error:
+            raise UserError(f"the stored preprocessing is not one ({error}); the file may be damaged") from error

@@ -1,0 +1,81 @@
+"""The order of samples, as a pure function of (seed, epoch)."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from vlm.randomness import numpy_rng
+
+Key = tuple[int, int]  # (epoch, index): all that a data set needs to produce a sample
+
+BUCKET = 32  # global batches sorted by length together: padding stays low, and the order stays nearly free
+
+
+class TrainBatches:
+    """Batches of sample keys in an order keyed by (seed, epoch), each rank taking its stride of the global batch.
+
+    Every sample comes once an epoch. With lengths, samples of similar length share a batch, so that little is padding.
+    No state is kept: iteration starts wherever `position` says that training stands.
+
+    Args:
+        size: Number of samples.
+        batch_size: Samples of the global batch, over all ranks.
+        seed: Key of the order.
+        position: Returns (epoch, batches of it already done), asked when an iterator is made.
+        rank, world: This process, and how many there are.
+        lengths: Returns the length of every sample in an epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+        rank: int = 0,
+        world: int = 1,
+        lengths: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.position, self.lengths = position, lengths
+        self.rank, self.world = rank, world
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.size, self.batch_size)
+        # A last batch with fewer samples than ranks would leave a rank with nothing to do.
+        return full + (rest >= self.world)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch, done = self.position()
+        for batch in self.global_batches(epoch)[done:]:
+            yield [(epoch, int(index)) for index in batch[self.rank :: self.world]]
+
+    def global_batches(self, epoch: int) -> list[np.ndarray]:
+        """All global batches of an epoch."""
+        rng = numpy_rng(self.seed, "order", epoch)
+        order = rng.permutation(self.size)
+        starts = range(0, self.size, self.batch_size)
+        if self.lengths is None:
+            return [order[start : start + self.batch_size] for start in starts][: len(self)]
+        lengths = np.asarray(self.lengths(epoch))
+        span = BUCKET * self.batch_size
+        buckets = [order[start : start + span] for start in range(0, self.size, span)]
+        order = np.concatenate([bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets])
+        batches = [order[start : start + self.batch_size] for start in starts][: len(self)]
+        return [batches[index] for index in rng.permutation(len(batches))]
+
+
+class EvalBatches:
+    """Batches of sample keys in their own order, each sample once over all ranks, none padded or repeated."""
+
+    def __init__(self, *, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.indices = range(rank, size, world)
+        self.batch_size = max(1, batch_size // world)
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            yield [(0, index) for index in self.indices[start : start + self.batch_size]]

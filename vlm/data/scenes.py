@@ -1,0 +1,175 @@
+"""A scene of coloured shapes: placed, drawn and described.
+
+A *kind* is a size, a colour and a shape; no kind stands in a scene twice. Captions are ``a KIND``,
+``a KIND REL a KIND`` and ``a KIND REL a KIND and REL a KIND``, where REL is ``left of``, ``right of``, ``above`` or
+``below``; both relations of a scene of three have the first kind as their subject. Every object is named once.
+
+A relation holds where the centres lie at least `margin` pixels apart along its axis. Objects keep so far from each
+other that every pair has a relation that holds, and no pair is in doubt: along each axis its centres lie either a
+margin or more apart, or two thirds of a margin or less.
+"""
+
+import math
+from functools import cache
+from itertools import permutations, product
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+ATTEMPTS = 40
+TRIES = 16
+OVERSAMPLING = 8
+
+# Half the side of the box of an object, as a part of the side of the image.
+RADII = {"small": 0.10, "large": 0.17}
+
+# Bright enough, blue and purple included, for a dark background.
+COLORS = {
+    "red": (225, 45, 45),
+    "green": (50, 175, 75),
+    "blue": (60, 110, 245),
+    "yellow": (245, 220, 50),
+    "purple": (160, 70, 210),
+    "orange": (245, 140, 30),
+    "cyan": (60, 215, 225),
+    "white": (240, 240, 240),
+}
+
+
+def _ring(count: int, *radii: float) -> list[tuple[float, float]]:
+    """Points on the unit circle, clockwise from its top, with these radii in turn."""
+    angles = [2 * math.pi * step / count for step in range(count)]
+    lengths = [radii[step % len(radii)] for step in range(count)]
+    return [(r * math.sin(angle), -r * math.cos(angle)) for r, angle in zip(lengths, angles, strict=True)]
+
+
+# fmt: off
+_CROSS = [
+    (-0.34, -1.0), (0.34, -1.0), (0.34, -0.34),
+    (1.0, -0.34), (1.0, 0.34), (0.34, 0.34),
+    (0.34, 1.0), (-0.34, 1.0), (-0.34, 0.34),
+    (-1.0, 0.34), (-1.0, -0.34), (-0.34, -0.34),
+]
+# fmt: on
+
+# Outlines in the box from (-1, -1) to (1, 1), y pointing down.
+SHAPES = {
+    "circle": _ring(64, 1.0),
+    "square": [(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)],
+    "triangle": [(0.0, -1.0), (1.0, 0.9), (-1.0, 0.9)],
+    "diamond": [(0.0, -1.0), (0.75, 0.0), (0.0, 1.0), (-0.75, 0.0)],
+    "cross": _CROSS,
+    "star": _ring(10, 1.0, 0.42),
+}
+
+
+class Kind(NamedTuple):
+    """What an object looks like, in the order in which a caption says it."""
+
+    size: str
+    color: str
+    shape: str
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.color} {self.shape}"
+
+
+Combination = tuple[Kind, ...]
+
+
+class Placed(NamedTuple):
+    """An object of a scene: its kind and the pixel at its centre, x to the right and y down."""
+
+    kind: Kind
+    x: int
+    y: int
+
+
+class Scene(NamedTuple):
+    """All that is drawn and said of one sample."""
+
+    objects: tuple[Placed, ...]
+    background: tuple[int, int, int]
+    image_size: int
+
+
+@cache
+def radius(size: str, image_size: int) -> int:
+    """Half the side of the box of an object, in pixels, not counting the pixel at its centre."""
+    return round(RADII[size] * image_size)
+
+
+@cache
+def gap(image_size: int) -> int:
+    """How many pixels further apart than their radii two objects always are, so that at least one pixel parts them."""
+    return 2 + image_size // 64
+
+
+@cache
+def margin(image_size: int) -> int:
+    """How many pixels the centres of two objects lie apart, along an axis, for a relation on that axis to hold."""
+    return 2 * min(radius(size, image_size) for size in RADII) + gap(image_size)
+
+
+def relations(subject: Placed, other: Placed, image_size: int) -> list[str]:
+    """The relations that hold of the subject towards the other: one or two of them in a scene that was placed here."""
+    right, down, clear = other.x - subject.x, other.y - subject.y, margin(image_size)
+    holds = {"left of": right >= clear, "right of": -right >= clear, "above": down >= clear, "below": -down >= clear}
+    return [relation for relation, true in holds.items() if true]
+
+
+def valid_captions(scene: Scene) -> list[str]:
+    """Every caption of the grammar that is true of the scene, sorted."""
+    captions = []
+    for subject, *others in permutations(scene.objects):
+        clauses = [
+            [f"{relation} a {other.kind}" for relation in relations(subject, other, scene.image_size)]
+            for other in others
+        ]
+        captions += [f"a {subject.kind} {' and '.join(said)}".rstrip() for said in product(*clauses)]
+    return sorted(captions)
+
+
+def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[Placed, ...]:
+    """Finds each kind a place in doubt towards no other: by trying, and in the corners where that fails."""
+    for _ in range(ATTEMPTS):
+        placed: list[Placed] = []
+        for u, v in rng.random((TRIES, 2)).tolist():
+            kind = kinds[len(placed)]
+            r = radius(kind.size, image_size)
+            new = Placed(kind, r + int(u * (image_size - 2 * r)), r + int(v * (image_size - 2 * r)))
+            if all(_clear(new, old, image_size) for old in placed):
+                placed.append(new)
+                if len(placed) == len(kinds):
+                    return tuple(placed)
+    low = max(radius(kind.size, image_size) for kind in kinds)
+    corners = rng.permutation(list(product((low, image_size - 1 - low), repeat=2))).tolist()
+    return tuple(Placed(kind, x, y) for kind, (x, y) in zip(kinds, corners, strict=False))
+
+
+def _clear(one: Placed, two: Placed, image_size: int) -> bool:
+    """Whether two objects lie apart, and their relation is in doubt on neither axis."""
+    across, down, clear = abs(one.x - two.x), abs(one.y - two.y), margin(image_size)
+    apart = radius(one.kind.size, image_size) + radius(two.kind.size, image_size) + gap(image_size)
+    doubtful = 2 * clear // 3 < across < clear or 2 * clear // 3 < down < clear
+    return max(across, down) >= apart and not doubtful
+
+
+@cache
+def _sprite(shape: str, radius: int) -> Image.Image:
+    """A shape, white on black with smooth edges, in a box of an odd side, so that its centre is a pixel."""
+    side = OVERSAMPLING * (2 * radius + 1)
+    large = Image.new("L", (side, side))
+    outline = [((x + 1) / 2 * (side - 1), (y + 1) / 2 * (side - 1)) for x, y in SHAPES[shape]]
+    ImageDraw.Draw(large).polygon(outline, fill=255)
+    return large.reduce(OVERSAMPLING)
+
+
+def draw(scene: Scene) -> Image.Image:
+    """The scene as an RGB image."""
+    canvas = Image.new("RGB", (scene.image_size, scene.image_size), scene.background)
+    for kind, x, y in scene.objects:
+        r = radius(kind.size, scene.image_size)
+        canvas.paste(COLORS[kind.color], (x - r, y - r), _sprite(kind.shape, r))
+    return canvas

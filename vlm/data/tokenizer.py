@@ -1,0 +1,350 @@
+"""Tokenizers: text to ids and back without loss, learnt from the training captions and rebuilt from a checkpoint.
+
+Every id stands for a string of bytes, and decoding joins these bytes. So any text comes back exactly: what a vocabulary
+lacks is spelled in the 256 bytes of UTF-8, and text that looks like a special token never becomes one.
+"""
+
+import io
+import json
+import os
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+from vlm.errors import UserError
+
+Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
+
+SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
+BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
+SPACE = "\u2581"  # SentencePiece writes a space so, and cannot tell it from this character in a text
+LINE = 2048  # characters of one training sentence: bounds the trainer's memory on text without spaces
+
+
+class Tokenizer(ABC):
+    """Base of all tokenizers: the cache, the checkpoint's state and decoding; a subclass learns and encodes.
+
+    Attributes:
+        pad_id, bos_id, eos_id: Fill a row, start a text and end it; they decode to nothing.
+        unk_id: Stands for what cannot be encoded; None where everything can be.
+    Args:
+        lowercase: Lower-case every text before anything else. Nothing is changed otherwise, in any language.
+    """
+
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+    unk_id: int | None = None
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        self._options: dict[str, Any] = {"lowercase": lowercase}
+        self._learned: bytes | None = None
+        self._rows: Sequence[Row] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ones included; what was learnt may be smaller than what was asked for."""
+        self._require_fit()
+        return len(self._rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides encoding and decoding: class, lower-casing, and what was learnt."""
+        return _fingerprint(type(self).__name__, self._options, self._require_fit())
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Learns from the training captions; the same captions and options give the same tokenizer.
+
+        Args:
+            texts: The captions of the training split, in an order that does not change between runs.
+            cache: Folder that keeps what was learnt, by hash of the captions and every option.
+        Raises:
+            UserError: There are no captions, or the vocabulary asked for cannot hold them.
+        """
+        captions = [self._prepare(text) for text in texts]
+        if not captions:
+            raise UserError("the training split has no captions to learn a tokenizer from; check data.root")
+        file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
+        if file is None or not self._read(file):
+            self._load(self._learn(captions))
+            if file is not None:
+                self._write(file)
+        return self
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without any special id.
+
+        Raises:
+            UserError: The text holds a lone surrogate, which is half a character and has no UTF-8 form.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids: special ones are skipped, bytes that are no UTF-8 (a model may write some) become U+FFFD.
+
+        Raises:
+            ValueError: An id is outside the vocabulary.
+        """
+        return b"".join(self._row(id)[0] for id in ids).decode("utf-8", "replace")
+
+    def piece(self, id: int) -> str:
+        """Printable form of one id: a space as U+2581, control characters escaped, a fallback byte as <0xE2>."""
+        return self._row(id)[1]
+
+    def state(self) -> dict[str, Any]:
+        """Plain containers that `tokenizer_from_state` rebuilds this tokenizer from."""
+        learned = self._require_fit().decode("latin1")  # torch.load(weights_only=True) refuses bytes that are empty
+        about = {"class": type(self).__name__, "options": dict(self._options)}
+        return about | {"learned": learned, "fingerprint": self.fingerprint}
+
+    @abstractmethod
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        """What has to be kept of these prepared captions."""
+
+    @abstractmethod
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        """The row of every id. Raises ValueError or RuntimeError where `learned` is not what `_learn` returns."""
+
+    def _recipe(self) -> dict[str, Any]:
+        """Everything beside the captions that decides what is learnt."""
+        return self._options
+
+    def _load(self, learned: bytes) -> None:
+        self._rows = self._build(learned)
+        self._learned = learned
+
+    def _require_fit(self) -> bytes:
+        if self._learned is None:
+            raise RuntimeError(f"this {type(self).__name__} has learnt nothing yet: call fit first")
+        return self._learned
+
+    def _row(self, id: int) -> Row:
+        # Python would take a negative id from the end of the table.
+        if not 0 <= id < len(self._rows):
+            raise ValueError(f"token id {id} is outside the vocabulary of {len(self._rows)}")
+        return self._rows[id]
+
+    def _prepare(self, text: str) -> str:
+        text = text.lower() if self._options["lowercase"] else text
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"{text[error.start]!r}, half of a surrogate pair, which is no character"
+            raise UserError(f"text {text[:40]!r} holds {half}; save its source as UTF-8") from None
+        return text
+
+    def _digest(self, captions: Sequence[str]) -> str:
+        digest = sha256(json.dumps([type(self).__name__, self._recipe()], sort_keys=True).encode())
+        for caption in captions:
+            data = caption.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)  # the length keeps ("ab", "c") from ("a", "bc")
+        return digest.hexdigest()
+
+    def _read(self, file: Path) -> bool:
+        try:
+            fingerprint, _, learned = file.read_bytes().partition(b"\n")
+            if fingerprint != _fingerprint(type(self).__name__, self._options, learned).encode():
+                return False
+            self._load(learned)
+        except (OSError, ValueError, RuntimeError):
+            return False
+        return True
+
+    def _write(self, file: Path) -> None:
+        # Ranks may write the same file at once, each from its own process: the last rename wins, all are whole.
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(self.fingerprint.encode() + b"\n" + self._require_fit())
+            os.replace(part, file)
+        except OSError as error:
+            # Only time is lost: the tokenizer itself is complete.
+            warnings.warn(f"{file}: the tokenizer could not be cached ({error})", stacklevel=3)
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8: needs no training and knows every language (Xue et al. 2022, ByT5)."""
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        super().__init__(lowercase=lowercase)
+        self._load(b"")
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Does nothing: there is nothing to learn."""
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        """One id a byte of UTF-8."""
+        return [byte + len(SPECIAL) for byte in self._prepare(text).encode()]
+
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        return b""
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        if learned:
+            raise ValueError("a byte tokenizer has nothing to learn")
+        return SPECIAL + tuple((raw, _printable(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
+
+
+class CharTokenizer(Tokenizer):
+    """One id a character of the training captions, sorted by code point; any other is spelled in bytes."""
+
+    def encode(self, text: str) -> list[int]:
+        """One id a known character, one to four for another."""
+        self._require_fit()
+        ids: list[int] = []
+        for char in self._prepare(text):
+            id = self._ids.get(char)
+            ids.extend([id] if id is not None else (byte + len(SPECIAL) for byte in char.encode()))
+        return ids
+
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        return "".join(sorted(set().union(*captions))).encode()
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        chars = learned.decode()
+        if sorted(set(chars)) != list(chars):
+            raise ValueError("the characters of a tokenizer are sorted and each stands once")
+        self._ids = {char: id for id, char in enumerate(chars, len(SPECIAL) + len(BYTES))}
+        return SPECIAL + BYTES + tuple((char.encode(), _printable(char)) for char in chars)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Subwords of SentencePiece (Kudo and Richardson 2018): unigram (Kudo 2018) or BPE (Sennrich et al. 2016).
+
+    No text is normalised: no space, line break or case is lost. Line breaks, tabs and NUL never join a longer piece.
+
+    Args:
+        vocab_size: Largest number of ids; a small corpus gives fewer. The attribute is the number there is.
+        model_type: "unigram" or "bpe".
+        byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
+        character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
+        lowercase: Lower-case every text first.
+    Raises:
+        UserError: An option is unknown or out of its range.
+    """
+
+    unk_id: int | None = 3
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 8000,
+        model_type: str = "unigram",
+        byte_fallback: bool = True,
+        character_coverage: float = 0.9995,
+        lowercase: bool = False,
+    ) -> None:
+        super().__init__(lowercase=lowercase)
+        reserved = len(SPECIAL) + 1 + (len(BYTES) if byte_fallback else 1) + 1  # the unknown, a line break; the space
+        if vocab_size <= reserved:
+            raise UserError(f"tokenizer.vocab_size: {vocab_size} is no more than the {reserved} reserved ids; raise it")
+        if model_type not in ("unigram", "bpe"):
+            raise UserError(f"tokenizer.model_type: {model_type!r} is unknown; give unigram or bpe")
+        if not 0.98 <= character_coverage <= 1:
+            raise UserError(f"tokenizer.character_coverage: {character_coverage} is not between 0.98 and 1")
+        self._options |= dict(vocab_size=vocab_size, model_type=model_type)
+        self._options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the likeliest (unigram) or most merged (BPE) pieces."""
+        self._require_fit()
+        first, *rest = self._prepare(text).split(SPACE)
+        ids: list[int] = self._model.encode(first)
+        for part in rest:
+            ids += self._mark + self._model.encode(part)
+        return ids
+
+    def _recipe(self) -> dict[str, Any]:
+        import sentencepiece
+
+        return {**self._options, **self._trainer_options(), "sentencepiece": sentencepiece.__version__}
+
+    def _trainer_options(self) -> dict[str, Any]:
+        options = {name: value for name, value in self._options.items() if name != "lowercase"}
+        options |= dict(pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, unk_id=self.unk_id)
+        return options | {
+            "normalization_rule_name": "identity",
+            "add_dummy_prefix": False,
+            "remove_extra_whitespaces": False,
+            # A line break never enters training, so without the bytes it needs a symbol of its own.
+            "user_defined_symbols": [] if options["byte_fallback"] else ["\n"],
+            "required_chars": SPACE,  # else a rare or unseen space is spelled in bytes, as U+2581 is
+            "hard_vocab_limit": False,  # else a corpus too small for vocab_size is an error
+            "max_sentence_length": 4 * LINE,  # in bytes; the default would drop longer lines
+            "num_threads": 1,  # the sums of the unigram model depend on how they are shared out
+            "minloglevel": 2,
+        }
+
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        import sentencepiece
+
+        # For one U+2585, its own mark of the unknown, the trainer drops the whole sentence; NUL and tab it reserves.
+        lines = re.compile(f"[^\n\r\t\0\u2585{SPACE}]{{1,{LINE}}}")
+        sentences = [line for caption in captions for line in lines.findall(caption)]
+        if not sentences:
+            raise UserError("the training captions hold no text to learn a tokenizer from; check data.root")
+        model = io.BytesIO()
+        options = self._trainer_options() | {"sentence_iterator": iter(sentences), "model_writer": model}
+        try:
+            sentencepiece.SentencePieceTrainer.train(**options)
+        except RuntimeError as error:
+            failure = f"tokenizer.vocab_size: {options['vocab_size']} does not suit these captions"
+            raise UserError(f"{failure}; SentencePiece says: {str(error).rpartition('] ')[2]}") from None
+        return model.getvalue()
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        import sentencepiece
+
+        model = sentencepiece.SentencePieceProcessor()
+        model.LoadFromSerializedProto(learned)
+        self._model = model
+        spelled = [model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        self._mark: list[int] = spelled if model.is_byte(spelled[0]) else [model.unk_id()]
+        return [_sentencepiece_row(model, id) for id in range(model.get_piece_size())]
+
+
+def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
+    """Rebuilds the tokenizer that `Tokenizer.state` described; only classes of this module are looked up.
+
+    Raises:
+        UserError: The state is damaged, or is none of this module's tokenizers.
+    """
+    classes = {cls.__name__: cls for cls in (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)}
+    try:
+        name, options, learned = state["class"], state["options"], state["learned"].encode("latin1")
+        if name not in classes:
+            raise UserError(f"the checkpoint's tokenizer {name!r} is unknown; known are {', '.join(classes)}")
+        # Before the bytes reach SentencePiece, whose parser is not made for damaged input.
+        if _fingerprint(name, options, learned) != state["fingerprint"]:
+            raise ValueError("its fingerprint differs")
+        tokenizer: Tokenizer = classes[name](**options)
+        tokenizer._load(learned)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the checkpoint's tokenizer is damaged ({error!r}); use another copy of it") from None
+    return tokenizer
+
+
+def _fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
+    return sha256(json.dumps([name, options["lowercase"]]).encode() + b"\0" + learned).hexdigest()
+
+
+def _printable(text: str) -> str:
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(shown).replace(" ", SPACE)
+
+
+def _sentencepiece_row(model: Any, id: int) -> Row:
+    piece: str = model.id_to_piece(id)
+    if model.is_control(id):
+        return b"", piece
+    if model.is_unknown(id):
+        return "\ufffd".encode(), piece
+    if model.is_byte(id):
+        return bytes([int(piece[1:-1], 16)]), piece
+    text = piece.replace(SPACE, " ")
+    return text.encode(), _printable(text)

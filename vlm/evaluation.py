@@ -1,0 +1,56 @@
+"""Evaluating a checkpoint as training's own test does."""
+
+from pathlib import Path
+from typing import Any
+
+from vlm import config as conf
+from vlm.errors import UserError
+
+
+def evaluate_checkpoint(
+    path: str,
+    overrides: list[str],
+    *,
+    split: str | None,
+    out: str | None,
+    device: str,
+    batch_size: int | None,
+    trust: str | None,
+) -> int:
+    """Evaluates a checkpoint, prints its scores and controls, and writes them where asked; returns the exit status.
+
+    Raises:
+        UserError: The checkpoint, its data or an override is at fault.
+    """
+    from vlm import checkpoint as ckpt
+    from vlm.data.tokenizer import tokenizer_from_state
+    from vlm.run import build_data, build_trainer, evaluate, preprocess_of, write_results
+    from vlm.training import quiet, table
+
+    quiet()
+    loaded = ckpt.read(path)
+    config = conf.override(loaded["vlm"]["config"], overrides)
+    if batch_size is not None:
+        config["data"]["eval_batch_size"] = batch_size
+    config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
+    data: Any = build_data(config, tokenizer_from_state(loaded["vlm"]["tokenizer"]))
+    data.preprocess = preprocess_of(loaded)
+    split = split or data.final_split
+    data.split(split)
+    task = conf.build(
+        config["task"],
+        "task",
+        model=ckpt.load_model(loaded, trust=trust),
+        tokenizer=data.tokenizer,
+        preprocess=data.preprocess,
+        seed=config["seed"],
+    )
+    trainer = build_trainer(config, Path(out or "."), logger=False, enable_checkpointing=False)
+    results = evaluate(trainer, task, data, split)
+    print(table(results))
+    if out is not None:
+        try:
+            write_results(Path(out), task, results)
+        except OSError as fault:
+            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
+    return 0

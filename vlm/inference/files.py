@@ -1,0 +1,98 @@
+"""Inputs and outputs of the commands that read images."""
+
+import csv
+import glob
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from vlm.data.image import SUFFIXES
+from vlm.errors import UserError
+
+
+def find_images(inputs: Sequence[str]) -> list[str]:
+    """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
+
+    Raises:
+        UserError: A folder or pattern holds no image.
+    """
+    found: list[str] = []
+    for given in inputs:
+        if os.path.isdir(given):
+            matches = sorted(str(path) for path in Path(given).rglob("*") if path.suffix.lower() in SUFFIXES)
+        elif not os.path.exists(given) and glob.has_magic(given):
+            matches = sorted(path for path in glob.glob(given, recursive=True) if not os.path.isdir(path))
+        else:
+            matches = [given]
+        if not matches:
+            raise UserError(f"{given}: no images found; give image files, a folder that holds some, or a pattern")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def printable(text: str) -> str:
+    """Text that stays on one line and sends no commands to a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class Writer:
+    """Writes records as they come, to a file or to stdout.
+
+    Args:
+        form: "text" (the given fields between tabs), "jsonl" or "csv".
+        fields: The fields of a line of text.
+        out: Path of the file; None for stdout.
+    Raises:
+        UserError: The form is unknown, or the file cannot be written.
+    """
+
+    def __init__(self, *, form: str, fields: Sequence[str], out: str | None = None) -> None:
+        if form not in ("text", "jsonl", "csv"):
+            raise UserError(f"--format: {form!r} is unknown; choose text, jsonl or csv")
+        self.form, self.fields = form, fields
+        try:
+            self.file: TextIO = sys.stdout if out is None else open(out, "w", encoding="utf-8", newline="")  # noqa: SIM115
+        except OSError as fault:
+            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
+        self._header = form == "csv"
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self.form == "text":
+            self.file.write("\t".join(printable(str(record[field])) for field in self.fields) + "\n")
+        elif self.form == "jsonl":
+            self.file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        else:
+            writer = csv.DictWriter(self.file, list(record), lineterminator="\n")
+            if self._header:
+                writer.writeheader()
+                self._header = False
+            writer.writerow(record)
+        self.file.flush()
+
+    def close(self) -> None:
+        if self.file is not sys.stdout:
+            self.file.close()
+
+
+def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
+    """Passes items on; tells on stderr, if a person reads it, how many are done, how fast, and what is left."""
+    start, shown = time.monotonic(), 0.0
+    visible = sys.stderr.isatty() and total > 16
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if visible and done and now - shown > 0.5:
+            shown, rate = now, done / (now - start)
+            left = int((total - done) / rate)
+            print(
+                f"\r{done}/{total} {unit}  {rate:.1f}/s  {left // 60}:{left % 60:02d} left \033[K",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+        yield item
+    if visible:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,17 @@
+"""What an encoder hands to a decoder."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Context:
+    """Encoded states that a decoder attends to.
+
+    Shapes:
+        states (B, S, D), mask bool (B, S), True = may be attended to, or None where all may
+    """
+
+    states: Tensor
+    mask: Tensor | None = None

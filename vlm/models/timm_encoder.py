@@ -1,0 +1,63 @@
+"""Any timm backbone as an image encoder."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlm.errors import UserError
+from vlm.models.context import Context
+
+
+class TimmEncoder(nn.Module):
+    """A backbone of the timm library (Wightman 2019), its features projected to the decoder's width.
+
+    Args:
+        name: timm's name of the backbone, such as "vit_small_patch16_224" or "resnet18".
+        dim: Width D of the states handed on.
+        image_size: Side of the square input, in pixels.
+        pretrained: Whether to fetch timm's pretrained weights.
+        weights: A local file of weights to start from instead.
+    Shapes:
+        images (B, 3, H, W) -> Context with states (B, S, D): the tokens of a transformer, the cells of a feature map
+    Raises:
+        UserError: The name is unknown to timm, or its weights cannot be had.
+    """
+
+    def __init__(
+        self, *, name: str, dim: int, image_size: int, pretrained: bool = False, weights: str | None = None
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.backbone: Any = _create(name, image_size, pretrained, weights)
+        self.proj = nn.Linear(self.backbone.num_features, dim)
+
+    def forward(self, images: Tensor) -> Context:
+        features = self.backbone.forward_features(images)
+        if features.ndim == 4:
+            if features.shape[1] != self.backbone.num_features:  # some backbones are channels-last
+                features = features.permute(0, 3, 1, 2)
+            features = features.flatten(2).transpose(1, 2)  # (B, C, h, w) -> (B, S, C)
+        return Context(self.proj(features))
+
+
+def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> nn.Module:
+    import timm
+
+    if ":" in name or "/" in name or name not in timm.list_models():
+        near = timm.list_models(f"*{name.split('_')[0].split('/')[-1]}*")[:5]
+        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; near it: {', '.join(near) or 'none'}")
+    options: dict = {"num_classes": 0, "pretrained": pretrained and weights is None}
+    if weights is not None:
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": weights}}
+    try:
+        try:
+            return timm.create_model(name, img_size=image_size, **options)
+        except TypeError:  # convolutional backbones take any size and no img_size
+            return timm.create_model(name, **options)
+    except (OSError, RuntimeError) as fault:
+        source = f"file {weights}" if weights else "pretrained weights"
+        reason = str(fault).splitlines()[0]
+        raise UserError(
+            f"model.encoder: the {source} for {name!r} could not be loaded ({reason});\n"
+            "set model.encoder.pretrained=false, or name a local file with model.encoder.weights=FILE"
+        ) from fault

@@ -1,0 +1,26 @@
+"""Randomness as a function of keys: no generator's state is ever stored.
+
+Whatever is random (the order of samples, an augmentation, dropout, a sampled caption) is drawn from a fresh generator
+seeded by what identifies it, such as (seed, epoch, index). So a resumed run draws what an uninterrupted one would.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+
+def key(*parts: int | str) -> int:
+    """Hashes the parts to an integer in [0, 2**63), the same on every machine and in every process."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def numpy_rng(*parts: int | str) -> np.random.Generator:
+    """A NumPy generator for these keys."""
+    return np.random.Generator(np.random.PCG64(key(*parts)))
+
+
+def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator for these keys, on the device that will draw from it."""
+    return torch.Generator(device=device).manual_seed(key(*parts))

@@ -1,0 +1,189 @@
+"""One run: what its config says, built and put together."""
+
+import json
+import os
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+from torch import nn
+
+from vlm import checkpoint as ckpt
+from vlm import config as conf
+from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
+from vlm.data.image import Preprocess
+from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.errors import UserError
+from vlm.randomness import key
+from vlm.tasks.base import Task
+from vlm.tasks.optim import Optimization
+
+FOLDER = "VLM_RUN_FOLDER"  # how the first process tells those that it starts where the run lives
+SHARED = ("root", "path", "image_size")  # keys of data that only nodes below it refer to
+
+
+def data_node(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the data module, without the keys that stand there to be referred to."""
+    return {name: value for name, value in config["data"].items() if name not in SHARED}
+
+
+def build_data(config: dict[str, Any], tokenizer: Tokenizer, **given: Any) -> L.LightningDataModule:
+    """The data module with its source opened."""
+    cache = str(Path(config["runs"]) / "cache")
+    return conf.build(data_node(config), "data", tokenizer=tokenizer, seed=config["seed"], cache=cache, **given)
+
+
+def build_model(config: dict[str, Any], vocab_size: int) -> tuple[nn.Module, dict[str, Any]]:
+    """The model with weights keyed by the seed, and its specification for checkpoints."""
+    node = {**config["model"], "decoder": {**config["model"]["decoder"], "vocab_size": vocab_size}}
+    torch.manual_seed(key(config["seed"], "weights"))
+    try:
+        return conf.build(node, "model"), conf.spec(node)
+    except ValueError as fault:
+        raise UserError(f"model: {fault}") from fault
+
+
+def build_optimization(config: dict[str, Any]) -> Optimization:
+    return Optimization(
+        optimizer=conf.build(config["optim"], "optim"),
+        schedule=conf.build(config["schedule"], "schedule"),
+        weight_decay=config["optim"].get("weight_decay", 0.0),
+    )
+
+
+def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
+    """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
+    node = dict(config["trainer"])
+    if node.get("precision") is None:
+        on_gpu = node["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        node["precision"] = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
+    return conf.build(
+        node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], use_distributed_sampler=False, **given
+    )
+
+
+def check_devices(config: dict[str, Any], trainer: L.Trainer) -> None:
+    """Refuses a global batch that the devices cannot share evenly."""
+    if config["data"]["batch_size"] % trainer.world_size:
+        raise UserError(
+            f"data.batch_size: {config['data']['batch_size']} images cannot be divided among {trainer.world_size} "
+            "devices; give a multiple"
+        )
+
+
+class Run:
+    """A training run in its folder.
+
+    Args:
+        config: The resolved config.
+        folder: The folder of a run that goes on; by default a new one.
+        checkpoint: Where a run that goes on stands.
+    """
+
+    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+        self.config, self.checkpoint = config, checkpoint
+        self.folder = folder or new_folder(config)
+        loaded = None if checkpoint is None else ckpt.read(checkpoint)
+        self.data = self._open_data(loaded)
+        model, spec = build_model(config, self.data.tokenizer.vocab_size)
+        self.task: Task = conf.build(
+            config["task"],
+            "task",
+            model=model,
+            tokenizer=self.data.tokenizer,
+            preprocess=self.data.preprocess,
+            optimization=build_optimization(config),
+            seed=config["seed"],
+        )
+        self.task.test_split = self.data.final_split
+        self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
+        self.trainer = build_trainer(config, self.folder, callbacks=self._callbacks(), logger=self._loggers())
+        check_devices(config, self.trainer)
+        if loaded is not None:
+            self._check_same_data(loaded)
+
+    def _open_data(self, loaded: dict[str, Any] | None) -> Any:
+        if loaded is not None:
+            return build_data(self.config, tokenizer_from_state(loaded["vlm"]["tokenizer"]))
+        data: Any = build_data(self.config, conf.build(self.config["tokenizer"], "tokenizer"))
+        data.fit_tokenizer()
+        return data
+
+    def _check_same_data(self, loaded: dict[str, Any]) -> None:
+        before, now = loaded["vlm"]["data"], self.task.about["data"]
+        if before != now:
+            raise UserError(
+                f"data: the run was trained on other data (fingerprint {before}, now {now}); "
+                "restore them, or start a new run"
+            )
+
+    def _callbacks(self) -> list[L.Callback]:
+        nodes = self.config["callbacks"].items()
+        return [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+
+    def _loggers(self) -> list[Any]:
+        given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
+        nodes = self.config["logger"].items()
+        return [conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node is not None]
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return next(callback for callback in self.trainer.callbacks if isinstance(callback, Checkpoints))  # type: ignore[attr-defined]
+
+    def fit(self) -> None:
+        """Trains to the end."""
+        if self.trainer.is_global_zero and self.checkpoint is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+
+    def test(self) -> dict[str, float]:
+        """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
+        loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
+        self.task.model.load_state_dict(ckpt.weights(loaded))
+        results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        if self.trainer.is_global_zero:
+            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results)
+        return results
+
+    def example(self) -> str:
+        """A command that uses what the run made, on a sample that it leaves in the folder."""
+        path = self.folder / "samples" / "example.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.data.split(self.data.final_split).image(0, 0).save(path)
+        return f"vlm caption {shlex.quote(str(path))}"
+
+
+def new_folder(config: dict[str, Any]) -> Path:
+    """runs/NAME/DATE_TIME, the same in all processes of the run."""
+    if FOLDER not in os.environ:
+        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        folder = Path(config["runs"]) / config["name"] / stamp
+        while folder.exists():
+            folder = folder.with_name(f"{folder.name}_")
+        os.environ[FOLDER] = str(folder)
+    return Path(os.environ[FOLDER])
+
+
+def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
+    """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
+    task.test_split = split
+    data.trainer = trainer
+    trainer.test(task, dataloaders=data.eval_dataloader(split), verbose=False)
+    return task.results
+
+
+def write_results(folder: Path, task: Task, results: dict[str, float]) -> None:
+    """Writes metrics.json and the predictions of an evaluation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "predictions.json").write_text(json.dumps(task.predictions(), indent=1, ensure_ascii=False) + "\n")
+
+
+def preprocess_of(loaded: dict[str, Any]) -> Preprocess:
+    """The preprocessing that a checkpoint was trained with."""
+    return Preprocess.from_state(loaded["vlm"]["preprocess"])

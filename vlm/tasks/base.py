@@ -1,0 +1,171 @@
+"""The one LightningModule base: optimiser steps that are exact under accumulation, ranks and resume."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vlm.checkpoint import FORMAT
+from vlm.randomness import key
+from vlm.tasks.optim import Optimization
+
+
+class Task(L.LightningModule):
+    """A model with its loss and metrics.
+
+    The loss of an optimiser step is a sum over tokens divided by their count over all ranks and accumulated batches:
+    a batch returns its sum, and the gradients are divided once, after unscaling and before clipping.
+
+    Args:
+        model: What is trained.
+        optimization: How it is trained; None for a model that is only evaluated.
+        seed: Key of dropout and of all else that is random in a step.
+        freeze: Names of submodules of the model that are not trained, such as "encoder".
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimization: Optimization | None,
+        seed: int,
+        freeze: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
+        for name in freeze:
+            model.get_submodule(name).requires_grad_(False)
+        self._sum = self._count = torch.zeros(())
+        self.results: dict[str, float] = {}
+        self.test_split = "test"
+        self.about: dict[str, Any] = {}
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The summed loss of a batch, and the count that it is a sum over."""
+        raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def train(self, mode: bool = True) -> "Task":
+        super().train(mode)
+        for name in self.freeze_names:  # a frozen part draws no dropout and keeps its statistics
+            self.model.get_submodule(name).eval()
+        return self
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        total, count = self.loss(batch)
+        self._sum, self._count = self._sum + total.detach(), self._count + count
+        # Lightning will divide by the accumulated batches, and DDP by the ranks.
+        return total * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        step = torch.stack([self._sum, self._count.to(self._sum.dtype)])
+        if self.trainer.world_size > 1:
+            step = self.trainer.strategy.reduce(step, reduce_op="sum")
+        total, count = step[0], step[1].clamp(min=1)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_div_(gradients, count.to(gradients[0].dtype))
+        self.log("train/loss", total / count, prog_bar=True)
+        self._sum = self._count = torch.zeros((), device=self.device)
+
+    def on_train_start(self) -> None:
+        self._sum = self._count = torch.zeros((), device=self.device)
+
+    # Validation and test are one evaluation: a loss over the whole split, and what a task adds to it.
+
+    def on_evaluation_start(self) -> None:
+        """Forgets what an earlier evaluation gathered."""
+        self._eval_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._eval_count = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def add_loss(self, total: Tensor, count: Tensor) -> None:
+        """Adds a batch's summed loss to that of the split."""
+        self._eval_sum += total
+        self._eval_count += count
+
+    def evaluation_results(self, *, final: bool) -> dict[str, float]:
+        """What the task measures beside the loss; with its controls if this is the final evaluation."""
+        raise TypeError(f"{type(self).__name__} measures nothing")
+
+    def on_evaluation_end(self, split: str, *, final: bool) -> None:
+        """Logs the results of an evaluation as split/metric."""
+        step = torch.stack([self._eval_sum, self._eval_count])
+        if self.trainer.world_size > 1:
+            step = self.trainer.strategy.reduce(step, reduce_op="sum")
+        results = {"loss": (step[0] / step[1]).item(), **self.evaluation_results(final=final)}
+        self.results = {f"{split}/{name}": value for name, value in results.items()}
+        self.log_dict(self.results, rank_zero_only=False)
+
+    def on_validation_epoch_start(self) -> None:
+        self.on_evaluation_start()
+
+    def on_validation_epoch_end(self) -> None:
+        self.on_evaluation_end("val", final=False)
+
+    def on_test_epoch_start(self) -> None:
+        self.on_evaluation_start()
+
+    def on_test_epoch_end(self) -> None:
+        self.on_evaluation_end(self.test_split, final=True)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        assert self.optimization is not None, "this task was built for evaluation only"
+        optimizer = self.optimization.optimizer_for(self.model)
+        total = total_steps(self.trainer)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(self.optimization.schedule.factor, total=total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def description(self) -> dict[str, Any]:
+        """What using the trained model needs beyond its weights, in plain containers, for the checkpoint."""
+        raise TypeError(f"{type(self).__name__} defines no description")
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """What the last evaluation predicted, a record a sample, in plain containers."""
+        raise TypeError(f"{type(self).__name__} predicts nothing")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["format"] = FORMAT
+        checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.results}
+        loops = checkpoint.get("loops", {}).get("fit_loop")
+        if loops:
+            settle(loops, epoch_batches=int(self.trainer.num_training_batches), step=self.global_step)
+
+
+def total_steps(trainer: L.Trainer) -> int:
+    """Optimiser steps of the whole run.
+
+    The trainer's own estimate would make the training loader before a resumed run knows where it stands.
+    """
+    batches = trainer.datamodule.train_batches()  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    epochs = trainer.max_epochs or -1
+    steps = -(-batches // trainer.accumulate_grad_batches) * epochs if epochs > 0 else -1
+    limits = [count for count in (steps, trainer.max_steps) if count > 0]
+    return min(limits, default=1)
+
+
+def settle(loops: dict[str, Any], *, epoch_batches: int, step: int) -> None:
+    """Writes the trainer's counters as they stand between two batches, wherever in a batch they were read.
+
+    Lightning counts a batch as completed only after the hooks that save, and repeats or skips work on resume depending
+    on which hook that was. A save happens after an optimiser step, so the batch is done; a full epoch is over.
+    """
+    batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
+    over = batches["current"]["ready"] >= epoch_batches
+    for span in ("total", "current"):
+        done = batches[span]["ready"]
+        batches[span].update(started=done, processed=done, completed=done)
+        finished = epochs[span]["ready"] if over else epochs[span]["ready"] - 1
+        epochs[span].update(started=epochs[span]["ready"], processed=finished, completed=finished)
+    if over:
+        batches["current"].update(ready=0, started=0, processed=0, completed=0)
+    batches["is_last_batch"] = False
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step

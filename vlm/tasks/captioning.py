@@ -1,0 +1,103 @@
+"""Image captioning: the model reads an image and writes what a person would say of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vlm.data.batch import CaptionBatch
+from vlm.data.image import Preprocess
+from vlm.data.tokenizer import Tokenizer
+from vlm.inference.captioning import caption_pixels
+from vlm.metrics.captions import CaptionMetric
+from vlm.metrics.controls import caption_controls
+from vlm.models.vision_language import VisionLanguageModel
+from vlm.tasks.base import Task
+from vlm.tasks.losses import next_token_labels, token_loss
+from vlm.tasks.optim import Optimization
+
+
+class Captioning(Task):
+    """Trains by next-token prediction, validates by captioning freely.
+
+    Args:
+        model, optimization, seed, freeze: As in Task; the model is a VisionLanguageModel.
+        tokenizer: Reads and writes captions.
+        preprocess: How images become pixels; also normalises them.
+        label_smoothing: Share of the target spread evenly over the vocabulary.
+        max_tokens: Longest caption that is decoded, in tokens.
+        val_captions: Images that a validation captions; None for all.
+    """
+
+    name = "captioning"
+    model: VisionLanguageModel
+
+    def __init__(
+        self,
+        *,
+        model: VisionLanguageModel,
+        tokenizer: Tokenizer,
+        preprocess: Preprocess,
+        seed: int,
+        max_tokens: int,
+        optimization: Optimization | None = None,
+        freeze: Sequence[str] = (),
+        label_smoothing: float = 0.0,
+        val_captions: int | None = None,
+    ) -> None:
+        super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
+        self.tokenizer, self.preprocess = tokenizer, preprocess
+        self.max_tokens, self.val_captions = max_tokens, val_captions
+        self.label_smoothing = label_smoothing
+        self.captions = CaptionMetric()
+        self.samples: list[dict[str, Any]] = []
+
+    def token_loss(self, batch: CaptionBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Summed cross-entropy in nats, and the number of tokens predicted."""
+        hidden = self.model(self.preprocess.normalize(batch.images), batch.tokens, batch.segments)
+        labels = next_token_labels(batch.tokens, batch.segments)
+        return token_loss(hidden, labels, self.model.head, label_smoothing=label_smoothing)
+
+    def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+        return self.token_loss(batch, label_smoothing=self.label_smoothing)
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.captions.reset()
+        self.samples = []
+
+    def evaluation_step(self, batch: CaptionBatch, limit: int | None) -> None:
+        self.add_loss(*self.token_loss(batch))
+        if limit is not None and len(self.captions) >= -(-limit // self.trainer.world_size):
+            return
+        found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)
+        texts = [caption.text for caption in found]
+        self.captions.update(batch.ids, texts, batch.references)
+        for id, image, caption, references in zip(batch.ids, batch.images, texts, batch.references, strict=True):
+            self.samples.append({"id": id, "image": image, "caption": caption, "references": references})
+
+    def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        self.evaluation_step(batch, self.val_captions)
+
+    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        self.evaluation_step(batch, None)
+
+    def evaluation_results(self, *, final: bool) -> dict[str, float]:
+        results = self.captions.compute()
+        if final:
+            predictions, references = self.captions.gathered()
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= caption_controls(predictions, references, train, seed=self.seed)
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        captions, _ = self.captions.gathered()
+        return [{"image_id": id, "caption": caption} for id, caption in captions.items()]
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "task": self.name,
+            "tokenizer": self.tokenizer.state(),
+            "preprocess": self.preprocess.state(),
+            "max_tokens": self.max_tokens,
+        }

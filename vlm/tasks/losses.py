@@ -1,0 +1,42 @@
+"""Losses, each as a sum with its count: the division by the count of the whole optimiser step comes later, once."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.data.batch import PADDING
+
+IGNORE = -100  # the label of a position that has nothing to predict
+
+
+def next_token_labels(tokens: Tensor, segments: Tensor) -> Tensor:
+    """The token that each position has to predict: the next one of its own segment.
+
+    This is the one place of the package where labels are shifted.
+
+    Shapes:
+        tokens (B, L), segments (B, L) -> labels (B, L), IGNORE at the last token of a segment and in padding
+    """
+    labels = torch.full_like(tokens, IGNORE)
+    follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != PADDING)
+    labels[:, :-1] = torch.where(follows, tokens[:, 1:], IGNORE)
+    return labels
+
+
+def token_loss(
+    hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], *, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy in nats, summed over the labelled positions; only these go through the head.
+
+    Args:
+        head: Hidden states (T, D) -> logits (T, V).
+        label_smoothing: Share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
+    Shapes:
+        hidden (B, L, D), labels (B, L) -> sum (), count ()
+    """
+    labelled = labels != IGNORE
+    logits = head(hidden[labelled]).float()  # (T, V)
+    loss = F.cross_entropy(logits, labels[labelled], reduction="sum", label_smoothing=label_smoothing)
+    return loss, labelled.sum()

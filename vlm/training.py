@@ -1,0 +1,100 @@
+"""Training from a config: check, build, fit, test the best checkpoint, say what to do next."""
+
+import logging
+import os
+import shlex
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vlm import config as conf
+from vlm.errors import UserError
+
+# What the program fills in when it builds a node.
+SUPPLIED = {
+    "data": {"tokenizer", "seed", "cache"},
+    "model.decoder": {"vocab_size"},
+    "task": {"model", "tokenizer", "preprocess", "optimization", "seed"},
+    "optim": {"params"},
+    "trainer": {"callbacks", "logger", "plugins", "default_root_dir", "use_distributed_sampler"},
+    "logger.csv": {"folder"},
+    "logger.tensorboard": {"save_dir"},
+}
+TYPES = {"seed": int, "name": str, "runs": str}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs `train.py` with these arguments and returns the exit status."""
+    # A second thread that spins while it waits costs far more than one that sleeps, whenever the machine is shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        resume, overrides = conf.split_resume(argv)
+        if resume is None:
+            return conf.run(train, overrides)
+        from vlm.resume import resume_run
+
+        return resume_run(resume, overrides)
+    except UserError as fault:
+        return conf.report(fault)
+
+
+def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:
+    """Trains as the config says, in a new run folder or on from a checkpoint of the run in `folder`.
+
+    Raises:
+        UserError: The config, the data or the machine is at fault.
+    """
+    from vlm.run import data_node
+
+    conf.check({**config, "data": data_node(config)}, supplied=SUPPLIED, types=TYPES)
+    from vlm.callbacks.signals import Stopped
+    from vlm.run import Run
+
+    quiet()
+    run = Run(config, folder=folder, checkpoint=checkpoint)
+    try:
+        run.fit()
+    except Stopped as stop:
+        print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
+        return stop.status
+    results = run.test()
+    if run.trainer.is_global_zero:
+        print(closing(run.folder, results, run.example()), flush=True)
+    return 0
+
+
+def resume_command(folder: Path) -> str:
+    return f"python train.py resume={folder}"
+
+
+def closing(folder: Path, results: dict[str, float], example: str) -> str:
+    """What a finished run prints: its scores, where everything is, and the next command to try."""
+    best = folder / "checkpoints" / "best.ckpt"
+    places = [f"run         {folder}", f"checkpoint  {best}", f"try         {example} -c {shlex.quote(str(best))}"]
+    return "\n".join(["", "the best checkpoint", table(results), "", *places])
+
+
+def table(results: dict[str, float]) -> str:
+    """Scores with their controls beside them, a line a metric."""
+    controls = list(dict.fromkeys(name.split("@")[1] for name in results if "@" in name))
+    split = next(iter(results)).split("/")[0]
+    lines = [f"{split:<14}{'model':>10}{''.join(f'{control:>12}' for control in controls)}"]
+    for name, value in results.items():
+        if "@" not in name:
+            beside = [results.get(f"{name}@{control}") for control in controls]
+            cells = "".join(f"{'':>12}" if cell is None else f"{cell:>12.4f}" for cell in beside)
+            lines.append(f"{name.split('/')[1]:<14}{value:>10.4f}{cells}".rstrip())
+    return "\n".join(lines)
+
+
+def quiet() -> None:
+    """Silences what libraries say of themselves; what concerns the user is said by us."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", module="torch")
+    with suppress(ImportError):
+        import sentencepiece  # noqa: F401  # its import warns of SWIG types once
