@@ -35,8 +35,8 @@ def main() -> None:
 
 
 def _report(command: Callable[[], int | None]) -> int:
-    from click.exceptions import Abort, ClickException
-
+    # typer has a copy of click of its own in newer versions; its exceptions are reached through typer.
+    usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     try:
         return command() or 0
     except UserError as fault:
@@ -44,10 +44,10 @@ def _report(command: Callable[[], int | None]) -> int:
             raise
         print(f"error: {fault}", file=sys.stderr)
         return fault.status
-    except ClickException as fault:
-        print(f"error: {fault.format_message()} (see vlm --help)", file=sys.stderr)
+    except usage_error as fault:
+        print(f"error: {fault.format_message()} (see vlm --help)", file=sys.stderr)  # type: ignore[attr-defined]
         return 2
-    except (Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vlm.configuration.check import build, check, spec
-from vlm.configuration.faults import Check, explain, group_names, option_faults
+from vlm.configuration.faults import Check, explain, group_names, not_utf8, option_faults
 from vlm.configuration.overrides import apply, check_resume_overrides, parse, plain, quote, split_resume
 from vlm.configuration.target import trust
 from vlm.errors import UserError
@@ -248,11 +248,12 @@ def _explained(options: Namespace, overrides: list[str], check: Check | None = N
     """Turns what Hydra raises about a config into a UserError that says what to change."""
     folders = [Path(folder) for folder in (options.config_path or conf_dir(), options.config_dir) if folder]
     groups = group_names(folders)
+    searched = any(text.startswith("hydra.searchpath=") for text in overrides)  # then there are options elsewhere too
 
     def composed(pending: list[str]) -> DictConfig:
         return _composed(options, [text for text in pending if not text.startswith(("hydra.", "hydra/"))])
 
-    found, mended = option_faults(overrides, folders)
+    found, mended = option_faults([] if searched else overrides, folders)
     if found:
         more = explain(None, mended, composed, groups, check) if mended is not None else []
         raise UserError("\n".join(found + more))
@@ -260,6 +261,8 @@ def _explained(options: Namespace, overrides: list[str], check: Check | None = N
         yield
     except UserError:
         raise
+    except UnicodeDecodeError as error:
+        raise UserError(f"{not_utf8(folders)}: is not UTF-8; save it as UTF-8") from error
     except Exception as error:  # Hydra, OmegaConf and the YAML reader have many; jobs let none through
         raise UserError("\n".join(explain(error, overrides, composed, groups, check))) from error
 

@@ -45,7 +45,7 @@ def evaluate_checkpoint(
         preprocess=data.preprocess,
         seed=config["seed"],
     )
-    trainer = build_trainer(config, Path(out or "."), logger=False, enable_checkpointing=False)
+    trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results))
     if out is not None:

@@ -15,6 +15,7 @@ from torch import nn
 from vlm import checkpoint as ckpt
 from vlm import config as conf
 from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
+from vlm.callbacks.progress import Progress
 from vlm.data.image import Preprocess
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
@@ -23,7 +24,7 @@ from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
 FOLDER = "VLM_RUN_FOLDER"  # how the first process tells those that it starts where the run lives
-SHARED = ("root", "path", "image_size")  # keys of data that only nodes below it refer to
+SHARED = ("root", "path", "val_path", "test_path", "image_size")  # keys of data that only nodes below it refer to
 
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:
@@ -61,9 +62,8 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
     if node.get("precision") is None:
         on_gpu = node["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         node["precision"] = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
-    return conf.build(
-        node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], use_distributed_sampler=False, **given
-    )
+    node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    return conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
 
 
 def check_devices(config: dict[str, Any], trainer: L.Trainer) -> None:
@@ -101,7 +101,11 @@ class Run:
         )
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
-        self.trainer = build_trainer(config, self.folder, callbacks=self._callbacks(), logger=self._loggers())
+        callbacks = self._callbacks()
+        bar = any(isinstance(callback, Progress) for callback in callbacks)
+        self.trainer = build_trainer(
+            config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
+        )
         check_devices(config, self.trainer)
         if loaded is not None:
             self._check_same_data(loaded)
@@ -160,20 +164,19 @@ class Run:
 
 def new_folder(config: dict[str, Any]) -> Path:
     """runs/NAME/DATE_TIME, the same in all processes of the run."""
-    if FOLDER not in os.environ:
-        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        folder = Path(config["runs"]) / config["name"] / stamp
-        while folder.exists():
-            folder = folder.with_name(f"{folder.name}_")
-        os.environ[FOLDER] = str(folder)
-    return Path(os.environ[FOLDER])
+    if os.environ.get("LOCAL_RANK", "0") != "0" and FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
+    folder = Path(config["runs"]) / config["name"] / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    while folder.exists():
+        folder = folder.with_name(f"{folder.name}_")
+    os.environ[FOLDER] = str(folder)
+    return folder
 
 
 def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
     """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
-    task.test_split = split
-    data.trainer = trainer
-    trainer.test(task, dataloaders=data.eval_dataloader(split), verbose=False)
+    task.test_split = data.test_split = split
+    trainer.test(task, datamodule=data, verbose=False)
     return task.results
 
 

@@ -18,7 +18,7 @@ SUPPLIED = {
     "model.decoder": {"vocab_size"},
     "task": {"model", "tokenizer", "preprocess", "optimization", "seed"},
     "optim": {"params"},
-    "trainer": {"callbacks", "logger", "plugins", "default_root_dir", "use_distributed_sampler"},
+    "trainer": {"callbacks", "logger", "plugins", "default_root_dir"},
     "logger.csv": {"folder"},
     "logger.tensorboard": {"save_dir"},
 }

@@ -29,7 +29,9 @@ def gpt2(scramble):
         eos_token_id=None,
         pad_token_id=0,
     )
-    return scramble(GPT2LMHeadModel(config))
+    model = scramble(GPT2LMHeadModel(config))
+    model.transformer.wpe.weight.data *= 4  # or a random model with tied embeddings repeats one token
+    return model
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Samples(L.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero or not samples:
             return
         lines = [_line(sample) for sample in samples[: self.show]]
-        scores = "  ".join(f"{name.removeprefix('val/')} {value:.4g}" for name, value in task.results.items())
+        scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in task.results.items())
         print("\n".join([f"\nstep {trainer.global_step}: {scores}", *lines]), flush=True)
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,9 @@ class StopOnSignal(L.Callback):
         if accumulating(trainer) or not trainer.strategy.reduce_boolean_decision(bool(self.received), all=False):
             return
         next(c for c in trainer.callbacks if isinstance(c, Checkpoints)).save_last(trainer)  # type: ignore[attr-defined]
+        # The trainer writes a step's metrics after this hook, which will not return.
+        trainer._logger_connector.on_batch_end()
+        trainer._logger_connector.update_train_step_metrics()
         raise Stopped(self.received or signal.SIGTERM)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -41,7 +41,7 @@ def check(
         raise UserError("\n".join(found))
 
 
-def build(node: dict[str, Any], path: str, **given: Any) -> Any:
+def build(node: dict[str, Any], path: str, /, **given: Any) -> Any:
     """Checks a node and all below it, then builds it, innermost first.
 
     Args:

@@ -61,29 +61,41 @@ def explain(
         groups: Names of the config groups.
         check: Raises a UserError with further faults of a config that could be composed.
     """
-    errors: list[Exception] = []
     pending = [_first_of_sweep(text) for text in overrides]
     tree: dict[str, Any] = {}
     further: list[str] = []
-    culprit: str | None = ""
-    while culprit is not None:
+    culprit = _culprit(error, pending) if error else None
+    errors = [error] if error and culprit else []
+    while True:
+        pending = [text for text in pending if text is not culprit]
         try:
             tree, resolved = _tree(compose(pending))
         except Exception as another:  # any of Hydra's, OmegaConf's and the YAML reader's
             errors.append(another)
             culprit = _culprit(another, pending)
-            pending = [text for text in pending if text is not culprit]
+            if culprit is None:
+                break
         else:
             further = _faults(check, tree) if check and resolved else []
             break
     if error is not None and not errors:  # it lies in the command line's flags, or in one job of a sweep
         return [_describe(error, tree, groups)]
-    return [_describe(fault, tree, groups) for fault in errors] + further
+    return list(dict.fromkeys(_describe(fault, tree, groups) for fault in errors)) + further
 
 
 def group_names(folders: list[Path]) -> list[str]:
     """The config groups of these folders."""
     return sorted({path.relative_to(f).as_posix() for f in folders for path in f.rglob("*") if path.is_dir()})
+
+
+def not_utf8(folders: list[Path]) -> str:
+    """The first config file of these folders that cannot be decoded."""
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return str(path)
+    return "a config file"
 
 
 def _options(group: str, folders: list[Path]) -> list[str]:
@@ -140,8 +152,6 @@ def _describe(error: Exception, tree: dict[str, Any], groups: list[str]) -> str:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark
         return f"{mark.name if mark else 'YAML'}, line {mark.line + 1 if mark else '?'}: {error.problem}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"a config file is not UTF-8 ({error.reason}); save it as UTF-8"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         near = did_you_mean(nearest(option, error.options))
@@ -162,6 +172,7 @@ def _describe(error: Exception, tree: dict[str, Any], groups: list[str]) -> str:
         reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         key = f"{cause.full_key}: " if cause.full_key else ""
         return f"{key}{reason}" if cause is error or not str(error) else f"{lines[0]}: {reason}"
-    return (
-        lines[0] if isinstance(error, HydraException | ValueError | OSError) else f"{type(error).__name__}: {lines[0]}"
-    )
+    if lines[0].endswith(":"):
+        lines[0] = " ".join(lines[:2])
+    plain = isinstance(error, HydraException | ValueError | OSError)
+    return lines[0] if plain else f"{type(error).__name__}: {lines[0]}"

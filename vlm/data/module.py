@@ -42,25 +42,27 @@ class CaptionSource(Protocol):
 
 
 class Part:
-    """Some samples of a split, by index; itself a split."""
+    """Some samples of a split, by index, the same ones in every epoch; itself a split."""
+
+    fresh = False
 
     def __init__(self, split: CaptionSplit, indices: Sequence[int]) -> None:
-        self.split, self.indices, self.fresh = split, indices, split.fresh
+        self.split, self.indices = split, indices
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def image(self, epoch: int, index: int) -> Image.Image:
-        return self.split.image(epoch, self.indices[index])
+        return self.split.image(0, self.indices[index])
 
     def captions(self, epoch: int, index: int) -> list[str]:
-        return self.split.captions(epoch, self.indices[index])
+        return self.split.captions(0, self.indices[index])
 
     def references(self, index: int) -> list[str]:
         return self.split.references(self.indices[index])
 
     def sample_id(self, epoch: int, index: int) -> str:
-        return self.split.sample_id(epoch, self.indices[index])
+        return self.split.sample_id(0, self.indices[index])
 
 
 class CaptionDataset(Dataset):
@@ -129,6 +131,7 @@ class CaptionData(L.LightningDataModule):
         num_workers: Processes that read images, each device's; "auto" takes what the machine has, at most 8.
         max_len: Longest caption in tokens, with its begin and end.
         seed: Key of the order and of the augmentation.
+        train_samples: Train on the first so many samples alone, the same in every epoch; None for all.
         cache: Folder where learned tokenizers are kept.
     """
 
@@ -144,6 +147,7 @@ class CaptionData(L.LightningDataModule):
         num_workers: int | str,
         max_len: int,
         seed: int,
+        train_samples: int | None = None,
         cache: str | None = None,
     ) -> None:
         super().__init__()
@@ -153,7 +157,10 @@ class CaptionData(L.LightningDataModule):
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
         self.max_len, self.seed, self.cache = max_len, seed, cache
         self._splits = self._open_splits()
+        if train_samples is not None:
+            self._splits["train"] = Part(self._splits["train"], range(min(train_samples, len(self._splits["train"]))))
         self._datasets: dict[str, CaptionDataset] = {}
+        self.test_split = self.final_split
 
     def _open_splits(self) -> dict[str, CaptionSplit]:
         splits: dict[str, CaptionSplit] = {name: self.source.split(name) for name in self.source.splits}
@@ -253,6 +260,9 @@ class CaptionData(L.LightningDataModule):
     def eval_dataloader(self, name: str) -> DataLoader[CaptionBatch]:
         dataset = self.dataset(name)
         return self._loader(dataset, EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks()))
+
+    def test_dataloader(self) -> DataLoader[CaptionBatch]:
+        return self.eval_dataloader(self.test_split)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         return self.eval_dataloader("val")

@@ -223,6 +223,7 @@ class SentencePieceTokenizer(Tokenizer):
         model_type: "unigram" or "bpe".
         byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
         character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
+        split_by_whitespace: Keep pieces within words; without, a frequent phrase may be one piece.
         lowercase: Lower-case every text first.
     Raises:
         UserError: An option is unknown or out of its range.
@@ -237,6 +238,7 @@ class SentencePieceTokenizer(Tokenizer):
         model_type: str = "unigram",
         byte_fallback: bool = True,
         character_coverage: float = 0.9995,
+        split_by_whitespace: bool = True,
         lowercase: bool = False,
     ) -> None:
         super().__init__(lowercase=lowercase)
@@ -249,6 +251,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"tokenizer.character_coverage: {character_coverage} is not between 0.98 and 1")
         self._options |= dict(vocab_size=vocab_size, model_type=model_type)
         self._options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
+        self._options |= dict(split_by_whitespace=split_by_whitespace)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the likeliest (unigram) or most merged (BPE) pieces."""

@@ -4,16 +4,15 @@ import numpy as np
 
 from vlm.metrics.ngrams import MAX_N, Entries, Floats, Ints, ReferenceCounts, sum_by_order
 
-# Numerator and denominator of every ratio are raised by these, as in COCO's evaluation: no n-gram in common gives nearly 0,
-# and no n-gram at all divides by something.
+# COCO's evaluation raises the numerator and the denominator of every ratio by these, so that it never divides by 0.
 _TINY, _SMALL = 1e-15, 1e-9
 
 
 class Bleu:
     """BLEU-1 to BLEU-4 against the references of a set of images.
 
-    An n-gram counts as often as in the one reference that holds it most. The brevity penalty compares with the reference
-    whose length is closest, the shorter one of two equally close.
+    An n-gram counts at most as often as in the one reference that holds it most. The brevity penalty compares with
+    the reference of the closest length, the shorter one of two equally close.
 
     Args:
         references: The counted references.

@@ -1,4 +1,4 @@
-"""CIDEr of tokenized captions (Vedantam et al. 2015), as COCO's evaluation prints it: the variant its paper calls CIDEr-D."""
+"""CIDEr of tokenized captions (Vedantam et al. 2015), as COCO's evaluation prints it: CIDEr-D of the paper."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,12 +64,12 @@ def _grams(tokens: Tokens) -> Iterable[str]:
 class Cider:
     """CIDEr against the references of a set of images.
 
-    Every n-gram of a caption weighs its count times the logarithm of images over images that say it. A candidate's score
-    is ten times its mean similarity to the references, over n from 1 to 4: cosine with the candidate's weights clipped to
-    the reference's, times a Gaussian of the difference of lengths.
+    An n-gram weighs its count in the caption times the logarithm of all images over those that say it. A score is ten
+    times the mean similarity to the references and over n from 1 to 4: the cosine, with the candidate's weights clipped
+    to the reference's, times a Gaussian of the difference of lengths.
 
     Args:
-        references: The counted references. Those that go with ``frequencies`` have learnt its n-grams, in its order.
+        references: The counted references; with ``frequencies``, they have learnt its n-grams as well, in its order.
         frequencies: Of a saved corpus; without them, those of the references.
     """
 
@@ -104,7 +104,7 @@ class Cider:
 
     def of_constants(self, candidates: Entries) -> Floats:
         """CIDEr of the corpus were each caption given for every image. Shapes: C candidates -> (C,)."""
-        weights, norms = self._weigh(candidates)
+        _, norms = self._weigh(candidates)
         used, columns = np.unique(candidates.grams, return_inverse=True)
         lengths, length_of = np.unique(self._references.entries.lengths, return_inverse=True)
         cosines = np.zeros((len(candidates.grams), len(lengths)))
@@ -129,7 +129,7 @@ class Cider:
         products = np.divide(products, norms, out=np.zeros_like(products), where=norms != 0)
         products *= self._shares[self._references.image_of[captions]]
         cells = column[grams] * lengths + length_of[captions]
-        return np.bincount(cells, products, len(used) * lengths).reshape(len(used), lengths)
+        return np.bincount(cells, products, len(used) * lengths).astype(np.float64).reshape(len(used), lengths)
 
     def _weigh(self, candidates: Entries) -> tuple[Floats, Floats]:
         """Weights of the n-grams (E,) and their norms by caption and order (R, 4)."""

@@ -45,7 +45,8 @@ def sum_by_order(rows: Ints, orders: Ints, weights: Floats | Ints, count: int) -
     Shapes:
         rows, orders, weights (E,) -> (count, 4)
     """
-    return np.bincount(rows * MAX_N + orders, weights=weights, minlength=count * MAX_N).reshape(count, MAX_N)
+    sums = np.bincount(rows * MAX_N + orders, weights=weights, minlength=count * MAX_N)
+    return sums.astype(np.float64).reshape(count, MAX_N)
 
 
 def lookup(table: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
@@ -72,7 +73,7 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """Numbers from here on belong to no n-gram that was learnt."""
-        return MAX_N * max(len(self._words), *map(len, self._tables))
+        return MAX_N * max(1, len(self._words), *map(len, self._tables))
 
     def encode(self, captions: Sequence[Tokens]) -> Entries:
         """The n-grams of other captions; those not learnt have numbers that hold only within the result."""

@@ -1,73 +1,93 @@
 """The rules by which the Penn Treebank tokenizer of COCO's evaluation cuts a caption.
 
-Written from the published conventions of the Penn Treebank (contractions split, punctuation apart, brackets and quotes
-renamed) and from what the reference does with strings made to tell rules apart. A rule is a token and the context that must
-follow it. At each position the rule whose token and context together are longest wins; of equals, the first.
+Written from the conventions of the Penn Treebank (contractions split, punctuation apart, brackets and quotes
+renamed) and from what the reference does with strings made to tell one rule from another. A rule is a token and
+the context that must follow it. At each position that rule wins whose token and context together are longest; of
+equals, the first. Rules are matched on an outline of the line (see ``outline``), so that they stay short.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 Action = Callable[[str], str]
 
-# A capital letter outside a class stands for itself; patterns with a group flag ignore case where the reference does.
 CONTRACTIONS = "cannot gonna gotta lemme gimme wanna"
-ABBREVIATIONS = (
-    "jan feb mar apr jun jul aug sept sep oct nov dec mon tues tue wed thurs thu fri "
-    "ala ariz calif colo conn ct dak fla ga ind kans kan ky md mich minn mo mont neb nev okla penn tenn va vt wisc wis wyo "
-    "inc cos co corp ltd plc rt bancorp bhd assn univ intl sys "
-    "jr sr bros esq blvd bldg rd sq est ext tel etc al seq"
+_ABBREVIATIONS = (
+    "jan feb mar apr jun jul aug sept sep oct nov dec mon tues tue wed thurs thu fri ala ariz calif colo conn ct"
+    " dak fla ga ind kans kan ky md mich minn mo mont neb nev okla penn tenn va vt wisc wis wyo inc cos co corp ltd"
+    " plc rt bancorp bhd assn univ intl sys jr sr bros esq blvd bldg rd sq est ext tel etc al seq"
 )
-STATES_IN_CAPITALS = "Az Ark Del Ill La Mass Miss Ore Pa Tex Wash"
-TITLES = (
-    "adm adj adv assoc asst attys atty alex ave brig capt cf cie cmdr col comdr cpl dept det drs dr elec ens ft gen govs gov "
-    "hon insp invt jos lieut lt maj messrs mlle mme mrs mr msgr ms mt natl pfc ph pres profs prof pvt reps rep rev "
-    "sens sen sfc sgt spc ste st supts supt treas vs wm"
+_STATES_IN_CAPITALS = "Az Ark Del Ill La Mass Miss Ore Pa Tex Wash"
+_TITLES = (
+    "adm adj adv assoc asst attys atty alex ave brig capt cf cie cmdr col comdr cpl dept det drs dr elec ens ft gen"
+    " govs gov hon insp invt jos lieut lt maj messrs mlle mme mrs mr msgr ms mt natl pfc ph pres profs prof pvt reps"
+    " rep rev sens sen sfc sgt spc ste st supts supt treas vs wm"
 )
-_RARE = "mfg mtg ptys pty ptes pte pptys ppty pptes ppte"
+_NOT_ALL_IN_CAPITALS = "mfg mtg ptys pty ptes pte pptys ppty pptes ppte"
 _NUMBERED = "nos no art figs fig prop pp op ca"
 _SENTENCE_STARTS = (
-    "A About According Additionally After An As At But Earlier He Her Here However If In It Last Many More Mr. Ms. Now "
-    "Once One Other Our She Since So Some Such That The Their Then There These They This We What When While Yet You"
+    "A About According Additionally After An As At But Earlier He Her Here However If In It Last Many More Mr. Ms."
+    " Now Once One Other Our She Since So Some Such That The Their Then There These They This We What When While Yet"
+    " You"
 )
 _FILES = (
-    "bat bmp cgi class cpp c dll docx doc exe gif gz html htm h jar java jpeg jpg mov mp3 pdf php pl png ppt ps py sql tar txt "
-    "wav xml x zip"
+    "bat bmp cgi class cpp c dll docx doc exe gif gz html htm h jar java jpeg jpg mov mp3 pdf php pl png ppt ps py"
+    " sql tar txt wav xml x zip"
 )
-
 # Words that may keep a full stop behind them, in lower case.
-KEPT_STOP = frozenset(f"{ABBREVIATIONS} {TITLES} {STATES_IN_CAPITALS} {_NUMBERED} {_RARE}".lower().split())
+KEPT_STOP = frozenset(
+    f"{_ABBREVIATIONS} {_STATES_IN_CAPITALS} {_TITLES} {_NOT_ALL_IN_CAPITALS} {_NUMBERED}".lower().split()
+)
 
 # Marks and modifiers that count as letters inside a word, as hexadecimal ranges.
 _MARKS = """
-ad 2c2-2c5 2d2-2df 2e5-2eb 2ed 2ef-36f 375 378-379 384-385 3f6 483-487 55a-55f 591-5bd 5bf 5c1-5c2 5c4-5c5 5c7 615-61a
-64b-65e 670 6d6-6e4 6e7-6ed 6fd-6fe 70f 711 730-74c 7a6-7b0 7eb-7f3 900-903 93c 93e-94e 951-955 962-963 981-983 9bc 9be-9c4
-9c7-9c8 9cb-9cd 9d7 9e2-9e3 a01-a03 a3c a3e-a4f a81-a83 abc abe-acf b82 bbe-bc2 bc6-bc8 bca-bcd c01-c03 c3e-c56 d3e-d44
-d46-d48 e31 e34-e3a e47-e4e eb1 eb4-ebc ec8-ecd
+2c2-2c5 2d2-2df 2e5-2eb 2ed 2ef-36f 375 378-379 384-385 3f6 483-487 55a-55f 591-5bd 5bf 5c1-5c2 5c4-5c5 5c7 615-61a
+64b-65e 670 6d6-6e4 6e7-6ed 6fd-6fe 70f 711 730-74c 7a6-7b0 7eb-7f3 900-903 93c 93e-94e 951-955 962-963 981-983 9bc
+9be-9c4 9c7-9c8 9cb-9cd 9d7 9e2-9e3 a01-a03 a3c a3e-a4f a81-a83 abc abe-acf b82 bbe-bc2 bc6-bc8 bca-bcd c01-c03
+c3e-c56 d3e-d44 d46-d48 e31 e34-e3a e47-e4e eb1 eb4-ebc ec8-ecd 1885-1886
 """
 
-# Symbols that are a token by themselves; a character under no rule and not among these is dropped.
+# Symbols that are a token by themselves; what is neither part of a token nor among these is dropped.
 _SYMBOLS = """
-24-27 2a-2c 2f 3a-3e 5c 5e 60 7c 7e a1 a5-a9 ac ae-b4 b6-b9 bf d7 f7 37e 387 589 5be 5c0 5c3 5c6 5f3-5f4 600-603 606-60c 614
-61b 61e-61f 66a 66d 6d4 700-70d 7f6-7f8 964-965 e3f e4f 1fbd 2016-2017 201a 201e-2023 2030-2038 203b 203e-2042 2044 2070
-2074-207e 2080-208e 20a4 2100-2101 2103-2106 2108-2109 2114 2116-2118 211e-2123 2125 2127 2129 212e 213a-213b 2140-2144
-214a-214d 214f 2155-215e 2190-2bff 3001-3002 3012 30fb ff01-ff0f ff1a-ff20 ff3b-ff40 ff5b-ff65 ffe0-ffe1 ffe5-ffe6
+24-27 2a-2c 2f 3a-3e 5c 5e 60 7c 7e a1 a5-a9 ac ae-b4 b6-b9 bf d7 f7 37e 387 589 5be 5c0 5c3 5c6 5f3-5f4 600-603
+606-60c 614 61b 61e-61f 66a 66d 6d4 700-70d 7f6-7f8 964-965 e3f e4f 1fbd 2016-2017 201a 201e-2023 2030-2038 203b
+203e-2042 2044 2070 2074-207e 2080-208e 20a4 2100-2101 2103-2106 2108-2109 2114 2116-2118 211e-2123 2125 2127 2129
+212e 213a-213b 2140-2144 214a-214d 214f 2155-215e 2190-2bff 3001-3002 3012 30fb ff01-ff0f ff1a-ff20 ff3b-ff40
+ff5b-ff65 ffe0-ffe1 ffe5-ffe6
 """
 
+# What stands in an outline for every letter, mark and digit that is not ASCII.
+_A_LETTER, _A_MARK, _A_DIGIT = "\u00e9", "\u0301", "\u0660"
+
+_LETTER = f"[A-Za-z{_A_LETTER}]"
+_DIGIT = f"[0-9{_A_DIGIT}]"
+_ALNUM = f"[A-Za-z0-9{_A_LETTER}{_A_DIGIT}]"
+_WORD_LETTER = f"(?:[A-Za-z{_A_LETTER}{_A_MARK}\xad]|&[aeiouAEIOU](?:acute|grave|uml);)"
+_PART = f"{_WORD_LETTER}(?:{_WORD_LETTER}|{_DIGIT})*"
+_WORD = f"{_PART}(?:[.!?]{_PART})*"
 _APOSTROPHE = "(?:['\x92\u2019]|&apos;)"
 _QUOTE = "(?:['\x92\u2019`\x91\u2018\u201b]|&apos;)"
-_SPACE = "[ \t\xa0\u2000-\u200a\u3000\n]"
 _HYPHEN = "[-_\u058a\u2010\u2011]"
-# Runs that are looked at and may then fail are bounded, lest a text without blanks take quadratic time.
-_RUN = "{0,254}"
+_SPACE = "[ \t\xa0\u2000-\u200a\u3000\n]"
 _STOP = "[,;:\u3001]"
+# Runs that are looked through and may then fail are bounded, lest a long text without blanks take quadratic time.
+_BOUNDED = "{0,254}"
+
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _STRAIGHT = {"\x92": "'", "\u2019": "'", "\x91": "`", "\u2018": "`", "\u201b": "`"}
-_QUOTES = _STRAIGHT | {"\u203a": "'", "\u2039": "`", "\x93": "``", "\u201c": "``", "\xab": "``"}
-_QUOTES |= {"\x94": "''", "\u201d": "''", "\xbb": "''"}
+_QUOTES = {
+    "\u203a": "'",
+    "\u2039": "`",
+    "\x93": "``",
+    "\u201c": "``",
+    "\xab": "``",
+    "\x94": "''",
+    "\u201d": "''",
+    "\xbb": "''",
+}
 _FRACTIONS = {"\xbc": "1/4", "\xbd": "1/2", "\xbe": "3/4", "\u2153": "1/3", "\u2154": "2/3"}
 
 
@@ -78,137 +98,111 @@ class Rule(NamedTuple):
     action: Action
 
 
-class Letters(NamedTuple):
-    """Patterns of one character each: a letter, a letter or mark of a word, a digit, and what continues a word."""
-
-    letter: str
-    mark: str
-    digit: str
-
-    @property
-    def alnum(self) -> str:
-        return f"(?:{self.letter}|{self.digit})"
-
-    @property
-    def part(self) -> str:
-        return f"{self.mark}(?:{self.mark}|{self.digit})*"
-
-    @property
-    def word(self) -> str:
-        return f"{self.part}(?:[.!?]{self.part})*"
+def outline(line: str) -> str:
+    """The line with every letter, mark and digit that is not ASCII replaced by one that stands for its kind."""
+    return line if line.isascii() else "".join(map(_kind, line))
 
 
-def _keep(text: str) -> str:
-    return text
+@cache
+def _kind(char: str) -> str:
+    # The reference knows the Basic Multilingual Plane alone; what lies above it (emoji) is no part of any word.
+    if char.isascii() or ord(char) > 0xFFFF:
+        return char
+    if char.isalpha():
+        return _A_LETTER
+    if char in _marks():
+        return _A_MARK
+    return _A_DIGIT if unicodedata.category(char) == "Nd" else char
 
 
-def _replace(table: dict[str, str]) -> Action:
-    translation = str.maketrans(table)
-    return lambda text: text.translate(translation)
-
-
-def _unescape(text: str) -> str:
-    return text.replace("&amp;", "&")
-
-
-def _to(token: str) -> Action:
-    return lambda text: token
-
-
-def _codes(spans: str) -> list[int]:
-    ends = [[int(end, 16) for end in span.split("-")] for span in spans.split()]
-    return [code for end in ends for code in range(end[0], end[-1] + 1)]
-
-
-def _class(codes: Iterable[int]) -> str:
-    spans: list[list[int]] = []
-    for code in sorted(codes):
-        if spans and spans[-1][1] == code - 1:
-            spans[-1][1] = code
-        else:
-            spans.append([code, code])
-    return "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in spans)
-
-
-def _any(words: str, apostrophe: str = "") -> str:
-    return "(?:" + "|".join(re.escape(word) for word in words.split()).replace("'", apostrophe or "'") + ")"
-
-
-def _capitalised(words: str) -> str:
-    return "(?:" + "|".join(f"{word[0]}(?i:{re.escape(word[1:])})" for word in words.split()) + ")"
+@cache
+def _marks() -> frozenset[str]:
+    return _chars(_MARKS)
 
 
 @cache
 def symbols() -> frozenset[str]:
     """Characters that are tokens by themselves."""
-    return frozenset(map(chr, _codes(_SYMBOLS)))
+    return _chars(_SYMBOLS)
 
 
-def _letters(ascii_only: bool) -> Letters:
-    entity = "&[aeiouAEIOU](?:acute|grave|uml);"
-    if ascii_only:
-        return Letters("[A-Za-z]", f"(?:[A-Za-z]|{entity})", "[0-9]")
-    # The reference knows the Basic Multilingual Plane alone; what lies above it (emoji) is no part of any word.
-    plane = range(0x80, 0x10000)
-    alphabetic = {code for code in plane if chr(code).isalpha()}
-    digits = _class(code for code in plane if unicodedata.category(chr(code)) == "Nd")
-    marks = _class(alphabetic | set(_codes(_MARKS)))
-    return Letters(f"[A-Za-z{_class(alphabetic)}]", f"(?:[A-Za-z{marks}]|{entity})", f"[0-9{digits}]")
+@cache
+def rules() -> list[Rule]:
+    """All rules, in the order that settles ties."""
+    listed = [*_words(), *_addresses(), *_abbreviations(), *_numbers(), *_compounds(), *_signs()]
+    return [Rule(re.compile(f"({token})(?:{context})"), action) for token, context, action in listed]
 
 
-def _words(c: Letters) -> list[tuple[str, str, Action]]:
-    a, q = _APOSTROPHE, _QUOTE
+def _words() -> list[tuple[str, str, Action]]:
     soft, straight = _replace({"\xad": ""}), _replace(_STRAIGHT)
-    clitic = f"{a}(?i:[msd]|re|ve|ll)"
-    elided = f"(?:(?:{c.alnum}+{_HYPHEN})*[dDoOlL]{q}{c.alnum}{{2,}}(?:{_HYPHEN}{c.alnum}+)*|[oO]{q}[oO])"
-    fixed = _any("cont'd. nor'easter c'mon e'er s'mores ev'ry li'l nat'l o'clock", a)
+    clitic = f"{_APOSTROPHE}(?i:[msd]|re|ve|ll)"
+    after = f"{_APOSTROPHE}(?:n{_APOSTROPHE}?|em|till?|[2-9]0s|cause)"
+    before = f"(?:[ldj]|dunkin|somethin|ol){_APOSTROPHE}"
+    fixed = _any("cont'd. nor'easter c'mon e'er s'mores ev'ry li'l nat'l o'clock").replace("'", _APOSTROPHE)
+    elided = f"(?:{_ALNUM}+{_HYPHEN})*[dDoOlL]{_QUOTE}{_ALNUM}{{2,}}(?:{_HYPHEN}{_ALNUM}+)*"
     return [
         ("(?i:can)", "(?i:not)", _keep),
         ("(?i:gon|wan)", "(?i:na)", _keep),
         ("(?i:got)", "(?i:ta)", _keep),
         ("(?i:gim|lem)", "(?i:me)", _keep),
         ("'[tT]", "(?i:is|was)", _keep),
-        (c.word, clitic, soft),
-        ("[A-Za-z\xad]*[A-MO-Za-mo-z]\xad*", f"[nN]{q}[tT]", soft),
-        (c.word, "", soft),
-        (f"(?i:{a}n{a}?|{a}(?:em|till?|[2-9]0s|cause))", "", _keep),
-        (f"{a}[0-9][0-9]", _SPACE, _keep),
-        (f"(?i:(?:[ldj]|dunkin|somethin|ol){a}|{fixed})", "", _keep),
-        (f"[A-HJ-XZn]{q}{c.letter}{c.letter}+", "", _keep),
-        (f"{c.letter}+[aeiouyAEIOUY]{q}[aeiouA-Z]{c.letter}*", "", _keep),
-        (f"[yY]{a}", c.letter, _keep),
+        (_WORD, clitic, soft),
+        ("[A-Za-z\xad]*[A-MO-Za-mo-z]\xad*", f"[nN]{_QUOTE}[tT]", soft),
+        (_WORD, "", soft),
+        (f"(?i:{after}|{before}|{fixed})", "", _keep),
+        (f"{_APOSTROPHE}[0-9][0-9]", _SPACE, _keep),
+        (f"[A-HJ-XZn]{_QUOTE}{_LETTER}{_LETTER}+", "", _keep),
+        (f"{_LETTER}+[aeiouyAEIOUY]{_QUOTE}[aeiouA-Z]{_LETTER}*|[oO]{_QUOTE}[oO]", "", _keep),
+        (f"[yY]{_APOSTROPHE}", _LETTER, _keep),
         (elided, "", _keep),
         (f"{elided}\\.", _STOP, _keep),
         (clitic, "[^A-Za-z]", straight),
-        (f"[nN]{q}[tT]", "[^A-Za-z]", straight),
+        (f"[nN]{_QUOTE}[tT]", "[^A-Za-z]", straight),
         ("'", "[A-Za-z][^ \t\n\r\xa0]", _keep),
         (clitic, "", straight),
     ]
 
 
-def _abbreviations(c: Letters) -> list[tuple[str, str, Action]]:
-    companies = "(?:[Pp]?[Pp][Tt][ey][Ss]?)"
-    common = f"(?:(?i:{_any(ABBREVIATIONS)}|ed\\.d|ph\\.d)|{companies}|{_capitalised(STATES_IN_CAPITALS)})\\."
-    initials = "(?:[A-Za-z]\\.)+"
+def _addresses() -> list[tuple[str, str, Action]]:
+    blank = ' \t\n\x0c\r"<>'
+    end = f"[^{blank}|.!?(){{}},-]"
+    # The reference leaves out of a bare host name all from the comma to the underscore: capitals and digits too.
+    bare = f"(?:[^{blank}`'|!(){{}},-_$]{{1,255}}\\.)+(?:com|net|org|edu)"
+    host = f"(?:www\\.(?:[^{blank}|.!?(){{}},]+\\.)+[a-zA-Z]{{2,4}}|{bare})"
+    user = f"[a-zA-Z0-9][^{blank}|()\xa0{{}}]{_BOUNDED}"
+    domain = f"[^{blank}|(){{}}.\xa0]+"
     return [
-        (common, "(?s:..)", _keep),
-        (common, "", _keep),
-        (f"(?:(?i:{_any(TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
-        (initials, "", _keep),
-        ("[A-Za-z]", f"\\.{_SPACE}+{_capitalised(_SENTENCE_STARTS)}{_SPACE}", _keep),
-        (f"(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{c.digit}", _keep),
+        (f"https?://[^{blank}|(){{}}]+{end}", "", _keep),
+        (host, "", _keep),
+        (f"{host}/[^{blank}|()]+{end}", "", _keep),
+        (f"(?:&lt;|<)?{user}@(?:{domain}\\.)*{domain}(?:&gt;|>)?", "", _keep),
+        ("@[a-zA-Z_][a-zA-Z_0-9]*", "", _keep),
+        (f"#{_WORD_LETTER}+", "", _keep),
     ]
 
 
-def _numbers(c: Letters) -> list[tuple[str, str, Action]]:
-    d = c.digit
+def _abbreviations() -> list[tuple[str, str, Action]]:
+    states, starts = _any(_STATES_IN_CAPITALS, capitalised=True), _any(_SENTENCE_STARTS, capitalised=True)
+    common = f"(?:(?i:{_any(_ABBREVIATIONS)}|ed\\.d|ph\\.d)|[Pp]?[Pp][Tt][ey][Ss]?|{states})\\."
+    return [
+        (common, "(?s:..)", _keep),
+        (common, "", _keep),
+        (f"(?:(?i:{_any(_TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
+        ("(?:[A-Za-z]\\.)+", "", _keep),
+        ("[A-Za-z]", f"\\.{_SPACE}+{starts}{_SPACE}", _keep),
+        (f"(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{_DIGIT}", _keep),
+    ]
+
+
+def _numbers() -> list[tuple[str, str, Action]]:
     area = "(?:\\([0-9]{2,3}\\)[ \xa0]?|(?:\\+\\+?)?(?:[0-9]{2,4}[- \xa0])?[0-9]{2,4}[- \xa0])"
     dotted = "(?:(?:\\+\\+?)?[0-9]{2,4}\\.)?[0-9]{2,4}\\.[0-9]{3,4}\\.[0-9]{3,5}"
+    fraction = f"(?:{_DIGIT}{{1,4}}[- \xa0])?{_DIGIT}{{1,4}}(?:\\\\?/|\u2044){_DIGIT}{{1,4}}"
     return [
-        (f"{d}{{1,2}}[-/]{d}{{1,2}}[-/]{d}{{2,4}}", "", _keep),
-        (f"[-+]?(?:{d}*(?:[.:,\xad\u066b\u066c]{d}+)+|{d}+)", "", _replace({"\xad": ""})),
+        (f"{_DIGIT}{{1,2}}[-/]{_DIGIT}{{1,2}}[-/]{_DIGIT}{{2,4}}", "", _keep),
+        (f"[-+]?(?:{_DIGIT}*(?:[.:,\xad\u066b\u066c]{_DIGIT}+)+|{_DIGIT}+)", "", _replace({"\xad": ""})),
         ("[\u207a\u207b\u208a\u208b]?(?:[\u2070\xb9\xb2\xb3\u2074-\u2079]+|[\u2080-\u2089]+)", "", _keep),
-        (f"(?:{d}{{1,4}}[- \xa0])?{d}{{1,4}}(?:\\\\?/|\u2044){d}{{1,4}}", "", _replace({" ": "\xa0"})),
+        (fraction, "", _replace({" ": "\xa0"})),
         ("[\xbc\xbd\xbe\u2153-\u215e]", "", _replace(_FRACTIONS)),
         ("[A-Z]*\\$|#", "", _keep),
         ("\xa2", "", _to("cents")),
@@ -218,54 +212,34 @@ def _numbers(c: Letters) -> list[tuple[str, str, Action]]:
     ]
 
 
-def _addresses(c: Letters) -> list[tuple[str, str, Action]]:
-    blank = ' \t\n\x0c\r"<>'
-    host = f"[^{blank}|.!?(){{}},]"
-    tail = f"[^{blank}|.!?(){{}},-]"
-    # The reference leaves out of a bare host name all from the comma to the underscore: capitals and digits too.
-    bare = f"(?:[^{blank}`'|!(){{}},-_$]{{1,255}}\\.)+(?:com|net|org|edu)"
-    return [
-        (f"https?://[^{blank}|(){{}}]+{tail}", "", _keep),
-        (f"www\\.(?:{host}+\\.)+[a-zA-Z]{{2,4}}|{bare}", "", _keep),
-        (f"(?:www\\.(?:{host}+\\.)+[a-zA-Z]{{2,4}}|{bare})/[^{blank}|()]+{tail}", "", _keep),
-        (
-            f"(?:&lt;|<)?[a-zA-Z0-9][^{blank}|()\xa0{{}}]{_RUN}@(?:[^{blank}|(){{}}.\xa0]+\\.)*[^{blank}|(){{}}.\xa0]+(?:&gt;|>)?",
-            "",
-            _keep,
-        ),
-        ("@[a-zA-Z_][a-zA-Z_0-9]*", "", _keep),
-        (f"#{c.mark}+", "", _keep),
-    ]
-
-
-def _compounds(c: Letters) -> list[tuple[str, str, Action]]:
+def _compounds() -> list[tuple[str, str, Action]]:
     soft = _replace({"\xad": ""})
-    hyphened = f"[A-Za-z0-9][A-Za-z0-9.,\xad]{_RUN}(?:-(?:[A-Za-z]\\.(?:[A-Za-z]\\.)+|[A-Za-z0-9\xad]+))+"
-    joined = f"{c.alnum}+(?:{_HYPHEN}{c.alnum}+)*"
-    side = "[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}"
-    files = f"{c.alnum}+(?:\\.{c.alnum}+)*\\.(?i:{_any(_FILES)})"
+    hyphened = f"[A-Za-z0-9][A-Za-z0-9.,\xad]{_BOUNDED}(?:-(?:[A-Za-z]\\.(?:[A-Za-z]\\.)+|[A-Za-z0-9\xad]+))+"
+    joined = f"{_ALNUM}+(?:{_HYPHEN}{_ALNUM}+)*"
     capitals = "[A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+"
+    side = "[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}"
     return [
-        (files, f"{_SPACE}|[.,!?]", _keep),
+        (f"{_ALNUM}+(?:\\.{_ALNUM}+)*\\.(?i:{_any(_FILES)})", f"{_SPACE}|[.,!?]", _keep),
         (hyphened, "", soft),
         (joined, "", soft),
         (f"{hyphened}\\.", _STOP, soft),
         (f"{joined}\\.", _STOP, soft),
-        (f"{c.word}\\.", _STOP, soft),
-        (capitals, "", _unescape),
-        (f"{capitals}\\.", _STOP, _unescape),
+        (f"{_WORD}\\.", _STOP, soft),
+        (capitals, "", _ampersand),
+        (f"{capitals}\\.", _STOP, _ampersand),
         (f"{side}(?:\\\\?/{side}){{1,2}}", "", _keep),
         ("-(?:[LR][RCS]B|[lr][rcs]b)-|C\\.D\\.s|pro-|anti-|C\\+\\+|[CF]#", "", _keep),
-        ("(?i:s(?:&|&amp;)(?:p-500|ls))", "", _unescape),
+        ("(?i:s(?:&|&amp;)(?:p-500|ls))", "", _ampersand),
     ]
 
 
-def _marks() -> list[tuple[str, str, Action]]:
+def _signs() -> list[tuple[str, str, Action]]:
     name = "[A-Za-z][A-Za-z0-9_:.-]*"
     attribute = f"{name}(?: *= *(?:'[^\r\n']*'|\"[^\r\n\"]*\"))?"
+    tag = f"<(?:[!?][A-Za-z-][^>\r\n]*|{name}(?: +{attribute})* */?|/{name}) *>"
     faces = "[-^x=~<>']_[-^x=~<>']|\\([-^x=~<>'][_.]?[-^x=~<>']\\)"
     return [
-        (f"<(?:[!?][A-Za-z-][^>\r\n]*|{name}(?: +{attribute})* */?|/{name}) *>", "", _replace({" ": "\xa0"})),
+        (tag, "", _replace({" ": "\xa0"})),
         ("&(?:MD|mdash|ndash);|[\x96\x97\u2013-\u2015]|----?", "", _to("--")),
         ("-+", "", _keep),
         ("&amp;", "", _to("&")),
@@ -277,14 +251,34 @@ def _marks() -> list[tuple[str, str, Action]]:
         (faces, "", _replace(_BRACKETS)),
         ("\\.{3,5}|(?:\\.[ \xa0]){2,4}\\.|\u2026", "", _to("...")),
         ("@+|#+|_+|\\*+|(?:\\\\\\*){1,3}|<<|>>|[?!]+|''?", "", _keep),
-        ("[`\x82\x84\x91-\x94\xab\xbb\u2018-\u201f\u2039\u203a]{1,2}", "", _replace(_QUOTES)),
+        ("[`\x91-\x94\xab\xbb\u2018-\u201f\u2039\u203a]{1,2}", "", _replace(_STRAIGHT | _QUOTES)),
         ("[(){}\\[\\]]", "", _replace(_BRACKETS)),
     ]
 
 
-@cache
-def rules(ascii_only: bool) -> list[Rule]:
-    """All rules, in the order that settles ties; those for text in ASCII compile fast, and match it alike."""
-    c = _letters(ascii_only)
-    listed = [*_words(c), *_addresses(c), *_abbreviations(c), *_numbers(c), *_compounds(c), *_marks()]
-    return [Rule(re.compile(f"({token})(?:{context})"), action) for token, context, action in listed]
+def _any(words: str, capitalised: bool = False) -> str:
+    """An alternative of words; capitalised ones start as they stand here and go on in either case."""
+    parts = [f"{word[0]}(?i:{re.escape(word[1:])})" if capitalised else re.escape(word) for word in words.split()]
+    return f"(?:{'|'.join(parts)})"
+
+
+def _chars(spans: str) -> frozenset[str]:
+    ends = [[int(end, 16) for end in span.split("-")] for span in spans.split()]
+    return frozenset(chr(code) for end in ends for code in range(end[0], end[-1] + 1))
+
+
+def _keep(text: str) -> str:
+    return text
+
+
+def _ampersand(text: str) -> str:
+    return text.replace("&amp;", "&")
+
+
+def _to(token: str) -> Action:
+    return lambda text: token
+
+
+def _replace(table: dict[str, str]) -> Action:
+    translation = str.maketrans(table)
+    return lambda text: text.translate(translation)

@@ -20,10 +20,11 @@ class _Image(NamedTuple):
 
 
 class RougeL:
-    """ROUGE-L against the references of a set of images: best precision and best recall, each of any reference, in one F.
+    """ROUGE-L against the references of a set of images.
 
-    The longest common subsequences with all references of an image are found at once, a bit for each of their words
-    (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
+    An F-measure of the best precision and the best recall, which may be those of two references. The longest common
+    subsequences with all references of an image are found at once, a bit for each of their words (Hyyrö 2004,
+    "Bit-parallel LCS-length computation revisited").
 
     Args:
         references: Tokenized captions of each image.

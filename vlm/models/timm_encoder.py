@@ -54,9 +54,11 @@ def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -
             return timm.create_model(name, img_size=image_size, **options)
         except TypeError:  # convolutional backbones take any size and no img_size
             return timm.create_model(name, **options)
-    except (OSError, RuntimeError) as fault:
+    except Exception as fault:  # readers of weights, and constructors given a size, fail in many ways
+        reason = next(iter(str(fault).splitlines()), type(fault).__name__)
+        if not pretrained and weights is None:
+            raise UserError(f"model.encoder: timm cannot build {name!r} for {image_size} pixels ({reason})") from fault
         source = f"file {weights}" if weights else "pretrained weights"
-        reason = str(fault).splitlines()[0]
         raise UserError(
             f"model.encoder: the {source} for {name!r} could not be loaded ({reason});\n"
             "set model.encoder.pretrained=false, or name a local file with model.encoder.weights=FILE"

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.nn.blocks import Block, init_weights
+from vlm.nn.patch import PatchEmbed
 
 
 class ViT(nn.Module):
@@ -20,6 +21,7 @@ class ViT(nn.Module):
         mlp_ratio: Hidden width of the MLP over D.
         dropout: Probability of dropping an element of a residual branch's output, and an attention weight.
         drop_path: Probability of dropping a whole branch in the last block, growing linearly from 0 in the first.
+        stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); by default a PatchEmbed.
     Shapes:
         images (B, 3, H, W), normalised -> Context with states (B, S, D), S = (H / patch_size)²
     Raises:
@@ -38,12 +40,13 @@ class ViT(nn.Module):
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
         self.dim = dim
-        self.patch_embed = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+        self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
         self.pos_embed = nn.Parameter(torch.empty((image_size // patch_size) ** 2, dim))
         rates = torch.linspace(0, drop_path, depth).tolist()
         self.blocks = nn.ModuleList(

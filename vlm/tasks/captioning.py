@@ -68,7 +68,7 @@ class Captioning(Task):
 
     def evaluation_step(self, batch: CaptionBatch, limit: int | None) -> None:
         self.add_loss(*self.token_loss(batch))
-        if limit is not None and len(self.captions) >= -(-limit // self.trainer.world_size):
+        if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)
         texts = [caption.text for caption in found]
@@ -85,14 +85,13 @@ class Captioning(Task):
     def evaluation_results(self, *, final: bool) -> dict[str, float]:
         results = self.captions.compute()
         if final:
-            predictions, references = self.captions.gathered()
+            predictions, references = self.captions.predictions, self.captions.references
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
             results |= caption_controls(predictions, references, train, seed=self.seed)
         return results
 
     def predictions(self) -> list[dict[str, Any]]:
-        captions, _ = self.captions.gathered()
-        return [{"image_id": id, "caption": caption} for id, caption in captions.items()]
+        return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
     def description(self) -> dict[str, Any]:
         return {

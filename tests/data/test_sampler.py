@@ -1,0 +1,127 @@
+"""Orders of samples, by counting what comes."""
+
+from collections import Counter
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+
+from vlm.data.sampler import EvalBatches, TrainBatches
+
+SIZE, BATCH = 1000, 24
+
+
+def train(epoch=0, done=0, **options):
+    options = {"size": SIZE, "batch_size": BATCH, "seed": 5} | options
+    return TrainBatches(position=lambda: (epoch, done), **options)
+
+
+def lengths(epoch, size=SIZE):
+    return np.random.default_rng(epoch).integers(20, 90, size)
+
+
+def indices(batches):
+    return [index for batch in batches for _, index in batch]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("lengths", [None, lengths])
+def test_every_sample_comes_once_an_epoch(world, lengths):
+    ranks = [list(train(rank=rank, world=world, lengths=lengths)) for rank in range(world)]
+    assert sorted(chain.from_iterable(map(indices, ranks))) == list(range(SIZE))
+    assert len({len(batches) for batches in ranks}) == 1
+
+
+@pytest.mark.parametrize("lengths", [None, lengths])
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_ranks_share_the_same_global_batches(world, lengths):
+    alone = [indices([batch]) for batch in train(lengths=lengths)]
+    ranks = [list(train(rank=rank, world=world, lengths=lengths)) for rank in range(world)]
+    assert [sorted(indices(parts)) for parts in zip(*ranks, strict=True)] == [sorted(batch) for batch in alone]
+    full = [len(part) for parts in zip(*ranks, strict=True) if len(indices(parts)) == BATCH for part in parts]
+    assert set(full) == {BATCH // world}
+
+
+@pytest.mark.parametrize("lengths", [None, lengths])
+def test_the_order_is_a_function_of_seed_and_epoch(lengths):
+    first = list(train(lengths=lengths))
+    assert first == list(train(lengths=lengths))
+    for other in (train(seed=6, lengths=lengths), train(epoch=1, lengths=lengths)):
+        again = indices(other)
+        same_place = sum(a == b for a, b in zip(indices(first), again, strict=True))
+        assert same_place < 10
+        assert sorted(again) == list(range(SIZE))
+
+
+def test_keys_carry_the_epoch():
+    assert {epoch for batch in train(epoch=3) for epoch, _ in batch} == {3}
+
+
+@pytest.mark.parametrize("done", [0, 1, 17, 41, 42])
+def test_starting_at_a_position_gives_the_tail_of_the_epoch(done):
+    for rank in (0, 1):
+        whole = list(train(epoch=2, rank=rank, world=2, lengths=lengths))
+        assert list(train(epoch=2, done=done, rank=rank, world=2, lengths=lengths)) == whole[done:]
+
+
+def test_the_position_is_asked_when_iteration_starts():
+    at = [0, 0]
+    batches = TrainBatches(size=SIZE, batch_size=BATCH, seed=5, position=lambda: (at[0], at[1]))
+    whole = list(batches)
+    at[:] = 0, 40
+    assert list(batches) == whole[40:]
+    at[:] = 1, 0
+    assert list(batches) == list(train(epoch=1))
+
+
+@pytest.mark.parametrize("with_lengths", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_length_equals_the_number_of_batches_and_no_rank_is_left_without(world, with_lengths):
+    for size in range(1, 40):
+        known = (lambda epoch, size=size: lengths(epoch, size)) if with_lengths else None
+        options = {"size": size, "batch_size": 6, "world": world, "lengths": known}
+        ranks = [list(train(rank=rank, **options)) for rank in range(world)]
+        assert {len(batches) for batches in ranks} == {len(train(**options))}
+        assert all(batch for batches in ranks for batch in batches)
+        seen = Counter(chain.from_iterable(map(indices, ranks)))
+        left_out = size % 6 if size % 6 < world else 0
+        assert len(seen) == size - left_out
+        assert set(seen.values()) <= {1}
+
+
+@pytest.mark.parametrize("batch_size", [16, 64])
+def test_lengths_leave_under_two_percent_padding(batch_size):
+    """Five captions a row, their words as in Flickr8k: 11.8 on average, deviating by 3.8."""
+    words = np.random.default_rng(0).normal(11.8, 3.8, (6000, 5)).round().clip(2, 36)
+    rows = (words + 2).sum(1).astype(int)
+
+    def padding(**options):
+        batches = [rows[indices([batch])] for batch in train(size=6000, batch_size=batch_size, **options)]
+        return 1 - rows.sum() / sum(batch.max() * len(batch) for batch in batches)
+
+    assert padding(lengths=lambda epoch: rows) < 0.02
+    assert padding() > 0.1  # that they need it
+
+
+def test_lengths_leave_the_order_of_batches_free():
+    means = [lengths(0)[indices([batch])].mean() for batch in train(lengths=lengths)]
+    rises = sum(later > earlier for earlier, later in pairwise(means))
+    assert 10 < rises < len(means) - 10
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("size", [0, 1, 7, 100, 101])
+def test_evaluation_reads_each_sample_once(world, size):
+    seen = []
+    for rank in range(world):
+        batches = EvalBatches(size=size, batch_size=6, rank=rank, world=world)
+        found = list(batches)
+        assert len(found) == len(batches)
+        assert all(0 < len(batch) <= 6 // world for batch in found)
+        seen += indices(found)
+    assert sorted(seen) == list(range(size))
+
+
+def test_evaluation_keeps_the_order_and_survives_small_batches():
+    assert indices(EvalBatches(size=10, batch_size=4)) == list(range(10))
+    assert list(EvalBatches(size=5, batch_size=1, rank=1, world=2)) == [[(0, 1)], [(0, 3)]]

@@ -1,0 +1,155 @@
+"""From training to captions, as a user goes."""
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from vlm.cli import run as vlm
+from vlm.training import main
+
+CAPTION_METRICS = {"loss", "bleu4", "cider", "rouge_l", "exact_match", "distinct"}
+
+
+def test_a_run_leaves_its_folder_as_documented(trained: Path) -> None:
+    assert (trained / "config.yaml").is_file()
+    assert {path.name for path in (trained / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    rows = list(csv.DictReader((trained / "metrics.csv").open()))
+    assert {"step", "epoch", "train/loss", "val/loss", "val/exact_match"} <= rows[0].keys()
+    assert len(list((trained / "samples").glob("step_*.jsonl"))) == 2
+    metrics = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    assert {f"test/{name}" for name in CAPTION_METRICS} <= metrics.keys()
+    assert {"test/cider@constant", "test/cider@shuffled", "test/bleu4@constant"} <= metrics.keys()
+    predictions = json.loads((trained / "evaluation" / "test" / "predictions.json").read_text())
+    assert len(predictions) == 20 and predictions[0].keys() == {"image_id", "caption"}
+
+
+def test_evaluation_gives_the_figures_of_the_runs_own_test(trained: Path, tmp_path: Path, capsys) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    assert vlm(["evaluate", "-c", best, "--out", str(tmp_path), "--device", "cpu"]) == 0
+    again = json.loads((tmp_path / "metrics.json").read_text())
+    assert again == json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    assert "exact_match" in capsys.readouterr().out
+
+
+def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    assert vlm(["evaluate", "-c", best, "--split", "val", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("val ")
+    assert vlm(["evaluate", "-c", best, "--split", "validation"]) == 2
+    assert "there is no split 'validation'" in capsys.readouterr().err
+
+
+def test_the_evaluated_captions_are_those_of_vlm_caption(trained: Path, tmp_path: Path, capsys) -> None:
+    predictions = json.loads((trained / "evaluation" / "test" / "predictions.json").read_text())
+    example = trained / "samples" / "example.png"
+    assert vlm(["caption", str(example), "-c", str(trained / "checkpoints" / "best.ckpt"), "--device", "cpu"]) == 0
+    path, caption = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert path == str(example)
+    assert caption == next(p["caption"] for p in predictions if p["image_id"] == "test-0-000000")
+
+
+def test_captions_come_in_three_forms_and_do_not_depend_on_the_batch(
+    trained: Path, photos: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for form, size in (("text", "1"), ("jsonl", "7"), ("csv", "30")):
+        out = tmp_path / f"captions.{form}"
+        arguments = [str(photos), "-c", str(trained / "checkpoints" / "last.ckpt"), "--device", "cpu"]
+        assert vlm(["caption", *arguments, "--format", form, "--out", str(out), "--batch-size", size]) == 0
+        lines = out.read_text().splitlines()
+        if form == "text":
+            found[form] = [tuple(line.split("\t")) for line in lines]
+        elif form == "jsonl":
+            records = [json.loads(line) for line in lines]
+            assert all(record.keys() == {"image", "caption", "logprob", "confidence"} for record in records)
+            assert all(record["logprob"] < 0 < record["confidence"] < 1 for record in records)
+            found[form] = [(record["image"], record["caption"]) for record in records]
+        else:
+            found[form] = [(row["image"], row["caption"]) for row in csv.DictReader(lines)]
+    assert len(found["text"]) == 30
+    assert found["text"] == found["jsonl"] == found["csv"]
+
+
+def test_a_bad_image_is_named_and_the_others_are_captioned(trained: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    good = str(sorted(photos.glob("*.png"))[0])
+    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    assert vlm(["caption", str(bad), good, str(tmp_path / "none.png"), "-c", checkpoint, "--device", "cpu"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{good}\t") and len(captured.out.splitlines()) == 1
+    assert f"error: {bad}: " in captured.err and f"error: {tmp_path / 'none.png'}: " in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["caption", "x.png", "-c", "none.ckpt"], "none.ckpt: no such checkpoint"),
+        (["caption", "EMPTY", "-c", "none.ckpt"], "no images found"),
+        (["caption", "x.png"], "checkpoint"),
+        (["caption", "x.png", "-c", "TEXT"], "is not a checkpoint"),
+        (["info", "-c", "TEXT"], "is not a checkpoint"),
+        (["evaluate", "-c", "TEXT"], "is not a checkpoint"),
+        (["captoin"], "captoin"),
+    ],
+)
+def test_wrong_usage_is_two_lines_and_status_2(arguments: list[str], said: str, tmp_path: Path, capsys) -> None:
+    text = tmp_path / "text.ckpt"
+    text.write_text("not a checkpoint")
+    places = {"EMPTY": str(tmp_path / "empty"), "TEXT": str(text)}
+    (tmp_path / "empty").mkdir()
+    assert vlm([places.get(argument, argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and said in captured.err
+    assert len(captured.err.splitlines()) <= 2 and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_info_says_what_the_file_holds(trained: Path, capsys) -> None:
+    assert vlm(["info", "-c", str(trained / "checkpoints" / "best.ckpt")]) == 0
+    said = capsys.readouterr().out
+    for part in ("captioning", "VisionLanguageModel", "ViT", "SentencePieceTokenizer", "Shapes", "val/exact_match"):
+        assert part in said
+
+
+def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path: Path, capsys) -> None:
+    assert main([*small, "debug=fast", "tokenizer=char", f"runs={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "parameters" in said and "padding" in said
+    rows = [line.partition("1   ")[2] for line in said.splitlines() if line.strip().startswith("1   ")]
+    assert rows[0].startswith("'<s>' -> 'a'") and rows[1].startswith("'a' -> ")
+    for before, after in pairwise(rows):
+        assert before.split(" -> ")[1] == after.split(" -> ")[0]  # each target is the next input
+
+
+def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path, read_captions, small, capsys) -> None:
+    words = {"red": "rotes", "blue": "blaues", "green": "grünes", "yellow": "gelbes", "circle": "Kreisförmiges"}
+    table = tmp_path / "bilder.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "caption", "split"])
+        for place, (name, caption) in enumerate(read_captions(photos / "captions.json")):
+            german = " ".join(words.get(word, word) for word in caption.split())
+            writer.writerow(
+                [name, german, "test" if place // 2 % 5 == 0 else "val" if place // 2 % 5 == 1 else "train"]
+            )
+    overrides = [value for value in small if "scenes" not in value]
+    data = ["data=captions", f"data.root={photos}", f"data.path={table}", "data.image_size=32", "data.max_len=80"]
+    assert main([*overrides, *data, f"runs={tmp_path / 'runs'}", "trainer.max_epochs=30", "optim.lr=1e-2"]) == 0
+    (folder,) = (tmp_path / "runs").glob("*/20*")
+    predictions = json.loads((folder / "evaluation" / "test" / "predictions.json").read_text())
+    spoken = {word for prediction in predictions for word in prediction["caption"].split()}
+    assert spoken & set(words.values()) and not spoken & set(words)
+
+
+def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, capsys) -> None:
+    heart = ["debug=overfit", "optim.lr=1e-2", "data.source.captions_per_image=1"]
+    assert main([*small, *heart, f"runs={tmp_path}", "data.batch_size=8", "trainer.limit_test_batches=1"]) == 0
+    (folder,) = tmp_path.glob("*/20*")
+    out = folder / "evaluation" / "train"
+    last = str(folder / "checkpoints" / "last.ckpt")
+    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(out), "--device", "cpu"]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["train/loss"] < 0.02 and metrics["train/exact_match"] == 1

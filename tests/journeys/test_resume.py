@@ -1,0 +1,103 @@
+"""A run that was interrupted and resumed ends with bitwise the weights of one that was not."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from journey import only_run, same_weights
+
+from vlm.callbacks.signals import StopOnSignal
+from vlm.training import main
+
+DROPOUT = ["model.encoder.dropout=0.1", "model.decoder.dropout=0.1", "trainer.max_epochs=3"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a run of 18 steps that nothing disturbed."""
+    runs = tmp_path_factory.mktemp("whole")
+    assert main([*small, *DROPOUT, f"runs={runs}"]) == 0
+    return only_run(runs) / "checkpoints" / "last.ckpt"
+
+
+def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends this process a signal in the middle of an optimiser step."""
+
+    def send(self, trainer, *args) -> None:
+        if trainer.global_step == step and not self.received:
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(StopOnSignal, "on_train_batch_start", send)
+
+
+@pytest.mark.parametrize(
+    ("step", "signum", "status", "workers"),
+    [(3, signal.SIGINT, 130, 0), (5, signal.SIGTERM, 143, 0), (10, signal.SIGTERM, 143, 2)],
+    ids=["in the first epoch", "at an epoch's last batch", "with workers"],
+)
+def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, monkeypatch, capsys) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(step, signum, patch)
+        assert main([*small, *DROPOUT, f"runs={tmp_path}", f"data.num_workers={workers}"]) == status
+    folder = only_run(tmp_path)
+    assert f"resume={folder}" in capsys.readouterr().out
+    assert main([f"resume={folder}"]) == 0
+    assert only_run(tmp_path) == folder
+    assert same_weights(folder / "checkpoints" / "last.ckpt", whole)
+    mine, reference = (
+        [(row["step"], row["train/loss"], row["val/loss"]) for row in csv.DictReader((run / "metrics.csv").open())]
+        for run in (folder, whole.parents[1])
+    )
+    assert mine == reference
+
+
+def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path, monkeypatch) -> None:
+    options = [*small, *DROPOUT, "trainer.accumulate_grad_batches=4", "callbacks=ema", "callbacks.progress=null"]
+    assert main([*options, f"runs={tmp_path / 'a'}"]) == 0
+    with monkeypatch.context() as patch:
+        interrupt_at(1, signal.SIGINT, patch)
+        assert main([*options, f"runs={tmp_path / 'b'}"]) == 130
+    assert main([f"resume={only_run(tmp_path / 'b')}"]) == 0
+    a, b = (only_run(tmp_path / name) / "checkpoints" / "last.ckpt" for name in "ab")
+    assert same_weights(a, b)
+
+
+def test_a_finished_run_is_left_alone(trained: Path, capsys) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    assert main([f"resume={trained}"]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+
+
+def test_only_the_machine_may_change_on_resume(trained: Path, capsys) -> None:
+    assert main([f"resume={trained}", "data.batch_size=16", "seed=3"]) == 2
+    said = capsys.readouterr().err
+    assert "data.batch_size" in said and "8" in said and "16" in said and "seed" in said
+
+
+def test_nothing_to_resume_is_an_error(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume=last"]) == 2
+    assert main(["resume=nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "resume=last" in said and "resume=nowhere" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_process_stopped_by_sigterm_goes_on_with_resume_last(small, whole, tmp_path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *small, *DROPOUT]
+    process = subprocess.Popen([*command], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("runs/*/*/samples/step_6.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143 and "resume=" in output
+    subprocess.run([sys.executable, str(ROOT / "train.py"), "resume=last"], cwd=tmp_path, check=True)
+    assert same_weights(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt", whole)

@@ -1,0 +1,51 @@
+"""Ways of turning an image into patch embeddings."""
+
+from itertools import pairwise
+
+from torch import nn
+
+
+class PatchEmbed(nn.Conv2d):
+    """Cuts the image into patches, each projected linearly (Dosovitskiy et al. 2021, equation 1).
+
+    Args:
+        patch_size: Side of a square patch, in pixels.
+        dim: Width D of an embedding.
+    Shapes:
+        images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
+    """
+
+    def __init__(self, *, patch_size: int, dim: int) -> None:
+        super().__init__(3, dim, kernel_size=patch_size, stride=patch_size)
+
+
+class ConvStem(nn.Sequential):
+    """Reduces the image to patches by small convolutions (after Xiao et al. 2021, "Early convolutions").
+
+    From scratch it learns in far fewer steps than one linear projection, because a pattern is found wherever in a patch
+    it lies. The first convolution cuts the image into pieces of 4 x 4 pixels, where a stride of 2 would cost more than
+    all the others together; each further one halves the sides and doubles the channels, up to D.
+
+    Args:
+        patch_size: Side of a square patch, in pixels; a power of two, at least 4.
+        dim: Width D of an embedding.
+        min_channels: Channels of the first convolution, at least.
+    Shapes:
+        images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
+    Raises:
+        ValueError: patch_size is no power of two, or below 4.
+    """
+
+    def __init__(self, *, patch_size: int, dim: int, min_channels: int = 32) -> None:
+        stages = patch_size.bit_length() - 2
+        if stages < 1 or 4 << (stages - 1) != patch_size:
+            raise ValueError(f"patch_size {patch_size} is not 4, 8, 16, 32, ..., as a ConvStem needs")
+        channels = [max(min_channels, dim >> (stages - 1 - stage)) for stage in range(stages)]
+        convs = [nn.Conv2d(3, channels[0], kernel_size=4, stride=4)]
+        convs += [nn.Conv2d(a, b, kernel_size=3, stride=2, padding=1) for a, b in pairwise(channels)]
+        layers: list[nn.Module] = []
+        for conv in convs:
+            nn.init.kaiming_normal_(conv.weight)
+            nn.init.constant_(conv.bias, 0.0)  # type: ignore[arg-type]
+            layers += [conv, nn.GroupNorm(1, conv.out_channels), nn.GELU()]
+        super().__init__(*layers, nn.Conv2d(channels[-1], dim, kernel_size=1))
