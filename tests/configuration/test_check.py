@@ -1,116 +1,14 @@
-"""Checking and building, with classes of the tests' own in a package that cannot be imported by accident."""
+"""Checking and building, with the classes of the package `strangers` (conftest.py)."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from vlm.config import build, check, spec, trust
-from vlm.configuration import target
+from vlm.config import build, check, spec
 from vlm.errors import UserError
 
-PARTS = '''
-from __future__ import annotations
-
-import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol
-
-if TYPE_CHECKING:
-    from nowhere import Ghost
-
-Size = int | tuple[int, int]
-
-
-class Base:
-    def __init__(self, *, dim: int, depth: int = 2, dropout: float = 0.0) -> None:
-        self.dim, self.depth, self.dropout = dim, depth, dropout
-
-
-class ViT(Base):
-    """Inherits its constructor."""
-
-
-class Other:
-    def __init__(self) -> None: ...
-
-    def __call__(self) -> int:
-        return 1
-
-
-class Likeness(Protocol):
-    dim: int
-
-
-class Holder:
-    def __init__(self, **kwargs: Any) -> None:
-        self.__dict__.update(kwargs)
-
-
-class Model:
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        encoder: Base | None = None,
-        like: Likeness | None = None,
-        size: Size = 8,
-        window: tuple[int, int] = (1, 2),
-        sizes: tuple[int, ...] = (),
-        mode: Literal["max", "min"] = "max",
-        ghost: Ghost | None = None,
-        root: Path | None = None,
-        where: str | Path = "",
-        names: list[str] = [],
-        weights: Mapping[str, float] = {},
-        parts: Iterable[Base] = (),
-        make: Callable[[], Any] | None = None,
-        flag: bool = False,
-        limit: float | None = None,
-        late: int = None,
-        anything=None,
-    ) -> None:
-        self.given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-
-
-class Picky:
-    def __init__(self, *, heads: int) -> None:
-        raise ValueError(f"{heads} heads do not divide the width\\nmore")
-
-
-class Lost:
-    def __init__(self, *, root: str) -> None:
-        open(root)
-
-
-class Loose:
-    def __init__(self, *, dim: int, **rest: Any) -> None:
-        self.rest = rest
-
-
-def make_base(*, dim: int) -> Base:
-    return Base(dim=dim)
-'''
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _package(tmp_path_factory):
-    root = tmp_path_factory.mktemp("packages")
-    package = root / "strangers"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "parts.py").write_text(PARTS)
-    quiet = "class Quiet:\n    def __init__(self, *, a: int) -> None: ...\n"
-    (package / "explosive.py").write_text(f"{quiet}\nraise SystemExit(9)\n")
-    (package / "needy.py").write_text(f"import not_installed_anywhere\n{quiet}")
-    sys.path.insert(0, str(root))
-    allowed = list(target._allowed)
-    trust("strangers")
-    yield
-    target._allowed[:] = allowed
-    sys.path.remove(str(root))
+pytestmark = pytest.mark.usefixtures("strangers")
 
 
 def node(name, **rest):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from journey import only_run
 
 from vlm.data.scenes import COLORS

@@ -40,7 +40,7 @@ class TimmEncoder(nn.Module):
         return Context(self.proj(features))
 
 
-def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> nn.Module:
+def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> Any:
     import timm
 
     if ":" in name or "/" in name or name not in timm.list_models():

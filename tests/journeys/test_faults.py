@@ -1,0 +1,65 @@
+"""What a user gets wrong, and what they are told."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vlm.training import main
+
+
+@pytest.fixture
+def broken(photos: Path, tmp_path: Path) -> Path:
+    """The photos with one that does not decode."""
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    sorted(folder.glob("*.png"))[4].write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
+    return folder
+
+
+def data(folder: Path, small: list[str], tmp_path: Path) -> list[str]:
+    own = ["data=coco", f"data.root={folder}", "data.path=captions.json", "data.image_size=32", "tokenizer=char"]
+    sizes = [
+        "data.max_len=80",
+        "data.source.val_fraction=0.2",
+        "data.source.test_fraction=0.2",
+        f"runs={tmp_path}/runs",
+    ]
+    return [*(value for value in small if "scenes" not in value), *own, *sizes, "trainer.max_epochs=1"]
+
+
+def test_too_many_bad_images_stop_the_run_and_are_listed(broken, small, tmp_path, capsys) -> None:
+    assert main(data(broken, small, tmp_path)) == 1
+    said = capsys.readouterr()
+    assert "1 of" in said.err and "callbacks.bad_samples.limit" in said.err and ".png" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_few_bad_images_are_skipped_and_named(broken, small, tmp_path, capsys) -> None:
+    assert main([*data(broken, small, tmp_path), "callbacks.bad_samples.limit=0.2", "data.batch_size=1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("skipped: ") == 1 and "test" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optim.lrr=1"], "optim.lrr: unknown; did you mean lr?"),
+        (["data=flikr8k"], "did you mean flickr8k?"),
+        (["model.encoder.dim=wide"], "model.encoder.dim"),
+        (["model.encoder.num_heads=5"], "num_heads"),
+        (["model.encoder.patch_size=15"], "patch_size"),
+        (["data=flickr8k", "data.root=nowhere"], "nowhere"),
+        (["data=captions"], "data.root"),
+        (["data.batch_size=-3"], "data.batch_size"),
+        (["seed=one"], "seed"),
+        (["callbacks.checkpoints.mode=most"], "callbacks.checkpoints.mode"),
+        (["tokenizer.model_type=words"], "tokenizer.model_type"),
+    ],
+)
+def test_a_wrong_config_is_status_2_and_creates_nothing(overrides, said, small, tmp_path, capsys) -> None:
+    assert main([*small, f"runs={tmp_path / 'runs'}", *overrides]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and said in captured.err, captured.err
+    assert len(captured.err.splitlines()) <= 2 and "Traceback" not in captured.err
+    assert not (tmp_path / "runs").exists()
