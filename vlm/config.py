@@ -32,6 +32,7 @@ __all__ = [
     "check_resume_overrides",
     "compose",
     "conf_dir",
+    "node",
     "override",
     "report",
     "run",
@@ -39,6 +40,9 @@ __all__ = [
     "split_resume",
     "trust",
 ]
+
+# Keys that stand in a group only for the nodes below it to refer to.
+_REFERRED = {"data": {"root", "path", "val_path", "test_path", "image_size"}, "model": {"size"}}
 
 Main = Callable[[dict[str, Any]], int | None]
 
@@ -66,6 +70,12 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def node(config: dict[str, Any], group: str) -> dict[str, Any]:
+    """The node of a group that is to be built: without the keys that others only refer to."""
+    referred = _REFERRED.get(group, set())
+    return {name: value for name, value in config[group].items() if name not in referred}
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Evaluating a checkpoint as training's own test does."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def evaluate_checkpoint(
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results))
+    for reason in task.unread:
+        print(f"error: {reason}", file=sys.stderr)
     if out is not None:
         try:
             write_results(Path(out), task, results)
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
-    return 0
+    return 1 if task.unread else 0

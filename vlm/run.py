@@ -24,23 +24,18 @@ from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
 FOLDER = "VLM_RUN_FOLDER"  # how the first process tells those that it starts where the run lives
-SHARED = ("root", "path", "val_path", "test_path", "image_size")  # keys of data that only nodes below it refer to
-
-
-def data_node(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the data module, without the keys that stand there to be referred to."""
-    return {name: value for name, value in config["data"].items() if name not in SHARED}
 
 
 def build_data(config: dict[str, Any], tokenizer: Tokenizer, **given: Any) -> L.LightningDataModule:
     """The data module with its source opened."""
     cache = str(Path(config["runs"]) / "cache")
-    return conf.build(data_node(config), "data", tokenizer=tokenizer, seed=config["seed"], cache=cache, **given)
+    return conf.build(conf.node(config, "data"), "data", tokenizer=tokenizer, seed=config["seed"], cache=cache, **given)
 
 
 def build_model(config: dict[str, Any], vocab_size: int) -> tuple[nn.Module, dict[str, Any]]:
     """The model with weights keyed by the seed, and its specification for checkpoints."""
-    node = {**config["model"], "decoder": {**config["model"]["decoder"], "vocab_size": vocab_size}}
+    node = conf.node(config, "model")
+    node = {**node, "decoder": {**node["decoder"], "vocab_size": vocab_size}}
     torch.manual_seed(key(config["seed"], "weights"))
     try:
         return conf.build(node, "model"), conf.spec(node)

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,38 @@ def main(argv: list[str] | None = None) -> int:
     try:
         resume, overrides = conf.split_resume(argv)
         if resume is None:
-            return conf.run(train, overrides)
+            return conf.run(train, overrides, check)
         from vlm.resume import resume_run
 
         return resume_run(resume, overrides)
     except UserError as fault:
         return conf.report(fault)
+
+
+def check(config: dict[str, Any]) -> None:
+    """Reports every fault of a config at once, before anything is read or written."""
+    nodes = {group: conf.node(config, group) for group in ("data", "model")}
+    conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
+    faults = list(size_faults(nodes, ""))
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def size_faults(value: Any, path: str) -> Iterator[str]:
+    """Yields a line for each size that cannot work, such as heads that do not divide the width."""
+    if not isinstance(value, dict):
+        return
+    for name in ("batch_size", "eval_batch_size", "max_len", "depth", "dim"):
+        if isinstance(value.get(name), int) and value[name] < 1:
+            yield f"{path}{name}: {value[name]} is too small; give at least 1"
+    for whole, part in (("dim", "num_heads"), ("image_size", "patch_size")):
+        size, divisor = value.get(whole), value.get(part)
+        if not isinstance(size, int) or not isinstance(divisor, int) or value.get("head_dim"):
+            continue
+        if divisor < 1 or size % divisor:
+            yield f"{path}{part}: {divisor} does not divide {whole}, {size}; change one of them"
+    for name, child in value.items():
+        yield from size_faults(child, f"{path}{name}.")
 
 
 def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:
@@ -47,9 +74,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
     Raises:
         UserError: The config, the data or the machine is at fault.
     """
-    from vlm.run import data_node
-
-    conf.check({**config, "data": data_node(config)}, supplied=SUPPLIED, types=TYPES)
+    check(config)
     from vlm.callbacks.signals import Stopped
     from vlm.run import Run
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from nowhere import Ghost
@@ -66,11 +66,6 @@ class Other:
 
 class Likeness(Protocol):
     dim: int
-
-
-class Holder:
-    def __init__(self, **kwargs: Any) -> None:
-        self.__dict__.update(kwargs)
 
 
 class Model:

@@ -22,10 +22,10 @@ SMALL = [
     "data.source.train_scenes=48",
     "data.source.val_scenes=16",
     "data.source.test_scenes=20",
-    "model.encoder.dim=32",
-    "model.encoder.depth=1",
-    "model.decoder.dim=32",
-    "model.decoder.depth=1",
+    "model.size.dim=32",
+    "model.size.num_heads=2",
+    "model.size.encoder_depth=1",
+    "model.size.decoder_depth=1",
 ]
 
 

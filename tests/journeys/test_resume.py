@@ -14,7 +14,7 @@ from journey import only_run, same_weights
 from vlm.callbacks.signals import StopOnSignal
 from vlm.training import main
 
-DROPOUT = ["model.encoder.dropout=0.1", "model.decoder.dropout=0.1", "trainer.max_epochs=3"]
+DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
 ROOT = Path(__file__).parents[2]
 
 

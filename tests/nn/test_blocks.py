@@ -66,12 +66,13 @@ def test_drop_path_does_nothing_in_evaluation():
 def test_initial_scales(context_dim, branches):
     depth = 3
     decoder = Decoder(vocab_size=99, max_len=50, dim=64, depth=depth, num_heads=4, context_dim=context_dim)
-    writes = 0.02 / (branches * depth) ** 0.5
+    writes = 0.0625 / (branches * depth) ** 0.5  # 0.5 / sqrt(64) is 0.0625
     for name, parameter in decoder.named_parameters():
         if "norm" in name:
             assert torch.equal(parameter, torch.ones(64) if name.endswith("weight") else torch.zeros(64)), name
         elif name.endswith("bias"):
             assert torch.equal(parameter, torch.zeros_like(parameter)), name
         else:
-            expected = writes if name.endswith(("proj.weight", "fc2.weight")) else 0.02
+            expected = writes if name.endswith(("proj.weight", "fc2.weight")) else 0.0625
+            expected = 0.125 if name == "positions.weight" else expected
             assert parameter.std().item() == pytest.approx(expected, rel=0.06), name

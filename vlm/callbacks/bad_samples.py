@@ -1,10 +1,11 @@
 """Samples that cannot be read: skipped, counted, named, limited."""
 
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 
 from vlm.errors import UserError
+from vlm.tasks.captioning import Captioning
 
 
 class BadSamples(L.Callback):
@@ -23,6 +24,11 @@ class BadSamples(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.reasons = dict(state_dict["reasons"])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        task = cast(Captioning, pl_module)
+        for reason in task.unread:
+            print(f"skipped in validation: {reason}", flush=True)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -3,7 +3,7 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -35,9 +35,7 @@ class Checkpoints(L.Callback):
         every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
     """
 
-    def __init__(self, *, monitor: str, mode: str, every_n_steps: int) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"callbacks.checkpoints.mode: {mode!r}; give min or max")
+    def __init__(self, *, monitor: str, mode: Literal["min", "max"], every_n_steps: int) -> None:
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None

@@ -277,6 +277,8 @@ class SentencePieceTokenizer(Tokenizer):
             # A line break never enters training, so without the bytes it needs a symbol of its own.
             "user_defined_symbols": [] if options["byte_fallback"] else ["\n"],
             "required_chars": SPACE,  # else a rare or unseen space is spelled in bytes, as U+2581 is
+            # In characters; phrases are longer than words.
+            "max_sentencepiece_length": 16 if options["split_by_whitespace"] else 32,
             "hard_vocab_limit": False,  # else a corpus too small for vocab_size is an error
             "max_sentence_length": 4 * LINE,  # in bytes; the default would drop longer lines
             "num_threads": 1,  # the sums of the unigram model depend on how they are shared out

@@ -80,7 +80,7 @@ class Decoder(nn.Module):
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim)
-        init_weights(self, branches=(2 if context_dim is None else 3) * depth)
+        init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, context: Context | None = None) -> Tensor:
         """Hidden states of whole rows; without segments, each row is one segment."""

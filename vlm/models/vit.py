@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from vlm.models.context import Context
 from vlm.nn.blocks import Block, init_weights
 from vlm.nn.patch import PatchEmbed
+from vlm.nn.position import sincos_2d
 
 
 class ViT(nn.Module):
@@ -47,7 +48,8 @@ class ViT(nn.Module):
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
         self.dim = dim
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
-        self.pos_embed = nn.Parameter(torch.empty((image_size // patch_size) ** 2, dim))
+        # Learned from here on. From small random values, telling places apart costs most of a short training.
+        self.pos_embed = nn.Parameter(0.5 * sincos_2d(image_size // patch_size, dim))
         rates = torch.linspace(0, drop_path, depth).tolist()
         self.blocks = nn.ModuleList(
             Block(
@@ -61,8 +63,7 @@ class ViT(nn.Module):
             for rate in rates
         )
         self.norm = nn.LayerNorm(dim)
-        init_weights(self, branches=2 * depth)
-        nn.init.normal_(self.pos_embed, std=0.02)
+        init_weights(self, dim=dim, branches=2 * depth)
 
     def forward(self, images: Tensor) -> Context:
         x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, 3, H, W) -> (B, S, D)

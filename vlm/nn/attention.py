@@ -72,6 +72,17 @@ class KeyValueCache:
         self.keys, self.values = self.keys[rows], self.values[rows]
 
 
+def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
+    """K: as given, or D / N.
+
+    Raises:
+        ValueError: N does not divide D.
+    """
+    if head_dim is None and dim % num_heads:
+        raise ValueError(f"num_heads {num_heads} does not divide dim {dim}; change one, or set head_dim")
+    return head_dim or dim // num_heads
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
@@ -96,7 +107,7 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.head_dim = head_dim or dim // num_heads
+        self.head_dim = width_of_head(dim, num_heads, head_dim)
         self.dropout = dropout
         self.qkv = nn.Linear(dim, 3 * num_heads * self.head_dim, bias=bias)
         self.proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
@@ -136,7 +147,7 @@ class CrossAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.head_dim = head_dim or dim // num_heads
+        self.head_dim = width_of_head(dim, num_heads, head_dim)
         self.dropout = dropout
         inner = num_heads * self.head_dim
         self.q = nn.Linear(dim, inner, bias=bias)

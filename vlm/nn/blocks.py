@@ -134,16 +134,18 @@ class DecoderBlock(Block):
         return self.residual(x, self.mlp(self.norm2(x)))
 
 
-def init_weights(module: nn.Module, *, branches: int, std: float = 0.02) -> None:
-    """GPT-2's initialisation: normal weights, zero biases, and residual outputs scaled down with depth.
+def init_weights(module: nn.Module, *, dim: int, branches: int) -> None:
+    """GPT-2's initialisation for any width: normal weights, zero biases, residual outputs scaled down with depth.
 
-    Each of the residual branches adds to one stream, so what each writes is divided by the root of their number
-    (Radford et al. 2019, section 2.3), which keeps the stream's variance independent of depth.
+    GPT-2's standard deviation, 0.02 at D = 768, is 0.5 / √D, which keeps the size of activations at other widths too.
+    Each residual branch adds to one stream, so what a branch writes is divided by the root of their number (Radford et
+    al. 2019, section 2.3), which keeps the stream's variance independent of depth.
 
     Args:
+        dim: Width D.
         branches: How many residual branches the stack has.
-        std: Standard deviation of the weights that do not write into the stream.
     """
+    std = 0.5 * dim**-0.5
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
             writes = name.endswith(("proj", "fc2"))

@@ -51,6 +51,7 @@ class Captioning(Task):
         self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
         self.samples: list[dict[str, Any]] = []
+        self.unread: list[str] = []
 
     def token_loss(self, batch: CaptionBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
@@ -65,8 +66,10 @@ class Captioning(Task):
         super().on_evaluation_start()
         self.captions.reset()
         self.samples = []
+        self.unread = []
 
     def evaluation_step(self, batch: CaptionBatch, limit: int | None) -> None:
+        self.unread += [sample.reason for sample in batch.bad]
         self.add_loss(*self.token_loss(batch))
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
