@@ -292,7 +292,7 @@ def test_cache_is_read_instead_of_learning(name, tmp_path, monkeypatch):
 
 def test_cache_is_keyed_by_captions_and_every_option(tmp_path):
     variants: list[dict] = [{}, {"lowercase": True}, {"model_type": "bpe"}, {"vocab_size": 400}]
-    variants += [{"byte_fallback": False}, {"character_coverage": 0.99}, {"split_by_whitespace": False}]
+    variants += [{"byte_fallback": False}, {"character_coverage": 0.99}]
     for captions in (CAPTIONS, CAPTIONS[::-1], ["".join(CAPTIONS)]):
         for options in variants:
             SentencePieceTokenizer(**options).fit(captions, cache=tmp_path)

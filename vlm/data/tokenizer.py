@@ -223,7 +223,6 @@ class SentencePieceTokenizer(Tokenizer):
         model_type: "unigram" or "bpe".
         byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
         character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
-        split_by_whitespace: Keep pieces within words; without, a frequent phrase may be one piece.
         lowercase: Lower-case every text first.
     Raises:
         UserError: An option is unknown or out of its range.
@@ -235,10 +234,9 @@ class SentencePieceTokenizer(Tokenizer):
         self,
         *,
         vocab_size: int = 8000,
-        model_type: str = "unigram",
+        model_type: str = "bpe",
         byte_fallback: bool = True,
         character_coverage: float = 0.9995,
-        split_by_whitespace: bool = True,
         lowercase: bool = False,
     ) -> None:
         super().__init__(lowercase=lowercase)
@@ -251,7 +249,6 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"tokenizer.character_coverage: {character_coverage} is not between 0.98 and 1")
         self._options |= dict(vocab_size=vocab_size, model_type=model_type)
         self._options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
-        self._options |= dict(split_by_whitespace=split_by_whitespace)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the likeliest (unigram) or most merged (BPE) pieces."""
@@ -277,8 +274,6 @@ class SentencePieceTokenizer(Tokenizer):
             # A line break never enters training, so without the bytes it needs a symbol of its own.
             "user_defined_symbols": [] if options["byte_fallback"] else ["\n"],
             "required_chars": SPACE,  # else a rare or unseen space is spelled in bytes, as U+2581 is
-            # In characters; phrases are longer than words.
-            "max_sentencepiece_length": 16 if options["split_by_whitespace"] else 32,
             "hard_vocab_limit": False,  # else a corpus too small for vocab_size is an error
             "max_sentence_length": 4 * LINE,  # in bytes; the default would drop longer lines
             "num_threads": 1,  # the sums of the unigram model depend on how they are shared out
