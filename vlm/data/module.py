@@ -90,6 +90,7 @@ class CaptionDataset(Dataset):
         self.split, self.tokenizer, self.max_len = split, tokenizer, max_len
         self.preprocess, self.augment, self.seed = preprocess, augment, seed
         self._encoded: dict[str, list[int]] = {}
+        self._lengths: tuple[int, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.split)
@@ -104,6 +105,12 @@ class CaptionDataset(Dataset):
 
     def lengths(self, epoch: int) -> list[int]:
         """Tokens of each sample's row in an epoch."""
+        epoch = epoch if self.split.fresh else 0
+        if self._lengths is None or self._lengths[0] != epoch:
+            self._lengths = epoch, self._measure(epoch)
+        return self._lengths[1]
+
+    def _measure(self, epoch: int) -> list[int]:
         return [sum(len(self.encode(c)) for c in self.split.captions(epoch, i)) for i in range(len(self))]
 
     def __getitem__(self, at: Key) -> Sample | BadSample:
@@ -131,6 +138,7 @@ class CaptionData(L.LightningDataModule):
         num_workers: Processes that read images, each device's; "auto" takes what the machine has, at most 8.
         max_len: Longest caption in tokens, with its begin and end.
         seed: Key of the order and of the augmentation.
+        bucket: How many batches are sorted by length together; 1 sorts nothing.
         train_samples: Train on the first so many samples alone, the same in every epoch; None for all.
         cache: Folder where learned tokenizers are kept.
     """
@@ -147,6 +155,7 @@ class CaptionData(L.LightningDataModule):
         num_workers: int | str,
         max_len: int,
         seed: int,
+        bucket: int = 32,
         train_samples: int | None = None,
         cache: str | None = None,
     ) -> None:
@@ -155,7 +164,7 @@ class CaptionData(L.LightningDataModule):
         self.preprocess, self.augment = preprocess, augment
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
-        self.max_len, self.seed, self.cache = max_len, seed, cache
+        self.max_len, self.seed, self.cache, self.bucket = max_len, seed, cache, bucket
         self._splits = self._open_splits()
         if train_samples is not None:
             self._splits["train"] = Part(self._splits["train"], range(min(train_samples, len(self._splits["train"]))))
@@ -239,13 +248,13 @@ class CaptionData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset, ranks = self.dataset("train"), self._ranks()
-        static = None if dataset.split.fresh else dataset.lengths(0)
         batches = TrainBatches(
             size=len(dataset),
             batch_size=self.batch_size,
             seed=self.seed,
             position=self._position,
-            lengths=dataset.lengths if static is None else lambda _: static,
+            bucket=self.bucket,
+            lengths=dataset.lengths,
             **ranks,
         )
         return self._loader(dataset, batches)

@@ -8,8 +8,6 @@ from vlm.randomness import numpy_rng
 
 Key = tuple[int, int]  # (epoch, index): all that a data set needs to produce a sample
 
-BUCKET = 32  # global batches sorted by length together: padding stays low, and the order stays nearly free
-
 
 class TrainBatches:
     """Batches of sample keys in an order keyed by (seed, epoch), each rank taking its stride of the global batch.
@@ -24,6 +22,8 @@ class TrainBatches:
         position: Returns (epoch, batches of it already done), asked when an iterator is made.
         rank, world: This process, and how many there are.
         lengths: Returns the length of every sample in an epoch.
+        bucket: How many global batches are sorted by length together; 1 sorts nothing. More is less padding, but samples
+            that differ in kind as they differ in length no longer meet in a batch, and steps pull this way and that.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class TrainBatches:
         rank: int = 0,
         world: int = 1,
         lengths: Callable[[int], Sequence[int]] | None = None,
+        bucket: int = 32,
     ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.position, self.lengths = position, lengths
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.bucket = rank, world, bucket
 
     def __len__(self) -> int:
         full, rest = divmod(self.size, self.batch_size)
@@ -56,10 +57,10 @@ class TrainBatches:
         rng = numpy_rng(self.seed, "order", epoch)
         order = rng.permutation(self.size)
         starts = range(0, self.size, self.batch_size)
-        if self.lengths is None:
+        if self.lengths is None or self.bucket == 1:
             return [order[start : start + self.batch_size] for start in starts][: len(self)]
         lengths = np.asarray(self.lengths(epoch))
-        span = BUCKET * self.batch_size
+        span = self.bucket * self.batch_size
         buckets = [order[start : start + span] for start in range(0, self.size, span)]
         order = np.concatenate([bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets])
         batches = [order[start : start + self.batch_size] for start in starts][: len(self)]
