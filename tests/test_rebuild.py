@@ -123,7 +123,7 @@ HUGE = {
     "heads": {"num_heads": GIANT, "head_dim": 1},
     "depth": {"depth": GIANT},
     "depth of nothing": {"depth": GIANT, "dim": 0, "num_heads": 1, "head_dim": 1, "mlp_ratio": 0.0},
-    "many small blocks": {"depth": 10**6, "dim": 1, "num_heads": 1},
+    "many small blocks": {"depth": 10**6, "dim": 4, "num_heads": 1},
     "mlp": {"mlp_ratio": 1e12},
 }
 

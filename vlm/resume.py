@@ -22,7 +22,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
     loaded = ckpt.read(path)
     config = conf.check_resume_overrides(overrides, loaded["vlm"]["config"])
     folder = path.parent.parent
-    if finished(loaded, config):
+    if finished(loaded, config) and (folder / "evaluation").is_dir():
         print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
         return 0
     print(f"resuming {folder} at step {loaded['global_step']}", file=sys.stderr)

@@ -31,7 +31,7 @@ AWKWARD = [
 ]  # fmt: skip
 CLASSES = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)
 MAKERS = dict(zip(("bytes", "char", "unigram"), CLASSES, strict=True))
-MAKERS["bpe"] = partial(SentencePieceTokenizer, model_type="bpe")
+MAKERS |= {name: partial(SentencePieceTokenizer, model_type=name) for name in ("unigram", "bpe")}
 FITTED = {name: make().fit(CAPTIONS) for name, make in MAKERS.items()}
 LOWERED = {name: make(lowercase=True).fit(CAPTIONS) for name, make in MAKERS.items()}
 any_text = st.text() | st.lists(st.sampled_from(AWKWARD) | st.text(max_size=3), max_size=12).map("".join)
@@ -291,7 +291,7 @@ def test_cache_is_read_instead_of_learning(name, tmp_path, monkeypatch):
 
 
 def test_cache_is_keyed_by_captions_and_every_option(tmp_path):
-    variants: list[dict] = [{}, {"lowercase": True}, {"model_type": "bpe"}, {"vocab_size": 400}]
+    variants: list[dict] = [{}, {"lowercase": True}, {"model_type": "unigram"}, {"vocab_size": 400}]
     variants += [{"byte_fallback": False}, {"character_coverage": 0.99}]
     for captions in (CAPTIONS, CAPTIONS[::-1], ["".join(CAPTIONS)]):
         for options in variants:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from journey import only_run, same_weights
 
-from vlm.callbacks.signals import StopOnSignal
+from vlm.callbacks.audit import Audit
 from vlm.training import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
@@ -28,12 +28,14 @@ def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends this process a signal in the middle of an optimiser step."""
+    sent: list[int] = []
 
-    def send(self, trainer, *args) -> None:
-        if trainer.global_step == step and not self.received:
+    def send(audit, trainer, *args) -> None:
+        if trainer.global_step == step and not sent:
+            sent.append(signum)
             os.kill(os.getpid(), signum)
 
-    monkeypatch.setattr(StopOnSignal, "on_train_batch_start", send)
+    monkeypatch.setattr(Audit, "on_train_batch_start", send)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class BadSamples(L.Callback):
             if sample.id not in self.reasons:
                 self.reasons[sample.id] = sample.reason
                 print(f"skipped: {sample.reason}", flush=True)
-        size = len(trainer.datamodule.dataset("train"))  # type: ignore[attr-defined]
+        size = len(trainer.datamodule.split("train"))  # type: ignore[attr-defined]
         if batch.bad and len(self.reasons) > self.limit * size:
             listed = "; ".join(list(self.reasons.values())[:10])
             raise UserError(

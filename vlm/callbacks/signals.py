@@ -30,6 +30,7 @@ class StopOnSignal(L.Callback):
 
     def __init__(self) -> None:
         self.received = 0
+        self._leaving = False
         self._before: dict[int, Any] = {}
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -45,10 +46,22 @@ class StopOnSignal(L.Callback):
         if accumulating(trainer) or not trainer.strategy.reduce_boolean_decision(bool(self.received), all=False):
             return
         next(c for c in trainer.callbacks if isinstance(c, Checkpoints)).save_last(trainer)  # type: ignore[attr-defined]
+        loop = trainer.fit_loop
+        if loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
+            self._leaving = True  # the validation that is due belongs to this step: it comes first
+            return
         # The trainer writes a step's metrics after this hook, which will not return.
         trainer._logger_connector.on_batch_end()
         trainer._logger_connector.update_train_step_metrics()
         raise Stopped(self.received or signal.SIGTERM)
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if self._leaving:
+            raise Stopped(self.received or signal.SIGTERM)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._leaving:
+            raise Stopped(self.received or signal.SIGTERM)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         for signum, handler in self._before.items():

@@ -168,7 +168,7 @@ class CaptionData(L.LightningDataModule):
         self._splits = self._open_splits()
         if train_samples is not None:
             self._splits["train"] = Part(self._splits["train"], range(min(train_samples, len(self._splits["train"]))))
-        self._datasets: dict[str, CaptionDataset] = {}
+        self._datasets: dict[tuple[str, bool], CaptionDataset] = {}
         self.test_split = self.final_split
 
     def _open_splits(self) -> dict[str, CaptionSplit]:
@@ -213,17 +213,18 @@ class CaptionData(L.LightningDataModule):
             parts += [text for index in range(len(train)) for text in train.captions(0, index)]
         return f"{key(*parts):016x}"
 
-    def dataset(self, name: str) -> CaptionDataset:
-        if name not in self._datasets:
-            self._datasets[name] = CaptionDataset(
+    def dataset(self, name: str, *, augmented: bool = False) -> CaptionDataset:
+        """The samples of a split, as training reads them if augmented, else as evaluation does."""
+        if (name, augmented) not in self._datasets:
+            self._datasets[name, augmented] = CaptionDataset(
                 split=self.split(name),
                 tokenizer=self.tokenizer,
                 max_len=self.max_len,
                 preprocess=self.preprocess,
-                augment=self.augment if name == "train" else None,
+                augment=self.augment if augmented else None,
                 seed=self.seed,
             )
-        return self._datasets[name]
+        return self._datasets[name, augmented]
 
     def _ranks(self) -> dict[str, int]:
         trainer = self.trainer
@@ -247,7 +248,7 @@ class CaptionData(L.LightningDataModule):
         return full + (rest >= world)
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        dataset, ranks = self.dataset("train"), self._ranks()
+        dataset, ranks = self.dataset("train", augmented=True), self._ranks()
         batches = TrainBatches(
             size=len(dataset),
             batch_size=self.batch_size,

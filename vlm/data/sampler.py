@@ -22,8 +22,8 @@ class TrainBatches:
         position: Returns (epoch, batches of it already done), asked when an iterator is made.
         rank, world: This process, and how many there are.
         lengths: Returns the length of every sample in an epoch.
-        bucket: How many global batches are sorted by length together; 1 sorts nothing. More is less padding, but samples
-            that differ in kind as they differ in length no longer meet in a batch, and steps pull this way and that.
+        bucket: How many global batches are sorted by length together; 1 sorts nothing. More is less padding, but where
+            length tells kinds of samples apart, these no longer meet in a batch, and steps pull this way and that.
     """
 
     def __init__(
