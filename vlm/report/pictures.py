@@ -23,7 +23,7 @@ def contact_sheet(images: Sequence[Image.Image], captions: Sequence[str], out: s
         axes = figure.add_subplot(rows, columns, place)
         axes.imshow(image, interpolation="lanczos")
         axes.set_axis_off()
-        axes.set_title(textwrap.fill(caption, 34), y=-0.02, verticalalignment="top", fontsize=11)
+        axes.set_title(textwrap.fill(caption, 34), y=-0.04, verticalalignment="top", fontsize=11)
     figure.savefig(out, dpi=100)
 
 
