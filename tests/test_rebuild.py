@@ -70,6 +70,7 @@ def test_a_backbone_is_built_bare(monkeypatch):
         return backbone
 
     monkeypatch.setattr(timm_encoder, "_create", create)
+    monkeypatch.setattr(timm_encoder, "_freeze_unused", lambda backbone, image_size: None)
     args = {"name": "resnet10t", "dim": 4, "image_size": 32, "pretrained": True, "weights": "/etc/passwd"}
     ckpt.rebuild({"name": "models.timm_encoder.TimmEncoder", "args": args})
     assert asked == [("resnet10t", False, None)]

@@ -1,49 +1,9 @@
-"""How captioned images are split, and how fast."""
-
-import time
+"""How captioned images are split."""
 
 import pytest
-from PIL import Image
+from captioned import captions, content, picture, refusal
 
 from vlm.data.captions import Captions
-from vlm.errors import UserError
-
-NO_HOLD_OUT = {"val_fraction": 0, "test_fraction": 0}
-
-
-def picture(path, color="red"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 3), color).save(path)
-
-
-@pytest.fixture
-def root(tmp_path):
-    for name in "abc":
-        picture(tmp_path / f"{name}.png")
-    return tmp_path
-
-
-def captions(root, text=None, file="captions.csv", **options):
-    if text is not None:
-        (root / file).write_bytes(text if isinstance(text, bytes) else text.encode())
-        options["path"] = str(root / file)
-    return Captions(root=str(root), **{**NO_HOLD_OUT, **options})
-
-
-def content(source):
-    """Everything a source holds: {split: {id: captions}}."""
-    splits = {name: source.split(name) for name in source.splits}
-    return {
-        name: {split.sample_id(0, i): split.references(i) for i in range(len(split))} for name, split in splits.items()
-    }
-
-
-def refusal(function, *args, **options):
-    with pytest.raises(UserError) as caught:
-        function(*args, **options)
-    message = str(caught.value)
-    assert message.count("\n") < 2
-    return message
 
 
 def test_names_of_splits_are_normalised(root):
@@ -142,9 +102,7 @@ def test_captions_per_image_draws_anew_in_every_epoch_of_train_alone(root):
     assert "captions_per_image" in refusal(captions, root, "image,caption\na.png,x\n", captions_per_image=0)
 
 
-def test_forty_thousand_captions_are_read_in_no_time(many):
+def test_forty_thousand_captions_are_read(many):
     rows = [f"{index % 600}.png,a caption of some usual length with the number {index}\n" for index in range(40_000)]
-    start = time.process_time()
     source = captions(many, "image,caption\n" + "".join(rows))
-    assert time.process_time() - start < 1.5  # the slack is for a busy machine; alone it takes a tenth
     assert len(source.split("train")) == 600

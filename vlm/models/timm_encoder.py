@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
@@ -30,6 +31,7 @@ class TimmEncoder(nn.Module):
         self.dim = dim
         self.backbone: Any = _create(name, image_size, pretrained, weights)
         self.proj = nn.Linear(self.backbone.num_features, dim)
+        _freeze_unused(self.backbone, image_size)
 
     def forward(self, images: Tensor) -> Context:
         features = self.backbone.forward_features(images)
@@ -38,6 +40,18 @@ class TimmEncoder(nn.Module):
                 features = features.permute(0, 3, 1, 2)
             features = features.flatten(2).transpose(1, 2)  # (B, C, h, w) -> (B, S, C)
         return Context(self.proj(features))
+
+
+def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
+    """Freezes what only the backbone's own classifier uses, such as its pooling: without a gradient, DDP would fail."""
+    training = backbone.training
+    backbone.eval()  # statistics of normalisation stay as they are
+    with torch.enable_grad():
+        backbone.forward_features(torch.zeros(1, 3, image_size, image_size)).sum().backward()  # type: ignore[operator]
+    for parameter in backbone.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+        parameter.grad = None
+    backbone.train(training)
 
 
 def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> Any:

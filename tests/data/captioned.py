@@ -1,0 +1,37 @@
+"""Small captioned data, and what is in a source of it."""
+
+import pytest
+from PIL import Image
+
+from vlm.data.captions import Captions
+from vlm.errors import UserError
+
+NO_HOLD_OUT = {"val_fraction": 0, "test_fraction": 0}
+
+
+def picture(path, color="red"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 3), color).save(path)
+
+
+def captions(root, text=None, file="captions.csv", **options):
+    if text is not None:
+        (root / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+        options["path"] = str(root / file)
+    return Captions(root=str(root), **{**NO_HOLD_OUT, **options})
+
+
+def content(source):
+    """Everything a source holds: {split: {id: captions}}."""
+    splits = {name: source.split(name) for name in source.splits}
+    return {
+        name: {split.sample_id(0, i): split.references(i) for i in range(len(split))} for name, split in splits.items()
+    }
+
+
+def refusal(function, *args, **options):
+    with pytest.raises(UserError) as caught:
+        function(*args, **options)
+    message = str(caught.value)
+    assert message.count("\n") < 2
+    return message

@@ -1,0 +1,11 @@
+"""Fixtures of the tests of data sets."""
+
+import pytest
+from captioned import picture
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name in "abc":
+        picture(tmp_path / f"{name}.png")
+    return tmp_path
