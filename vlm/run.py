@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class Run:
         if loaded is not None:
             return build_data(self.config, tokenizer_from_state(loaded["vlm"]["tokenizer"]))
         data: Any = build_data(self.config, conf.build(self.config["tokenizer"], "tokenizer"))
+        for line in skipped_lines(getattr(data.source, "skipped", [])):
+            print(line, flush=True)
         data.fit_tokenizer()
         return data
 
@@ -155,6 +158,12 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.data.split(self.data.final_split).image(0, 0).save(path)
         return f"vlm caption {shlex.quote(str(path))}"
+
+
+def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
+    """What a source left out, the first few by name."""
+    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 
 def new_folder(config: dict[str, Any]) -> Path:

@@ -195,7 +195,7 @@ def test_fitting_is_the_same_in_another_process():
     )
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == [FITTED["char"].fingerprint, FITTED["unigram"].fingerprint], done.stderr
+    assert done.stdout.split() == [FITTED["char"].fingerprint, FITTED["bpe"].fingerprint], done.stderr
 
 
 def test_training_is_quiet(capfd):

@@ -6,8 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
+from vlm import checkpoint as ckpt
 from vlm.cli import run as vlm
+from vlm.run import build_model
 from vlm.training import main
 
 CAPTION_METRICS = {"loss", "bleu4", "cider", "rouge_l", "exact_match", "distinct"}
@@ -151,3 +154,13 @@ def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, cap
     assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(out), "--device", "cpu"]) == 0
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["train/loss"] < 0.02 and metrics["train/exact_match"] == 1
+
+
+def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) -> None:
+    assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
+    loaded = ckpt.read(next(tmp_path.glob("*/20*")) / "checkpoints" / "last.ckpt")
+    weights, config = ckpt.weights(loaded), loaded["vlm"]["config"]
+    fresh = build_model(config, weights["decoder.token_embed.weight"].shape[0])[0].state_dict()
+    same = {name: torch.equal(tensor, fresh[name]) for name, tensor in weights.items()}
+    assert all(kept for name, kept in same.items() if name.startswith("encoder."))
+    assert not any(kept for name, kept in same.items() if name.endswith("attn.qkv.weight") and "decoder" in name)
