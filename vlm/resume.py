@@ -37,9 +37,10 @@ def find(where: str) -> Path:
     """
     if where == "last":
         found = sorted(Path("runs").glob("*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
-        if not found:
-            raise UserError("resume=last: there is no run with a checkpoint under runs/; name a run's folder")
-        return found[-1]
+        for path in reversed(found):
+            if _loads(path):
+                return path
+        raise UserError("resume=last: there is no run with a checkpoint under runs/; name a run's folder")
     path = Path(where)
     if path.is_dir():
         last = path / "checkpoints" / "last.ckpt"
@@ -49,6 +50,17 @@ def find(where: str) -> Path:
     if not path.is_file():
         raise UserError(f"resume={where}: no such run or checkpoint; give a run's folder, a .ckpt file, or last")
     return path
+
+
+def _loads(path: Path) -> bool:
+    from vlm import checkpoint as ckpt
+
+    try:
+        ckpt.read(path)
+    except UserError as fault:
+        print(f"passed over: {fault}", file=sys.stderr)
+        return False
+    return True
 
 
 def finished(loaded: dict[str, Any], config: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -79,13 +80,18 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
     from vlm.run import Run
 
     quiet()
-    run = Run(config, folder=folder, checkpoint=checkpoint)
     try:
+        run = Run(config, folder=folder, checkpoint=checkpoint)
         run.fit()
+        results = run.test()
     except Stopped as stop:
         print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
         return stop.status
-    results = run.test()
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Outside of training itself there is nothing to save; Lightning turns Ctrl-C into an exit of its own.
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
+            raise
+        return 128 + signal.SIGINT
     if run.trainer.is_global_zero:
         print(closing(run.folder, results, run.example()), flush=True)
     return 0

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,17 @@ def test_only_the_machine_may_change_on_resume(trained: Path, capsys) -> None:
     assert main([f"resume={trained}", "data.batch_size=16", "seed=3"]) == 2
     said = capsys.readouterr().err
     assert "data.batch_size" in said and "8" in said and "16" in said and "seed" in said
+
+
+def test_a_run_whose_checkpoint_is_damaged_is_passed_over(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "runs" / "a" / "1")
+    newer = tmp_path / "runs" / "a" / "2" / "checkpoints" / "last.ckpt"
+    newer.parent.mkdir(parents=True)
+    newer.write_bytes(b"cut short")
+    assert main(["resume=last"]) == 0
+    said = capsys.readouterr()
+    assert "passed over: runs/a/2" in said.err and "runs/a/1: the run is finished" in said.out
 
 
 def test_nothing_to_resume_is_an_error(tmp_path: Path, monkeypatch, capsys) -> None:
