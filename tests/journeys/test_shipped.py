@@ -78,13 +78,14 @@ def test_the_readme_has_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_readmes_commands_run_as_written(command, trained, photos, read_captions, tmp_path, monkeypatch, capsys):
+def test_the_readmes_commands_run_as_written(command, trained, photos, flickr8k, read_captions, tmp_path, monkeypatch):
     program, *arguments = shlex.split(command)
     arguments = arguments[1:] if program == "python" else arguments
     run = tmp_path / "runs" / "captioning" / "DATE_TIME"
     shutil.copytree(trained, run)
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
     shutil.copytree(photos, tmp_path / "photos")
+    shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
     monkeypatch.chdir(tmp_path)
@@ -92,7 +93,7 @@ def test_the_readmes_commands_run_as_written(command, trained, photos, read_capt
     if program == "vlm":
         assert vlm(arguments) == 0
     elif any(argument.startswith("resume=") for argument in arguments):
-        assert main(arguments) == 0 and "finished" in capsys.readouterr().out
+        assert main(arguments) == 0
     else:
         small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
         assert main([*arguments, *small]) == (2 if wrong else 0)
