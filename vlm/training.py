@@ -7,7 +7,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
 
 
 def resume_command(folder: Path) -> str:
-    return f"python train.py resume={folder}"
+    return f"python train.py {shlex.quote(f'resume={folder}')}"
 
 
 def closing(folder: Path, results: dict[str, float], example: str) -> str:
@@ -127,5 +126,3 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", module="torch")
-    with suppress(ImportError):
-        import sentencepiece  # noqa: F401  # its import warns of SWIG types once

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vlm.data.batch import BadSample, CaptionBatch, Sample, collate
 from vlm.data.image import ImageError, Preprocess
-from vlm.data.sampler import EvalBatches, Key, TrainBatches
+from vlm.data.sampler import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.tokenizer import Tokenizer
 from vlm.data.transforms import Augment
 from vlm.errors import UserError
@@ -243,9 +243,7 @@ class CaptionData(L.LightningDataModule):
 
     def train_batches(self) -> int:
         """Batches of an epoch, on each rank."""
-        world = self._ranks()["world"]
-        full, rest = divmod(len(self.split("train")), self.batch_size)
-        return full + (rest >= world)
+        return count_batches(len(self.split("train")), self.batch_size, self._ranks()["world"])
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset, ranks = self.dataset("train", augmented=True), self._ranks()

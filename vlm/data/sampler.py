@@ -9,6 +9,12 @@ from vlm.randomness import numpy_rng
 Key = tuple[int, int]  # (epoch, index): all that a data set needs to produce a sample
 
 
+def count_batches(size: int, batch_size: int, world: int) -> int:
+    """Training batches of an epoch: a last one with fewer samples than ranks would leave a rank with nothing to do."""
+    full, rest = divmod(size, batch_size)
+    return full + (rest >= world)
+
+
 class TrainBatches:
     """Batches of sample keys in an order keyed by (seed, epoch), each rank taking its stride of the global batch.
 
@@ -43,9 +49,7 @@ class TrainBatches:
         self.rank, self.world, self.bucket = rank, world, bucket
 
     def __len__(self) -> int:
-        full, rest = divmod(self.size, self.batch_size)
-        # A last batch with fewer samples than ranks would leave a rank with nothing to do.
-        return full + (rest >= self.world)
+        return count_batches(self.size, self.batch_size, self.world)
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, done = self.position()

@@ -51,8 +51,6 @@ def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, 
         finished |= token == eos_id
         if finished.all():
             break
-    if not tokens:
-        return Sequences([[] for _ in range(rows)], [[] for _ in range(rows)])
     return _cut(torch.cat(tokens, 1).tolist(), torch.cat(logprobs, 1).tolist(), eos_id, max_tokens)
 
 
