@@ -20,10 +20,10 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from vlm.configuration.check import build, check, spec
+from vlm.configuration.check import build, check, spec, supply, takes
 from vlm.configuration.faults import Check, explain, group_names, not_utf8, option_faults
 from vlm.configuration.overrides import apply, check_resume_overrides, parse, plain, quote, split_resume
-from vlm.configuration.target import trust
+from vlm.configuration.target import load, trust
 from vlm.errors import UserError
 
 __all__ = [
@@ -32,17 +32,23 @@ __all__ = [
     "check_resume_overrides",
     "compose",
     "conf_dir",
+    "load",
     "node",
     "override",
     "report",
     "run",
     "spec",
     "split_resume",
+    "supply",
+    "takes",
     "trust",
 ]
 
 # Keys that stand in a group only for the nodes below it to refer to.
-_REFERRED = {"data": {"root", "path", "val_path", "test_path", "image_size"}, "model": {"size"}}
+_REFERRED = {
+    "data": {"root", "path", "val_path", "test_path", "image_size"},
+    "model": {"size", "position", "init_from"},
+}
 
 Main = Callable[[dict[str, Any]], int | None]
 

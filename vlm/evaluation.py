@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from vlm import config as conf
 from vlm.errors import UserError
@@ -24,8 +23,7 @@ def evaluate_checkpoint(
         UserError: The checkpoint, its data or an override is at fault.
     """
     from vlm import checkpoint as ckpt
-    from vlm.data.tokenizer import tokenizer_from_state
-    from vlm.run import build_data, build_trainer, evaluate, preprocess_of, write_results
+    from vlm.run import build_data, build_task, build_trainer, check_fit, evaluate, write_results
     from vlm.training import quiet, table
 
     quiet()
@@ -34,18 +32,12 @@ def evaluate_checkpoint(
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
-    data: Any = build_data(config, tokenizer_from_state(loaded["vlm"]["tokenizer"]))
-    data.preprocess = preprocess_of(loaded)
+    check_fit(config)
+    data = build_data(config)
+    data.restore(loaded["vlm"])
     split = split or data.final_split
     data.split(split)
-    task = conf.build(
-        config["task"],
-        "task",
-        model=ckpt.load_model(loaded, trust=trust),
-        tokenizer=data.tokenizer,
-        preprocess=data.preprocess,
-        seed=config["seed"],
-    )
+    task = build_task(config, ckpt.load_model(loaded, trust=trust), data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,31 +16,42 @@ from vlm import checkpoint as ckpt
 from vlm import config as conf
 from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.callbacks.progress import Progress
-from vlm.data.image import Preprocess
-from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.data.module import Data
 from vlm.errors import UserError
 from vlm.randomness import key
 from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
+PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
 FOLDER = "VLM_RUN_FOLDER"  # how the first process tells those that it starts where the run lives
 
 
-def build_data(config: dict[str, Any], tokenizer: Tokenizer, **given: Any) -> L.LightningDataModule:
+def build_data(config: dict[str, Any]) -> Data:
     """The data module with its source opened."""
-    cache = str(Path(config["runs"]) / "cache")
-    return conf.build(conf.node(config, "data"), "data", tokenizer=tokenizer, seed=config["seed"], cache=cache, **given)
+    node = conf.node(config, "data")
+    given: dict[str, Any] = {"seed": config["seed"], "cache": str(Path(config["runs"]) / "cache")}
+    if conf.takes(node, "tokenizer"):
+        given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
+    return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
 
 
-def build_model(config: dict[str, Any], vocab_size: int) -> tuple[nn.Module, dict[str, Any]]:
-    """The model with weights keyed by the seed, and its specification for checkpoints."""
-    node = conf.node(config, "model")
-    node = {**node, "decoder": {**node["decoder"], "vocab_size": vocab_size}}
+def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model with weights keyed by the seed, and its specification for checkpoints.
+
+    Args:
+        sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
+    """
+    node = conf.supply(conf.node(config, "model"), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
     try:
         return conf.build(node, "model"), conf.spec(node)
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
+
+
+def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
+    """The task, with what it takes from its data."""
+    return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -66,7 +76,7 @@ def check_devices(config: dict[str, Any], trainer: L.Trainer) -> None:
     """Refuses a global batch that the devices cannot share evenly."""
     if config["data"]["batch_size"] % trainer.world_size:
         raise UserError(
-            f"data.batch_size: {config['data']['batch_size']} images cannot be divided among {trainer.world_size} "
+            f"data.batch_size: {config['data']['batch_size']} samples cannot be divided among {trainer.world_size} "
             "devices; give a multiple"
         )
 
@@ -85,16 +95,8 @@ class Run:
         self.folder = folder or new_folder(config)
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.data = self._open_data(loaded)
-        model, spec = build_model(config, self.data.tokenizer.vocab_size)
-        self.task: Task = conf.build(
-            config["task"],
-            "task",
-            model=model,
-            tokenizer=self.data.tokenizer,
-            preprocess=self.data.preprocess,
-            optimization=build_optimization(config),
-            seed=config["seed"],
-        )
+        model, spec = build_model(config, self.data.sizes)
+        self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
         callbacks = self._callbacks()
@@ -106,13 +108,15 @@ class Run:
         if loaded is not None:
             self._check_same_data(loaded)
 
-    def _open_data(self, loaded: dict[str, Any] | None) -> Any:
+    def _open_data(self, loaded: dict[str, Any] | None) -> Data:
+        check_fit(self.config)
+        data = build_data(self.config)
         if loaded is not None:
-            return build_data(self.config, tokenizer_from_state(loaded["vlm"]["tokenizer"]))
-        data: Any = build_data(self.config, conf.build(self.config["tokenizer"], "tokenizer"))
-        for line in skipped_lines(getattr(data.source, "skipped", [])):
+            data.restore(loaded["vlm"])
+            return data
+        for line in skipped_lines(data.skipped):
             print(line, flush=True)
-        data.fit_tokenizer()
+        data.prepare()
         return data
 
     def _check_same_data(self, loaded: dict[str, Any]) -> None:
@@ -153,11 +157,21 @@ class Run:
         return results
 
     def example(self) -> str:
-        """A command that uses what the run made, on a sample that it leaves in the folder."""
-        path = self.folder / "samples" / "example.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.data.split(self.data.final_split).image(0, 0).save(path)
-        return f"vlm caption {shlex.quote(str(path))}"
+        """A command that uses what the run made."""
+        folder = self.folder / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.task.example(self.data, folder)
+
+
+def check_fit(config: dict[str, Any]) -> None:
+    """Refuses data that do not give what the task takes, before any is read."""
+    kind: Any = conf.load(config["data"]["_target_"])
+    takes = [name for name in PARTS if conf.takes(config["task"], name)]
+    if set(kind.supplies) != set(takes):
+        raise UserError(
+            f"data: {kind.__name__} does not fit task={config['task_name']}; "
+            "choose other data, or the task that these are for"
+        )
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
@@ -185,12 +199,8 @@ def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str,
 
 
 def write_results(folder: Path, task: Task, results: dict[str, float]) -> None:
-    """Writes metrics.json and the predictions of an evaluation."""
+    """Writes metrics.json, the predictions of an evaluation, and what else the task has to show."""
     folder.mkdir(parents=True, exist_ok=True)
+    task.write_details(folder)
     (folder / "metrics.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / "predictions.json").write_text(json.dumps(task.predictions(), indent=1, ensure_ascii=False) + "\n")
-
-
-def preprocess_of(loaded: dict[str, Any]) -> Preprocess:
-    """The preprocessing that a checkpoint was trained with."""
-    return Preprocess.from_state(loaded["vlm"]["preprocess"])

@@ -16,8 +16,9 @@ from vlm.errors import UserError
 # What the program fills in when it builds a node.
 SUPPLIED = {
     "data": {"tokenizer", "seed", "cache"},
+    "model": {"vocab_size", "num_classes"},
     "model.decoder": {"vocab_size"},
-    "task": {"model", "tokenizer", "preprocess", "optimization", "seed"},
+    "task": {"model", "tokenizer", "preprocess", "classes", "optimization", "seed"},
     "optim": {"params"},
     "trainer": {"callbacks", "logger", "plugins", "default_root_dir"},
     "logger.csv": {"folder"},

@@ -160,7 +160,7 @@ def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) ->
     assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
     loaded = ckpt.read(next(tmp_path.glob("*/20*")) / "checkpoints" / "last.ckpt")
     weights, config = ckpt.weights(loaded), loaded["vlm"]["config"]
-    fresh = build_model(config, weights["decoder.token_embed.weight"].shape[0])[0].state_dict()
+    fresh = build_model(config, {"vocab_size": weights["decoder.token_embed.weight"].shape[0]})[0].state_dict()
     same = {name: torch.equal(tensor, fresh[name]) for name, tensor in weights.items()}
     assert all(kept for name, kept in same.items() if name.startswith("encoder."))
     assert not any(kept for name, kept in same.items() if name.endswith("attn.qkv.weight") and "decoder" in name)

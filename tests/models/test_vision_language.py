@@ -186,7 +186,7 @@ def hugging_face(scramble):
 def copy_siglip(ours, theirs):
     theirs = getattr(theirs, "vision_model", theirs)
     ours.patch_embed.load_state_dict(theirs.embeddings.patch_embedding.state_dict())
-    ours.pos_embed.copy_(theirs.embeddings.position_embedding.weight)
+    ours.positions.weight.copy_(theirs.embeddings.position_embedding.weight)
     ours.norm.load_state_dict(theirs.post_layernorm.state_dict())
     for block, layer in zip(ours.blocks, theirs.encoder.layers, strict=True):
         attn = layer.self_attn

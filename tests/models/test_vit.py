@@ -28,7 +28,7 @@ def test_equals_timm(scramble):
             layer.eps = 1e-5  # timm's is 1e-6
     state = {name.replace("patch_embed.proj", "patch_embed"): tensor for name, tensor in theirs.state_dict().items()}
     ours = ViT(**SIZES).eval()
-    ours.load_state_dict(state | {"pos_embed": state["pos_embed"][0]})
+    ours.load_state_dict(state | {"positions.weight": state.pop("pos_embed")[0]})
     images = torch.randn(2, 3, 24, 24)
     context = ours(images)
     assert context.states.shape == (2, 9, 12)
@@ -42,7 +42,7 @@ def test_without_positions_permuted_patches_give_permuted_states(scramble):
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, 3, S, 8, 8)
     permuted = patches.unflatten(2, (3, 3)).transpose(3, 4).reshape(2, 3, 24, 24)
     assert (vit(permuted).states - vit(images).states[:, order]).abs().max() > 0.1
-    nn.init.zeros_(vit.pos_embed)
+    nn.init.zeros_(vit.positions.weight)
     torch.testing.assert_close(vit(permuted).states, vit(images).states[:, order], rtol=0, atol=1e-5)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vlm.models.decoder import Decoder
-from vlm.nn.blocks import Block, DecoderBlock, DropPath
+from vlm.nn.blocks import Block, BlockConfig, DecoderBlock, DropPath
 
 D, N, CONTEXT = 12, 3, 12
 NAMES = {  # ours -> torch's, for what both kinds of layer have
@@ -30,7 +30,7 @@ def copy_weights(block, layer, names):
 
 def test_block_equals_torch(scramble):
     layer = scramble(nn.TransformerEncoderLayer(D, N, 4 * D, activation="gelu", batch_first=True, norm_first=True))
-    block = copy_weights(Block(dim=D, num_heads=N), layer, NAMES | {"norm2": "norm2"})
+    block = copy_weights(Block(BlockConfig(dim=D, num_heads=N)), layer, NAMES | {"norm2": "norm2"})
     x = torch.randn(2, 5, D)
     torch.testing.assert_close(block(x), layer(x), rtol=0, atol=1e-5)
 
@@ -38,12 +38,12 @@ def test_block_equals_torch(scramble):
 def test_decoder_block_equals_torch(scramble):
     layer = scramble(nn.TransformerDecoderLayer(D, N, 4 * D, activation="gelu", batch_first=True, norm_first=True))
     names = {"norm_cross": "norm2", "norm2": "norm3", "cross_attn.proj": "multihead_attn.out_proj"}
-    block = copy_weights(DecoderBlock(dim=D, num_heads=N, context_dim=CONTEXT), layer, NAMES | names)
+    block = copy_weights(DecoderBlock(BlockConfig(dim=D, num_heads=N), context_dim=CONTEXT), layer, NAMES | names)
     x, states = torch.randn(2, 5, D), torch.randn(2, 7, CONTEXT)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
     theirs = layer(x, states, tgt_mask=future, memory_key_padding_mask=~mask)
-    ours = block(x, "causal", block.cross_attn.keys_values(states), mask)
+    ours = block(x, context=block.cross_attn.keys_values(states), context_mask=mask)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 

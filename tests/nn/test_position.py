@@ -32,6 +32,6 @@ def test_no_rows():
 def test_learned_positions_look_up_their_vector():
     layer = LearnedPositions(dim=4, max_len=6)
     positions = torch.tensor([[0, 5, 2]])
-    assert torch.equal(layer(positions), layer.weight[positions])
+    assert torch.equal(layer.embed(positions), layer.weight[positions])
     with pytest.raises(IndexError):
-        layer(torch.tensor([[6]]))
+        layer.embed(torch.tensor([[6]]))

@@ -34,7 +34,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(model):
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     placed = names(model, decayed["params"]) + names(model, kept["params"])
     assert sorted(placed) == sorted(name for name, _ in model.named_parameters())
-    tables = ("token_embed.weight", "positions.weight", "pos_embed")
+    tables = ("token_embed.weight", "positions.weight")
     expected = {name for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith(tables)}
     assert set(names(model, decayed["params"])) == expected
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import lightning as L
 
 from vlm.errors import UserError
-from vlm.tasks.captioning import Captioning
+from vlm.tasks.base import Task
 
 
 class BadSamples(L.Callback):
@@ -26,7 +26,7 @@ class BadSamples(L.Callback):
         self.reasons = dict(state_dict["reasons"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        task = cast(Captioning, pl_module)
+        task = cast(Task, pl_module)
         for reason in task.unread:
             print(f"skipped in validation: {reason}", flush=True)
 
@@ -41,7 +41,7 @@ class BadSamples(L.Callback):
         if batch.bad and len(self.reasons) > self.limit * size:
             listed = "; ".join(list(self.reasons.values())[:10])
             raise UserError(
-                f"{len(self.reasons)} of {size} training images could not be read, more than "
+                f"{len(self.reasons)} of {size} training samples could not be read, more than "
                 f"callbacks.bad_samples.limit={self.limit:g} allows:\n{listed}",
                 1,
             )

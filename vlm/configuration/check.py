@@ -77,6 +77,21 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
     return {"name": node["_target_"].removeprefix("vlm."), "args": args}
 
 
+def takes(node: dict[str, Any], argument: str) -> bool:
+    """Whether what a node names takes an argument of this name."""
+    return _takes(node["_target_"], argument)
+
+
+def supply(value: Any, given: Mapping[str, Any]) -> Any:
+    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
+    if not isinstance(value, dict):
+        return [supply(child, given) for child in value] if isinstance(value, list) else value
+    filled = {key: supply(child, given) for key, child in value.items()}
+    if _is_target(value):
+        filled |= {name: content for name, content in given.items() if _takes(value["_target_"], name)}
+    return filled
+
+
 def parameters(name: str) -> list[str]:
     """The keyword arguments that a target takes; none where it cannot be found."""
     try:

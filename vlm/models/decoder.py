@@ -8,22 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, causal_within
-from vlm.nn.blocks import DecoderBlock, init_weights
-from vlm.nn.position import LearnedPositions, positions_within
+from vlm.nn.attention import KeyValueCache, MayAttend, causal_tail, causal_within
+from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
+from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
 @dataclass
 class DecodeState:
     """What decoding one token at a time carries from step to step.
 
+    Args:
+        starts: Where each row's text begins, if not at 0: rows of different lengths end at the same place.
     Shapes:
-        context: keys and values of each block (B, N, S, K), or None; mask (B, S) or None
+        context: keys and values of each block (B, N, S, K), or None; mask (B, S) or None; starts (R,) or None
     """
 
     caches: list[KeyValueCache]
     context: list[tuple[Tensor, Tensor] | None]
     mask: Tensor | None
+    starts: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -32,20 +35,17 @@ class DecodeState:
 
 
 class Decoder(nn.Module):
-    """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020).
+    """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1).
 
     Without context_dim it is a language model. The output embedding is the input embedding (Press and Wolf 2017).
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
         max_len: The longest segment, in tokens.
-        dim: Width D of the residual stream.
         depth: Number of blocks.
-        num_heads: Number N of heads.
-        head_dim: Width K of a head; by default D / N.
-        mlp_ratio: Hidden width of the MLP over D.
-        dropout: Probability of dropping an element of the embedding or of a branch's output, and an attention weight.
         context_dim: Width of the context's states; None for a decoder without context.
+        positions: How positions are told; by default learned ones.
+        others: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     """
@@ -59,65 +59,82 @@ class Decoder(nn.Module):
         depth: int,
         num_heads: int,
         head_dim: int | None = None,
+        num_kv_heads: int | None = None,
         mlp_ratio: float = 4.0,
+        activation: Activation = "gelu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        pre_norm: bool = True,
+        qk_norm: bool = False,
+        bias: bool = True,
         dropout: float = 0.0,
         context_dim: int | None = None,
+        positions: Positions | None = None,
     ) -> None:
         super().__init__()
+        config = BlockConfig(
+            dim=dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            mlp_ratio=mlp_ratio,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            pre_norm=pre_norm,
+            qk_norm=qk_norm,
+            bias=bias,
+            dropout=dropout,
+        )
         self.max_len = max_len
         self.token_embed = nn.Embedding(vocab_size, dim)
-        self.positions = LearnedPositions(dim=dim, max_len=max_len)
+        self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(
-                dim=dim,
-                num_heads=num_heads,
-                context_dim=context_dim,
-                head_dim=head_dim,
-                mlp_ratio=mlp_ratio,
-                dropout=dropout,
-            )
-            for _ in range(depth)
-        )
-        self.norm = nn.LayerNorm(dim)
+        self.blocks = nn.ModuleList(DecoderBlock(config, context_dim=context_dim) for _ in range(depth))
+        self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, context: Context | None = None) -> Tensor:
         """Hidden states of whole rows; without segments, each row is one segment."""
+        length = tokens.shape[1]
         if segments is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)  # (B, L)
+            positions = torch.arange(length, device=tokens.device)
             may_attend: MayAttend = "causal"
         else:
             positions, may_attend = positions_within(segments), causal_within(segments)
         x = self.embed(tokens, positions)
+        placed = self.positions.place(positions, keys=length)
         states, mask = (None, None) if context is None else (context.states, context.mask)
         for block in self._blocks():
-            x = block(x, may_attend, block.keys_values(states), mask)
+            x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.token_embed(tokens) + self.positions(positions))  # (B, L, D)
+        x, added = self.token_embed(tokens), self.positions.embed(positions)
+        return self.dropout(x if added is None else x + added)  # (B, L, D)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
         return nn.functional.linear(hidden, self.token_embed.weight)
 
-    def start(self, context: Context | None, *, rows: int, max_len: int) -> DecodeState:
+    def start(self, context: Context | None, *, rows: int, max_len: int, starts: Tensor | None = None) -> DecodeState:
         """A state for decoding `rows` sequences of up to max_len tokens; the context's keys are computed here, once.
 
+        Args:
+            starts: Index of each row's first token, (rows,): texts of different lengths, aligned at their ends.
         Raises:
             ValueError: max_len is more than the decoder has positions for.
         """
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
-        like = self.norm.weight if context is None else context.states
+        like = self.token_embed.weight if context is None else context.states
         caches = [
             KeyValueCache(
                 rows=rows,
-                heads=block.attn.num_heads,
+                heads=block.attn.num_kv_heads,
                 max_len=max_len,
                 head_dim=block.attn.head_dim,
                 like=like,
@@ -126,12 +143,26 @@ class Decoder(nn.Module):
         ]
         states = None if context is None else context.states
         keys_values = [block.keys_values(states) for block in self._blocks()]
-        return DecodeState(caches, keys_values, None if context is None else context.mask)
+        return DecodeState(caches, keys_values, None if context is None else context.mask, starts)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
-        positions = torch.arange(state.length, state.length + tokens.shape[1], device=tokens.device)  # (L,)
-        x = self.embed(tokens, positions.expand_as(tokens))
+        end = state.length + tokens.shape[1]
+        positions = torch.arange(state.length, end, device=tokens.device)  # (L,)
+        may_attend: MayAttend = "causal"
+        if state.starts is not None:
+            may_attend = _from_starts(state.starts, positions, end)
+            positions = (positions - state.starts[:, None]).clamp(min=0)  # (R, L)
+        x = self.embed(tokens, positions)
+        placed = self.positions.place(positions, keys=end)
         for block, cache, keys_values in zip(self._blocks(), state.caches, state.context, strict=True):
-            x = block(x, "causal", keys_values, state.mask, cache)
+            x = block(x, may_attend, placed, context=keys_values, context_mask=state.mask, cache=cache)
         return self.norm(x)
+
+
+def _from_starts(starts: Tensor, queries: Tensor, keys: int) -> Tensor:
+    """Causal attention that sees nothing before a row's start: bool mask (R, 1, L, keys)."""
+    key = torch.arange(keys, device=starts.device)
+    own = queries[:, None] == key  # what stands before the start must attend to something, if only itself
+    seen = causal_tail(len(queries), keys, starts.device) & ((key >= starts[:, None])[:, None] | own)  # (R, L, keys)
+    return seen[:, None]

@@ -4,27 +4,26 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.nn.blocks import Block, init_weights
+from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
 from vlm.nn.patch import PatchEmbed
-from vlm.nn.position import sincos_2d
+from vlm.nn.position import GridPositions, Positions
 
 
 class ViT(nn.Module):
-    """Vision Transformer (Dosovitskiy et al. 2021): patches, learned positions, pre-norm blocks, a final norm.
+    """Vision Transformer (Dosovitskiy et al. 2021): patches, positions, blocks, a final norm.
 
     Args:
         image_size: Side of the square input, in pixels.
         patch_size: Side of a square patch, in pixels; divides image_size.
-        dim: Width D.
         depth: Number of blocks.
-        num_heads: Number N of heads.
-        head_dim: Width K of a head; by default D / N.
-        mlp_ratio: Hidden width of the MLP over D.
-        dropout: Probability of dropping an element of a residual branch's output, and an attention weight.
         drop_path: Probability of dropping a whole branch in the last block, growing linearly from 0 in the first.
         stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); by default a PatchEmbed.
+        class_token: Whether a learned token stands before the patches, to gather what the image shows.
+        positions: How the places of patches, row by row, are told; by default vectors that are learned, starting from
+            sines and cosines of row and column.
+        others: As in BlockConfig.
     Shapes:
-        images (B, 3, H, W), normalised -> Context with states (B, S, D), S = (H / patch_size)²
+        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)², + 1 with class_token
     Raises:
         ValueError: patch_size does not divide image_size.
     """
@@ -38,36 +37,55 @@ class ViT(nn.Module):
         depth: int,
         num_heads: int,
         head_dim: int | None = None,
+        num_kv_heads: int | None = None,
         mlp_ratio: float = 4.0,
+        activation: Activation = "gelu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        pre_norm: bool = True,
+        qk_norm: bool = False,
+        bias: bool = True,
         dropout: float = 0.0,
         drop_path: float = 0.0,
         stem: nn.Module | None = None,
+        class_token: bool = False,
+        positions: Positions | None = None,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
+        config = BlockConfig(
+            dim=dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            mlp_ratio=mlp_ratio,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            pre_norm=pre_norm,
+            qk_norm=qk_norm,
+            bias=bias,
+            dropout=dropout,
+        )
         self.dim = dim
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
-        # Learned from here on. From small random values, telling places apart costs most of a short training.
-        self.pos_embed = nn.Parameter(0.5 * sincos_2d(image_size // patch_size, dim))
+        self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None
+        grid = {"side": image_size // patch_size, "before": int(class_token)}
+        self.positions = GridPositions(dim=dim, **grid) if positions is None else positions
         rates = torch.linspace(0, drop_path, depth).tolist()
-        self.blocks = nn.ModuleList(
-            Block(
-                dim=dim,
-                num_heads=num_heads,
-                head_dim=head_dim,
-                mlp_ratio=mlp_ratio,
-                dropout=dropout,
-                drop_path=rate,
-            )
-            for rate in rates
-        )
-        self.norm = nn.LayerNorm(dim)
+        self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)
+        self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
 
     def forward(self, images: Tensor) -> Context:
         x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, 3, H, W) -> (B, S, D)
-        x = x + self.pos_embed
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], dim=1)  # (B, 1 + S, D)
+        places = torch.arange(x.shape[1], device=x.device)
+        added = self.positions.embed(places)
+        x = x if added is None else x + added
+        placed = self.positions.place(places, keys=x.shape[1])
         for block in self.blocks:
-            x = block(x)
+            x = block(x, placed=placed)
         return Context(self.norm(x))

@@ -4,11 +4,15 @@ Legend of shapes, used in the whole package:
     B rows    L text tokens of a row    S context tokens    D width    N heads    K width of a head    V vocabulary
 """
 
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vlm.nn.position import NOWHERE, Placed
 
 # What a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
 # broadcastable to (B, N, L, S) where True means "may attend".
@@ -23,29 +27,64 @@ def causal_within(segments: Tensor) -> Tensor:
     """
     length = segments.shape[1]
     same = segments[:, None, :, None] == segments[:, None, None, :]  # (B, 1, L, L)
-    return same & torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    return same & causal_tail(length, length, segments.device)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, may_attend: MayAttend = None, dropout: float = 0.0) -> Tensor:
-    """softmax(q kᵀ / √K) v over what may be attended to (Vaswani et al. 2017, equation 1).
+def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
-    Every attention of the package goes through here.
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    may_attend: MayAttend = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(q kᵀ / √K + bias) v over what may be attended to (Vaswani et al. 2017, equation 1).
+
+    Every attention of the package goes through here. Keys and values may have fewer heads, each shared by a group of
+    heads of the queries (Ainslie et al. 2023).
 
     Args:
         may_attend: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
+        bias: Added to the scaled products, (N, L, S).
+        scale: Factor of the products; by default 1 / √K.
         dropout: Probability of dropping an attention weight.
     Shapes:
-        q (B, N, L, K), k and v (B, N, S, K) -> (B, N, L, K)
+        q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
+    grouped = k.shape[1] != q.shape[1]
+    if bias is None and isinstance(may_attend, str) and q.shape[2] == k.shape[2]:
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    mask = _mask(q, k, may_attend, bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped)
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, *, may_attend: MayAttend = None, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The weights that `attention` gives to values, for people to look at: (B, N, L, S)."""
+    mask = _mask(q, k, may_attend, bias)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, N, L, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1)
+
+
+def _mask(q: Tensor, k: Tensor, may_attend: MayAttend, bias: Tensor | None) -> Tensor | None:
     if isinstance(may_attend, str):
-        if q.shape[2] == k.shape[2]:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        may_attend = None if q.shape[2] == 1 else _causal_tail(q.shape[2], k.shape[2], q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=may_attend, dropout_p=dropout)
-
-
-def _causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        may_attend = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
+    if bias is None or may_attend is None:
+        return may_attend if bias is None else bias
+    return bias.masked_fill(~may_attend, -torch.inf)
 
 
 class KeyValueCache:
@@ -83,6 +122,39 @@ def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
     return head_dim or dim // num_heads
 
 
+def heads_of_keys(num_heads: int, num_kv_heads: int | None) -> int:
+    """Heads of keys and values: as given, or N.
+
+    Raises:
+        ValueError: They do not divide N.
+    """
+    if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+        raise ValueError(f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; change one")
+    return num_kv_heads or num_heads
+
+
+class CosineScale(nn.Module):
+    """Query-key normalisation: attention by cosines, with a learned scale a head (Henry et al. 2020).
+
+    Logits are bounded by the scale, so that attention cannot saturate however large the activations grow.
+
+    Args:
+        num_heads: Number N of heads.
+    Shapes:
+        q (B, N, L, K), k (B, N, S, K) -> the same, ready for products without further scaling
+    """
+
+    def __init__(self, *, num_heads: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((num_heads, 1, 1), 10.0))  # a cosine of 1 over one of 0: e¹⁰ to 1
+
+    def queries(self, q: Tensor) -> Tensor:
+        return F.normalize(q, dim=-1) * self.scale.to(q.dtype)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return F.normalize(k, dim=-1)
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
@@ -90,8 +162,10 @@ class SelfAttention(nn.Module):
         dim: Width D of the input and output.
         num_heads: Number N of heads.
         head_dim: Width K of a head; by default D / N.
+        num_kv_heads: Heads of keys and values, each shared by a group of queries' heads; by default N.
         dropout: Probability of dropping an attention weight.
         bias: Whether the four projections have biases.
+        qk_norm: Whether queries and keys are compared by their cosine, with a learned scale.
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
@@ -102,23 +176,45 @@ class SelfAttention(nn.Module):
         dim: int,
         num_heads: int,
         head_dim: int | None = None,
+        num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
         self.head_dim = width_of_head(dim, num_heads, head_dim)
         self.dropout = dropout
-        self.qkv = nn.Linear(dim, 3 * num_heads * self.head_dim, bias=bias)
+        self.qkv = nn.Linear(dim, (num_heads + 2 * self.num_kv_heads) * self.head_dim, bias=bias)
+        self.cosine = CosineScale(num_heads=num_heads) if qk_norm else None
         self.proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
+        self.attend = attention
 
-    def forward(self, x: Tensor, may_attend: MayAttend = None, cache: KeyValueCache | None = None) -> Tensor:
-        q, k, v = (
-            self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        )  # each (B, N, L, K)
+    def forward(
+        self,
+        x: Tensor,
+        may_attend: MayAttend = None,
+        cache: KeyValueCache | None = None,
+        placed: Placed = NOWHERE,
+    ) -> Tensor:
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        qkv = self.qkv(placed.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
+        q, k, v = qkv.split(heads, dim=1)
+        if self.cosine is not None:
+            q, k = self.cosine.queries(q), self.cosine.keys(k)
+        q, k = placed.rotate(q), placed.rotate(k)
         if cache is not None:
             k, v = cache.append(k, v)
-        x = attention(q, k, v, may_attend=may_attend, dropout=self.dropout if self.training else 0.0)
+        x = self.attend(
+            q,
+            k,
+            v,
+            may_attend=may_attend,
+            bias=placed.bias,
+            scale=None if self.cosine is None else 1.0,
+            dropout=self.dropout if self.training else 0.0,
+        )
         return self.proj(x.transpose(1, 2).flatten(2))  # (B, N, L, K) -> (B, L, D)
 
 
@@ -128,7 +224,7 @@ class CrossAttention(nn.Module):
     Args:
         dim: Width D of the text.
         context_dim: Width of the context's states.
-        num_heads, head_dim, dropout, bias: As in SelfAttention.
+        others: As in SelfAttention.
     Shapes:
         keys_values: states (B, S, context_dim) -> k, v (B, N, S, K)
         forward: x (R, L, D), k and v (B, N, S, K), mask (B, S) or None -> (R, L, D).
@@ -142,21 +238,26 @@ class CrossAttention(nn.Module):
         context_dim: int,
         num_heads: int,
         head_dim: int | None = None,
+        num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
         self.head_dim = width_of_head(dim, num_heads, head_dim)
         self.dropout = dropout
         inner = num_heads * self.head_dim
         self.q = nn.Linear(dim, inner, bias=bias)
-        self.kv = nn.Linear(context_dim, 2 * inner, bias=bias)
+        self.kv = nn.Linear(context_dim, 2 * self.num_kv_heads * self.head_dim, bias=bias)
+        self.cosine = CosineScale(num_heads=num_heads) if qk_norm else None
         self.proj = nn.Linear(inner, dim, bias=bias)
+        self.attend = attention
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self.kv(states).unflatten(-1, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return k, v  # each (B, N, S, K)
+        k, v = self.kv(states).unflatten(-1, (2, self.num_kv_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        return (k if self.cosine is None else self.cosine.keys(k)), v  # each (B, N, S, K)
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         k, v = keys_values
@@ -164,6 +265,37 @@ class CrossAttention(nn.Module):
         # Cross-attention ignores the order of queries, so the beams of an image are more queries of one row.
         queries = rows * length // max(1, k.shape[0])  # no -1 for the reshape to guess: a batch may have no rows
         q = self.q(x).reshape(k.shape[0], queries, self.num_heads, self.head_dim).transpose(1, 2)  # (B, N, R/B*L, K)
-        may_attend = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, S)
-        out = attention(q, k, v, may_attend=may_attend, dropout=self.dropout if self.training else 0.0)
+        out = self.attend(
+            q if self.cosine is None else self.cosine.queries(q),
+            k,
+            v,
+            may_attend=None if mask is None else mask[:, None, None, :],  # (B, 1, 1, S)
+            scale=None if self.cosine is None else 1.0,
+            dropout=self.dropout if self.training else 0.0,
+        )
         return self.proj(out.transpose(1, 2).reshape(rows, length, self.num_heads * self.head_dim))  # (R, L, D)
+
+
+@contextmanager
+def recorded(*layers: SelfAttention | CrossAttention) -> Iterator[list[list[Tensor]]]:
+    """Records the attention weights of these layers while it is open, and leaves all others as fast as they are.
+
+    Yields:
+        A list for each layer with the weights (B, N, L, S) of each of its calls.
+    """
+    records: list[list[Tensor]] = [[] for _ in layers]
+
+    def recording(record: list[Tensor]) -> Callable[..., Tensor]:
+        def attend(q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, **options: Any) -> Tensor:
+            record.append(attention_weights(q, k, **options).detach())
+            return attention(q, k, v, dropout=dropout, **options)
+
+        return attend
+
+    for layer, record in zip(layers, records, strict=True):
+        layer.attend = recording(record)
+    try:
+        yield records
+    finally:
+        for layer in layers:
+            layer.attend = attention

@@ -1,13 +1,105 @@
 """Transformer blocks and their parts."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import CrossAttention, KeyValueCache, MayAttend, SelfAttention
+from vlm.nn.position import NOWHERE, Placed
+
+Norm = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """What the blocks of a stack have in common.
+
+    Args:
+        dim: Width D of the residual stream.
+        num_heads: Number N of heads.
+        head_dim: Width K of a head; by default D / N.
+        num_kv_heads: Heads of keys and values, each shared by a group of queries' heads; by default N.
+        mlp_ratio: Hidden width of the MLP over D.
+        activation: Of the MLP; "gelu_tanh" is GPT-2's approximation, "swiglu" a gated unit of as many parameters.
+        norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
+        norm_eps: Added to the variance before its root is taken.
+        pre_norm: Whether a branch normalises its input (Xiong et al. 2020), else the stream is normalised after each
+            branch (Vaswani et al. 2017).
+        qk_norm: Whether attention goes by cosines with a learned scale.
+        bias: Whether linear layers and norms have biases.
+        dropout: Probability of dropping an element of a branch's output, and an attention weight.
+    """
+
+    dim: int
+    num_heads: int
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    mlp_ratio: float = 4.0
+    activation: Activation = "gelu"
+    norm: Norm = "layer"
+    norm_eps: float = 1e-5
+    pre_norm: bool = True
+    qk_norm: bool = False
+    bias: bool = True
+    dropout: float = 0.0
+
+    def make_norm(self) -> nn.Module:
+        if self.norm == "rms":
+            return nn.RMSNorm(self.dim, eps=self.norm_eps)
+        return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
+
+    def make_final_norm(self) -> nn.Module:
+        """The norm after the last block; a post-norm stack needs none."""
+        return self.make_norm() if self.pre_norm else nn.Identity()
+
+    def make_mlp(self) -> nn.Module:
+        hidden = int(self.dim * self.mlp_ratio)
+        if self.activation == "swiglu":
+            return SwiGLU(dim=self.dim, hidden_dim=round(hidden * 2 / 3), bias=self.bias)
+        return MLP(dim=self.dim, hidden_dim=hidden, bias=self.bias, activation=self.activation)
+
+    def attention_options(self) -> dict[str, Any]:
+        """What self-attention and cross-attention have in common."""
+        names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm")
+        return {name: getattr(self, name) for name in names}
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class MLP(nn.Module):
-    """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3) with GELU.
+    """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3).
+
+    Args:
+        activation: "relu", "gelu" (Hendrycks and Gimpel 2016) or "gelu_tanh".
+    Shapes:
+        x (B, L, D) -> (B, L, D)
+    """
+
+    def __init__(self, *, dim: int, hidden_dim: int, bias: bool = True, activation: str = "gelu") -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
+        self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class SwiGLU(nn.Module):
+    """A feed-forward network with a gate (Shazeer 2020, equation 6): W2 (silu(x W) * x V).
+
+    Of three matrices, it has as many parameters as an MLP at two thirds of its hidden width.
 
     Shapes:
         x (B, L, D) -> (B, L, D)
@@ -15,11 +107,12 @@ class MLP(nn.Module):
 
     def __init__(self, *, dim: int, hidden_dim: int, bias: bool = True) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
+        self.fc1 = nn.Linear(dim, 2 * hidden_dim, bias=bias)  # the gate and what it lets through
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(nn.functional.gelu(self.fc1(x)))
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
 
 
 class DropPath(nn.Module):
@@ -41,80 +134,52 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block (Xiong et al. 2020): self-attention, then the MLP, each in a residual branch.
+    """A transformer block: self-attention, then the MLP, each in a residual branch.
 
     Args:
-        dim: Width D of the residual stream.
-        num_heads: Number N of heads.
-        head_dim: Width K of a head; by default D / N.
-        mlp_ratio: Hidden width of the MLP over D.
-        dropout: Probability of dropping an element of a branch's output, and an attention weight.
+        config: What all blocks of the stack have in common.
         drop_path: Probability of dropping a whole branch for a row.
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-    ) -> None:
+    def __init__(self, config: BlockConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = SelfAttention(dim=dim, num_heads=num_heads, head_dim=head_dim, dropout=dropout)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = MLP(dim=dim, hidden_dim=int(dim * mlp_ratio))
-        self.dropout = nn.Dropout(dropout)
+        self.pre_norm = config.pre_norm
+        self.norm1 = config.make_norm()
+        self.attn = SelfAttention(**config.attention_options())
+        self.norm2 = config.make_norm()
+        self.mlp = config.make_mlp()
+        self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(rate=drop_path)
 
-    def residual(self, x: Tensor, branch: Tensor) -> Tensor:
-        return x + self.drop_path(self.dropout(branch))
+    def residual(self, x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.drop_path(self.dropout(branch(norm(x))))
+        return norm(x + self.drop_path(self.dropout(branch(x))))
 
-    def forward(self, x: Tensor, may_attend: MayAttend = None) -> Tensor:
-        x = self.residual(x, self.attn(self.norm1(x), may_attend))
-        return self.residual(x, self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor, may_attend: MayAttend = None, placed: Placed = NOWHERE) -> Tensor:
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed=placed))
+        return self.residual(x, self.norm2, self.mlp)
 
 
 class DecoderBlock(Block):
     """A causal Block with cross-attention to context between self-attention and MLP (Vaswani et al. 2017, figure 1).
 
     Args:
+        config: What all blocks of the stack have in common.
         context_dim: Width of the context; None for a decoder without context, which has no cross-attention.
-        others: As in Block.
+        drop_path: As in Block.
     Shapes:
         x (B, L, D), keys and values of the context (B, N, S, K) -> (B, L, D)
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        context_dim: int | None,
-        head_dim: int | None = None,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            mlp_ratio=mlp_ratio,
-            dropout=dropout,
-            drop_path=drop_path,
-        )
+    def __init__(self, config: BlockConfig, *, context_dim: int | None, drop_path: float = 0.0) -> None:
+        super().__init__(config, drop_path=drop_path)
         self.cross_attn: CrossAttention | None = None
         if context_dim is not None:
-            self.norm_cross = nn.LayerNorm(dim)
-            self.cross_attn = CrossAttention(
-                dim=dim, context_dim=context_dim, num_heads=num_heads, head_dim=head_dim, dropout=dropout
-            )
+            self.norm_cross = config.make_norm()
+            self.cross_attn = CrossAttention(context_dim=context_dim, **config.attention_options())
 
     def keys_values(self, states: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Keys and values of context states (B, S, context_dim) for `forward`; None without context."""
@@ -124,14 +189,17 @@ class DecoderBlock(Block):
         self,
         x: Tensor,
         may_attend: MayAttend = "causal",
+        placed: Placed = NOWHERE,
+        *,
         context: tuple[Tensor, Tensor] | None = None,
         context_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        x = self.residual(x, self.attn(self.norm1(x), may_attend, cache))
-        if self.cross_attn is not None and context is not None:
-            x = self.residual(x, self.cross_attn(self.norm_cross(x), context, context_mask))
-        return self.residual(x, self.mlp(self.norm2(x)))
+        cross = self.cross_attn
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, cache, placed))
+        if cross is not None and context is not None:
+            x = self.residual(x, self.norm_cross, lambda x: cross(x, context, context_mask))
+        return self.residual(x, self.norm2, self.mlp)
 
 
 def init_weights(module: nn.Module, *, dim: int, branches: int) -> None:

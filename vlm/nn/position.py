@@ -1,5 +1,7 @@
 """Positions of tokens: where a token stands in its segment, and encodings of it."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -36,11 +38,62 @@ def sincos_2d(side: int, dim: int) -> Tensor:
     return torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], dim=1)
 
 
-class LearnedPositions(nn.Module):
-    """One learned vector a position, added to the input (Gehring et al. 2017; BERT, GPT-2, ViT).
+@dataclass(frozen=True)
+class Placed:
+    """What the self-attention of every layer is told of the positions of its tokens.
+
+    Args:
+        added: Added to what queries, keys and values are made of.
+        rotation: Cosines and sines by which queries and keys are rotated.
+        bias: Added to the products of queries and keys.
+    Shapes:
+        added (..., L, D); rotation two of (..., L, K / 2), with an axis for the heads if it has one for rows;
+        bias (N, L, S)
+    """
+
+    added: Tensor | None = None
+    rotation: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None
+
+    def add(self, x: Tensor) -> Tensor:
+        return x if self.added is None else x + self.added
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotates the pairs (i, i + K / 2) of each vector of x (B, N, L, K)."""
+        if self.rotation is None:
+            return x
+        cos, sin = self.rotation
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+NOWHERE = Placed()
+
+
+class Positions(nn.Module):
+    """Base of all position encodings, and the one that tells nothing: attention then sees a set of tokens.
+
+    A subclass says what is added to the input of the stack, what its layers are told, or both.
 
     Shapes:
-        positions (B, L) -> (B, L, D)
+        positions (L,) if equal in all rows, else (B, L)
+    """
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        """What is added to the input, broadcastable to (B, L, D)."""
+        return None
+
+    def place(self, positions: Tensor, *, keys: int) -> Placed:
+        """What every layer is told, where the tokens are the last ones of a row of `keys` tokens."""
+        return NOWHERE
+
+
+class LearnedPositions(Positions):
+    """One learned vector a position, added to the input (Gehring et al. 2017; BERT, GPT-2, ViT).
+
+    Args:
+        dim: Width D.
+        max_len: Number of positions.
     Raises:
         IndexError: A position is not below max_len.
     """
@@ -50,5 +103,110 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def embed(self, positions: Tensor) -> Tensor | None:
         return nn.functional.embedding(positions, self.weight)
+
+
+class GridPositions(LearnedPositions):
+    """Learned positions of a square grid, row by row, that start from sines and cosines of row and column.
+
+    From small random values, telling places apart costs most of a short training.
+
+    Args:
+        dim: Width D, a multiple of 4.
+        side: Rows and columns of the grid.
+        before: Tokens that stand before the grid, such as a class token; they start at zero.
+    """
+
+    def __init__(self, *, dim: int, side: int, before: int = 0) -> None:
+        Positions.__init__(self)
+        self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(side, dim)]))
+
+
+class LearnedPositionsEachLayer(LearnedPositions):
+    """Learned vectors added again at every layer, to what its queries, keys and values are made of.
+
+    After Carion et al. 2020 (DETR), who add them to queries and keys: deep layers need not carry them along.
+    """
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        return None
+
+    def place(self, positions: Tensor, *, keys: int) -> Placed:
+        return Placed(added=nn.functional.embedding(positions, self.weight))
+
+
+class SinusoidalPositions(Positions):
+    """Fixed sines and cosines of geometrically growing wavelength, added to the input (Vaswani et al. 2017, 3.5).
+
+    Scaled by 1 / √D: there embeddings are multiplied by √D, here they stay as they are.
+
+    Args:
+        dim: Width D, even.
+    Raises:
+        ValueError: dim is odd.
+    """
+
+    def __init__(self, *, dim: int) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"dim {dim} is odd; sinusoidal positions need pairs")
+        self.dim = dim
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        cos, sin = _waves(positions, self.dim, 10_000.0)  # each (..., L, D / 2)
+        return torch.stack([sin, cos], dim=-1).flatten(-2) * self.dim**-0.5  # (..., L, D)
+
+
+class RotaryPositions(Positions):
+    """Rotates queries and keys by angles that grow with the position (Su et al. 2021): only distances matter.
+
+    Args:
+        head_dim: Width K of a head, even.
+        base: Wavelengths run from 2π to 2π base.
+    Raises:
+        ValueError: head_dim is odd.
+    """
+
+    def __init__(self, *, head_dim: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"head_dim {head_dim} is odd; rotary positions need pairs")
+        self.head_dim, self.base = head_dim, base
+
+    def place(self, positions: Tensor, *, keys: int) -> Placed:
+        waves = _waves(positions, self.head_dim, self.base)
+        cos, sin = waves if positions.ndim == 1 else (wave[:, None] for wave in waves)  # (L, K/2) or (B, 1, L, K/2)
+        return Placed(rotation=(cos, sin))
+
+
+class RelativeBias(Positions):
+    """One learned parameter a head and offset, added to the products (Shaw et al. 2018; Raffel et al. 2020, 2.1).
+
+    All layers share it, as in T5.
+
+    Args:
+        num_heads: Number N of heads.
+        max_len: Offsets from max_len on share one parameter.
+        causal: Whether queries attend only to what stands before them; else there are offsets to both sides.
+    """
+
+    def __init__(self, *, num_heads: int, max_len: int, causal: bool = True) -> None:
+        super().__init__()
+        self.max_len, self.causal = max_len, causal
+        self.weight = nn.Parameter(torch.zeros(num_heads, max_len if causal else 2 * max_len - 1))
+
+    def place(self, positions: Tensor, *, keys: int) -> Placed:
+        # Segments lie end to end, so that places in the row differ by as much as places in the segment.
+        key = torch.arange(keys, device=positions.device)
+        query = key[keys - positions.shape[-1] :]
+        furthest = self.max_len - 1
+        offset = (query[:, None] - key).clamp(0 if self.causal else -furthest, furthest)  # (L, S)
+        return Placed(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
+
+
+def _waves(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions (..., L) at frequencies from 1 down to almost 1 / base, each (..., L, dim / 2)."""
+    frequencies = base ** -(torch.arange(0, dim, 2, device=positions.device) / dim)
+    angles = positions[..., None] * frequencies
+    return angles.cos(), angles.sin()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vlm.checkpoint import FORMAT
+from vlm.data.module import Data
 from vlm.randomness import key
 from vlm.tasks.optim import Optimization
 
@@ -21,6 +23,10 @@ class Task(L.LightningModule):
     The loss of an optimiser step is a sum over tokens divided by their count over all ranks and accumulated batches:
     a batch returns its sum, and the gradients are divided once, after unscaling and before clipping.
 
+    Attributes:
+        samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
+            at least "line", what is printed.
+        unread: A reason for each sample of the last evaluation that could not be read.
     Args:
         model: What is trained.
         optimization: How it is trained; None for a model that is only evaluated.
@@ -43,12 +49,20 @@ class Task(L.LightningModule):
             model.get_submodule(name).requires_grad_(False)
         self._sum = self._count = torch.zeros(())
         self.results: dict[str, float] = {}
+        self.samples: list[dict[str, Any]] = []
+        self.unread: list[str] = []
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The summed loss of a batch, and the count that it is a sum over."""
         raise TypeError(f"{type(self).__name__} defines no loss")
+
+    unit = "images"  # what `size` counts
+
+    def size(self, batch: Any) -> int:
+        """How much training reads in a batch, for the progress bar."""
+        return len(batch.ids)
 
     def train(self, mode: bool = True) -> "Task":
         super().train(mode)
@@ -82,6 +96,8 @@ class Task(L.LightningModule):
 
     def on_evaluation_start(self) -> None:
         """Forgets what an earlier evaluation gathered."""
+        self.samples = []
+        self.unread = []
         self._eval_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._eval_count = torch.zeros((), dtype=torch.float64, device=self.device)
 
@@ -129,6 +145,17 @@ class Task(L.LightningModule):
     def predictions(self) -> list[dict[str, Any]]:
         """What the last evaluation predicted, a record a sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
+
+    def write_details(self, folder: Path) -> None:
+        """Writes what the last evaluation has to show besides metrics and predictions."""
+
+    def reading(self, batch: Any, tokens: int) -> list[str]:
+        """Lines that show what a training batch holds, with up to so many tokens of its first sample."""
+        raise TypeError(f"{type(self).__name__} shows no batch")
+
+    def example(self, data: Data, folder: Path) -> str:
+        """A command that uses the trained model, less its checkpoint; what it needs is put into the folder."""
+        raise TypeError(f"{type(self).__name__} has no example")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["format"] = FORMAT

@@ -1,12 +1,15 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from vlm.data.batch import CaptionBatch
 from vlm.data.image import Preprocess
+from vlm.data.module import Data
 from vlm.data.tokenizer import Tokenizer
 from vlm.inference.captioning import caption_pixels
 from vlm.metrics.captions import CaptionMetric
@@ -15,6 +18,7 @@ from vlm.models.vision_language import VisionLanguageModel
 from vlm.tasks.base import Task
 from vlm.tasks.losses import next_token_labels, token_loss
 from vlm.tasks.optim import Optimization
+from vlm.tasks.reading import caption_line, first_row, shape, text_shape
 
 
 class Captioning(Task):
@@ -50,8 +54,6 @@ class Captioning(Task):
         self.max_tokens, self.val_captions = max_tokens, val_captions
         self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
-        self.samples: list[dict[str, Any]] = []
-        self.unread: list[str] = []
 
     def token_loss(self, batch: CaptionBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
@@ -65,8 +67,6 @@ class Captioning(Task):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
-        self.samples = []
-        self.unread = []
 
     def evaluation_step(self, batch: CaptionBatch, limit: int | None) -> None:
         self.unread += [sample.reason for sample in batch.bad]
@@ -77,7 +77,8 @@ class Captioning(Task):
         texts = [caption.text for caption in found]
         self.captions.update(batch.ids, texts, batch.references)
         for id, image, caption, references in zip(batch.ids, batch.images, texts, batch.references, strict=True):
-            self.samples.append({"id": id, "image": image, "caption": caption, "references": references})
+            sample = {"id": id, "image": image, "caption": caption, "references": references}
+            self.samples.append({**sample, "line": caption_line(caption, references)})
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluation_step(batch, self.val_captions)
@@ -95,6 +96,16 @@ class Captioning(Task):
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
+
+    def reading(self, batch: CaptionBatch, tokens: int) -> list[str]:
+        shapes = f"images {shape(batch.images)}, {text_shape(batch.tokens, batch.segments)}"
+        lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
+        return lines + first_row(batch.tokens, batch.segments, self.tokenizer, name="caption", shown=tokens)
+
+    def example(self, data: Data, folder: Path) -> str:
+        path = folder / "example.png"
+        data.split(data.final_split).image(0, 0).save(path)
+        return f"vlm caption {shlex.quote(str(path))}"
 
     def description(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,81 @@
+"""An image classifier: an encoder, a pooling of its states, a linear head."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vlm.models.context import Context
+from vlm.nn.attention import CrossAttention
+
+
+class AttentionPool(nn.Module):
+    """One learned query that attends to all states (Lee et al. 2019; Zhai et al. 2022, without its MLP).
+
+    Args:
+        dim: Width D.
+        num_heads: Number N of heads.
+    Shapes:
+        states (B, S, D), mask (B, S) or None -> (B, D)
+    """
+
+    def __init__(self, *, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(dim) * dim**-0.5)
+        self.attn = CrossAttention(dim=dim, context_dim=dim, num_heads=num_heads)
+
+    def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        query = self.query.expand(states.shape[0], 1, -1)  # (B, 1, D)
+        return self.attn(query, self.attn.keys_values(states), mask)[:, 0]
+
+
+class Classifier(nn.Module):
+    """Reads an image, gives a logit for each class.
+
+    Args:
+        encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is D.
+        num_classes: Number C of classes.
+        pool: "mean" of the states, "attention" by a learned query, or "class": the first state, which must then be that
+            of a class token.
+        pool_heads: Heads of the attention that pools.
+        dropout: Probability of dropping an element of what the head reads.
+    Shapes:
+        images (B, 3, H, W), normalised -> logits (B, C)
+    Raises:
+        ValueError: The encoder has no class token to pool by.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: nn.Module,
+        num_classes: int,
+        pool: Literal["mean", "class", "attention"] = "mean",
+        pool_heads: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if pool == "class" and getattr(encoder, "class_token", None) is None:
+            raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
+        self.encoder = encoder
+        dim: int = encoder.dim  # type: ignore[assignment]
+        self.pool = pool
+        self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(dim, num_classes)
+        nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.dropout(self.pooled(self.encoder(images))))
+
+    def pooled(self, context: Context) -> Tensor:
+        """One vector an image: states (B, S, D) -> (B, D)."""
+        states, mask = context.states, context.mask
+        if self.attention_pool is not None:
+            return self.attention_pool(states, mask)
+        if self.pool == "class":
+            return states[:, 0]
+        if mask is None:
+            return states.mean(dim=1)
+        return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)

@@ -1,0 +1,44 @@
+"""What the model reads and writes, in lines for a person."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from vlm.data.batch import PADDING
+from vlm.data.tokenizer import Tokenizer
+from vlm.inference.files import printable
+from vlm.tasks.losses import IGNORE, next_token_labels
+
+
+def first_row(tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, shown: int) -> list[str]:
+    """Lines that show the start of a batch's first row as the model reads it: each token and what it has to predict.
+
+    Args:
+        name: What a segment is called, such as "caption".
+        shown: How many tokens are shown.
+    Shapes:
+        tokens (B, L), segments (B, L)
+    """
+    labels = next_token_labels(tokens[:1], segments[:1])[0]
+    lines = [f"  {name:<10}input -> target"]
+    row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
+    for token, segment, label in list(row)[:shown]:
+        target = "(none)" if label == IGNORE else tokenizer.piece(label)
+        where = "padding" if segment == PADDING else str(segment)
+        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r} -> {target!r}")
+    return lines
+
+
+def shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def text_shape(tokens: Tensor, segments: Tensor) -> str:
+    """Shape of a batch of text, and the share of it that is padding."""
+    return f"tokens {shape(tokens)}, padding {(segments == PADDING).float().mean().item():.1%}"
+
+
+def caption_line(caption: str, references: Sequence[str]) -> str:
+    """A caption beside a reference, marked where it is one of them."""
+    mark = "=" if caption in references else " "
+    return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
