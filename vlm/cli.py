@@ -18,9 +18,13 @@ app = typer.Typer(
 
 Checkpoint = Annotated[str, typer.Option("-c", "--checkpoint", help="The model: a .ckpt file.", metavar="CKPT")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Inputs at a time.")]
 Format = Annotated[str, typer.Option("--format", help="text, jsonl or csv.")]
 Out = Annotated[str | None, typer.Option(help="Write to this file instead of stdout.", metavar="FILE")]
+Top = Annotated[int, typer.Option(min=1, help="How many classes are told of an image.")]
+Seed = Annotated[int, typer.Option(help="Of what is drawn at random; the same seed gives the same text.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")]
+Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")]
 Trust = Annotated[str | None, typer.Option(help="Package of your own whose model classes may be loaded.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
 
@@ -64,7 +68,7 @@ def _train(overrides: Overrides = None) -> int:
 
 @app.command()
 def caption(
-    images: Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")],
+    images: Images,
     checkpoint: Checkpoint,
     device: Device = "auto",
     batch_size: BatchSize = 32,
@@ -88,13 +92,96 @@ def caption(
 
 
 @app.command()
+def classify(
+    images: Images,
+    checkpoint: Checkpoint,
+    top: Top = 1,
+    device: Device = "auto",
+    batch_size: BatchSize = 32,
+    form: Format = "text",
+    out: Out = None,
+    trust: Trust = None,
+) -> int:
+    """Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."""
+    from vlm.inference.files import Writer, find_images
+
+    paths = find_images(images)
+    writer = Writer(form=form, fields=("image", "classes"), out=out)
+    from vlm.inference.classifying import ImageClassifier, classify_files
+
+    classifier = ImageClassifier(checkpoint, device=choose_device(device), trust=trust)
+    try:
+        return classify_files(classifier, paths, writer, batch_size=batch_size, top=top)
+    finally:
+        writer.close()
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Text to go on from; may be given again. Without one, lines of stdin.")
+    ] = None,
+    max_tokens: MaxTokens = 256,
+    sample: Annotated[bool, typer.Option("--sample/--greedy", help="Draw tokens, or take the most probable.")] = True,
+    temperature: Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    batch_size: BatchSize = 32,
+    form: Format = "text",
+    out: Out = None,
+    trust: Trust = None,
+) -> int:
+    """Write text that goes on from prompts, token by token as it comes."""
+    from vlm.inference.files import Writer
+
+    prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
+    if not prompts:
+        raise UserError("there is no prompt; give --prompt TEXT, or a prompt a line on stdin")
+    writer = Writer(form=form, fields=("prompt", "text"), out=out)
+    from vlm.generation.logits import Sampling
+    from vlm.inference.generating import Generator, generate_texts
+
+    sampling = Sampling(temperature=temperature if sample else 0.0, top_k=top_k, top_p=top_p, min_p=min_p)
+    generator = Generator(checkpoint, device=choose_device(device), trust=trust)
+    options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+    try:
+        return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+    finally:
+        writer.close()
+
+
+@app.command()
+def predict(
+    inputs: Annotated[list[str], typer.Argument(help="Images, or prompts for a language model.")],
+    checkpoint: Checkpoint,
+    device: Device = "auto",
+    batch_size: BatchSize = 32,
+    form: Format = "text",
+    out: Out = None,
+    trust: Trust = None,
+) -> int:
+    """Use a model of any task: what caption, classify or generate do, with their defaults."""
+    from vlm import checkpoint as ckpt
+
+    options = {"device": device, "batch_size": batch_size, "form": form, "out": out, "trust": trust}
+    task = ckpt.read(checkpoint)["vlm"]["task"]
+    if task == "language_modeling":
+        return generate(checkpoint, prompt=inputs, **options)  # type: ignore[arg-type]
+    return (classify if task == "classification" else caption)(inputs, checkpoint, **options)  # type: ignore[arg-type]
+
+
+@app.command()
 def evaluate(
     checkpoint: Checkpoint,
     overrides: Overrides = None,
     split: Annotated[str | None, typer.Option(help="train, val or test; by default test, else val.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for metrics.json and the predictions.", metavar="DIR")] = None,
     device: Device = "auto",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Inputs at a time.")] = None,
     trust: Trust = None,
 ) -> int:
     """Evaluate a checkpoint on a split of its data, with the controls any model should beat."""

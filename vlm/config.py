@@ -69,6 +69,7 @@ _OURS = (
 
 # Sizes are said once; what follows from them is reckoned: ${sum:${data.max_len},-2}.
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
+OmegaConf.register_new_resolver("div", lambda whole, part: whole // part if part else whole, replace=True)
 
 
 def conf_dir() -> Path:

@@ -59,6 +59,7 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
         optimizer=conf.build(config["optim"], "optim"),
         schedule=conf.build(config["schedule"], "schedule"),
         weight_decay=config["optim"].get("weight_decay", 0.0),
+        layer_decay=config["layer_decay"],
     )
 
 

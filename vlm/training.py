@@ -24,7 +24,7 @@ SUPPLIED = {
     "logger.csv": {"folder"},
     "logger.tensorboard": {"save_dir"},
 }
-TYPES = {"seed": int, "name": str, "runs": str}
+TYPES = {"seed": int, "name": str, "runs": str, "layer_decay": float}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,13 +112,18 @@ def table(results: dict[str, float]) -> str:
     """Scores with their controls beside them, a line a metric."""
     controls = list(dict.fromkeys(name.split("@")[1] for name in results if "@" in name))
     split = next(iter(results)).split("/")[0]
-    lines = [f"{split:<14}{'model':>10}{''.join(f'{control:>12}' for control in controls)}"]
-    for name, value in results.items():
-        if "@" not in name:
-            beside = [results.get(f"{name}@{control}") for control in controls]
-            cells = "".join(f"{'':>12}" if cell is None else f"{cell:>12.4f}" for cell in beside)
-            lines.append(f"{name.split('/')[1]:<14}{value:>10.4f}{cells}".rstrip())
+    names = [name.split("/")[1] for name in results if "@" not in name]
+    width = max(map(len, names)) + 2
+    lines = [f"{split:<{width}}{'model':>10}{''.join(f'{control:>12}' for control in controls)}"]
+    for name in names:
+        beside = [results.get(f"{split}/{name}@{control}") for control in controls]
+        cells = "".join(f"{'' if cell is None else _number(cell):>12}" for cell in beside)
+        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>10}{cells}".rstrip())
     return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
 
 
 def quiet() -> None:

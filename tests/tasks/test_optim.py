@@ -9,7 +9,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.tasks.optim import Constant, Cosine, Optimization, decay_groups
+from vlm.tasks.optim import Constant, Cosine, Optimization, parameter_groups
 
 
 @pytest.fixture(params=["vit", "timm"])
@@ -30,7 +30,7 @@ def names(model, params):
 
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(model):
-    decayed, kept = decay_groups(model, 0.1)
+    decayed, kept = parameter_groups(model, 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     placed = names(model, decayed["params"]) + names(model, kept["params"])
     assert sorted(placed) == sorted(name for name, _ in model.named_parameters())
@@ -41,12 +41,12 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(model):
 
 def test_frozen_parameters_are_in_no_group(model):
     model.encoder.requires_grad_(False)
-    placed = [name for group in decay_groups(model, 0.1) for name in names(model, group["params"])]
+    placed = [name for group in parameter_groups(model, 0.1) for name in names(model, group["params"])]
     assert sorted(placed) == sorted(f"decoder.{name}" for name, _ in model.decoder.named_parameters())
 
 
 def test_an_empty_group_is_left_out():
-    (group,) = decay_groups(nn.LayerNorm(4), 0.1)
+    (group,) = parameter_groups(nn.LayerNorm(4), 0.1)
     assert group["weight_decay"] == 0
 
 

@@ -56,6 +56,10 @@ class Augment:
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
+        return to_tensor(self.picture(image, key))
+
+    def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
+        """The same as an image, for what a subclass does to it after this."""
         # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
         area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
         image = to_rgb(image)
@@ -66,7 +70,7 @@ class Augment:
         if self.color_jitter:
             low = 1 - self.color_jitter
             image = _relight(image, low + 2 * self.color_jitter * brightness, low + 2 * self.color_jitter * contrast)
-        return to_tensor(image)
+        return image
 
     def _box(self, image: Image.Image, area: float, ratio: float, left: float, top: float) -> Box:
         """The region to show; all four numbers are uniform in [0, 1)."""

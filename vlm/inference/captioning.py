@@ -1,6 +1,5 @@
 """Captioning images with a trained model: load, preprocess, predict, format."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
@@ -10,11 +9,11 @@ from PIL import Image
 from torch import Tensor
 
 from vlm import checkpoint as ckpt
-from vlm.data.image import ImageError, Preprocess, load_image
+from vlm.data.image import Preprocess
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.generation.search import greedy
-from vlm.inference.files import Writer, progress
+from vlm.inference.files import Writer, read_images
 from vlm.models.vision_language import VisionLanguageModel
 
 
@@ -85,16 +84,8 @@ def caption_files(
     A file that cannot be read is named on stderr and does not keep the others from being captioned.
     """
     failed = 0
-    starts = range(0, len(paths), batch_size)
-    for start in progress(starts, len(starts), "batches"):
-        good, pixels = [], []
-        for path in paths[start : start + batch_size]:
-            try:
-                pixels.append(captioner.pixels(load_image(path)))
-                good.append(path)
-            except ImageError as fault:
-                failed += 1
-                print(f"error: {fault}", file=sys.stderr)
+    for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size):
+        failed += bad
         found = captioner.caption(pixels, max_tokens=max_tokens) if good else []
         for path, caption in zip(good, found, strict=True):
             writer.write({"image": path, "caption": caption.text, **_scores(caption)})

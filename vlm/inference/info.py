@@ -1,12 +1,13 @@
 """What a checkpoint holds, for a person."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from vlm import checkpoint as ckpt
 
 
 def describe(path: str) -> str:
-    """A few lines about a checkpoint: task, model, parameters, tokenizer, data, step, scores.
+    """A few lines about a checkpoint: task, model, tokenizer, classes, data, step, scores.
 
     Raises:
         UserError: There is no such checkpoint, or it cannot be read.
@@ -16,19 +17,28 @@ def describe(path: str) -> str:
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     data = about["config"]["data"]
     source = data["source"]["_target_"].rpartition(".")[2]
-    tokenizer = about["tokenizer"]
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}
     lines = [
         f"task        {about['task']}",
         f"model       {count:,} parameters",
         *_model(about["model"], "  "),
-        f"tokenizer   {tokenizer['class']} {_plain(tokenizer['options'])}",
-        f"preprocess  {_plain(about['preprocess'])}",
-        f"data        {source} {data.get('root') or ''}".rstrip(),
+        *_parts(about),
+        f"data        {source} {data.get('root') or data.get('path') or ''}".rstrip(),
         f"trained     {loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun",
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
     return "\n".join(lines)
+
+
+def _parts(about: dict[str, Any]) -> Iterator[str]:
+    """What stands between the model and its user, by task."""
+    if "tokenizer" in about:
+        tokenizer = about["tokenizer"]
+        yield f"tokenizer   {tokenizer['class']} {_plain(tokenizer['options'])}"
+    if "preprocess" in about:
+        yield f"preprocess  {_plain(about['preprocess'])}"
+    if "classes" in about:
+        yield f"classes     {', '.join(about['classes'])}"
 
 
 def _model(spec: dict[str, Any], indent: str) -> list[str]:

@@ -1,45 +1,30 @@
 """Caption metrics of a training or evaluation run, exact over any number of processes."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from vlm.errors import UserError
 from vlm.metrics.coco import CaptionScores, References, best_constant, score_captions
 from vlm.metrics.ptb import tokenize
+from vlm.metrics.records import RecordMetric
 from vlm.randomness import numpy_rng
 
 __all__ = ["CaptionMetric", "CaptionScores", "References", "best_constant", "score_captions", "shuffled"]
 
 
-class CaptionMetric(Metric):
+class CaptionMetric(RecordMetric):
     """COCO's caption metrics, and how varied the captions are, over all captions of all processes.
 
-    The state is the texts themselves. They are sorted by image before they are scored, and an image counts once however
-    often a sampler repeats it, so that neither the order nor the number of processes changes a digit.
+    Attributes:
+        predictions, references: Of all processes, for whoever wants the texts after the scores.
     """
 
-    full_state_update = False
-    is_differentiable = False
-    higher_is_better = True
-    records: list[Tensor] | Tensor
     predictions: dict[str, str]
     references: dict[str, list[str]]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("records", default=[], dist_reduce_fx="cat")
         self._prepared: References | None = None
-        self._start()
-
-    def reset(self) -> None:
-        super().reset()
-        self._start()
 
     def update(self, ids: Sequence[str], predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Adds the captions of some images.
@@ -50,8 +35,7 @@ class CaptionMetric(Metric):
             references: The reference captions of each.
         """
         rows = zip(ids, predictions, references, strict=True)
-        lines = "".join(json.dumps([image, text, list(texts)]) + "\n" for image, text, texts in rows)
-        self.records.append(_encode(lines, self.device))  # type: ignore[union-attr]
+        self.add((image, text, list(texts)) for image, text, texts in rows)
 
     def compute(self) -> dict[str, float]:
         """The scores of ``CaptionScores.summary`` and four more.
@@ -63,7 +47,7 @@ class CaptionMetric(Metric):
         Raises:
             UserError: Nothing was added.
         """
-        rows = self._rows()
+        rows = self.rows()
         self.predictions = {image: text for image, (text, _) in rows.items()}
         self.references = references = {image: texts for image, (_, texts) in rows.items()}
         # The references of a split are the same every epoch, and to prepare them costs more than to score.
@@ -72,17 +56,8 @@ class CaptionMetric(Metric):
         return self._prepared.score(self.predictions).summary() | _variety(self.predictions, references)
 
     def _start(self) -> None:
-        # Of all processes, for whoever wants the texts after the scores.
+        super()._start()
         self.predictions, self.references = {}, {}
-        # A process without any image must still gather, and with the type that the others have.
-        self.records = [_encode("", self.device)]
-
-    def _rows(self) -> dict[str, tuple[str, list[str]]]:
-        lines = bytes(dim_zero_cat(self.records).cpu().numpy()).decode("ascii").splitlines()
-        rows: dict[str, tuple[str, list[str]]] = {}
-        for image, text, texts in sorted(map(json.loads, lines)):
-            rows.setdefault(image, (text, texts))
-        return rows
 
 
 def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
@@ -101,14 +76,6 @@ def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
     cycle = numpy_rng("shuffled captions", seed).permutation(len(images)).tolist()
     takes = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
     return {image: predictions[images[takes[place]]] for place, image in enumerate(images)}
-
-
-def _encode(text: str, device: torch.device) -> Tensor:
-    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).to(device) if text else _empty(device)
-
-
-def _empty(device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device)
 
 
 def _variety(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:

@@ -33,6 +33,12 @@ class DecodeState:
         """Tokens decoded so far."""
         return self.caches[0].length
 
+    def select(self, rows: Tensor) -> None:
+        """Keeps these rows (R',) of texts without context, in this order."""
+        for cache in self.caches:
+            cache.select(rows)
+        self.starts = None if self.starts is None else self.starts[rows]
+
 
 class Decoder(nn.Module):
     """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1).

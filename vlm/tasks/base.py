@@ -1,7 +1,6 @@
 """The one LightningModule base: optimiser steps that are exact under accumulation, ranks and resume."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +105,8 @@ class Task(L.LightningModule):
         self._eval_sum += total
         self._eval_count += count
 
-    def evaluation_results(self, *, final: bool) -> dict[str, float]:
-        """What the task measures beside the loss; with its controls if this is the final evaluation."""
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        """What the task measures beside the split's mean loss; with its controls if the evaluation is final."""
         raise TypeError(f"{type(self).__name__} measures nothing")
 
     def on_evaluation_end(self, split: str, *, final: bool) -> None:
@@ -115,8 +114,9 @@ class Task(L.LightningModule):
         step = torch.stack([self._eval_sum, self._eval_count])
         if self.trainer.world_size > 1:
             step = self.trainer.strategy.reduce(step, reduce_op="sum")
-        results = {"loss": (step[0] / step[1]).item(), **self.evaluation_results(final=final)}
-        self.results = {f"{split}/{name}": value for name, value in results.items()}
+        loss = (step[0] / step[1]).item()
+        results = self.evaluation_results(split, loss, final=final)
+        self.results = {f"{split}/{name}": value for name, value in {"loss": loss, **results}.items()}
         self.log_dict(self.results, rank_zero_only=False)
 
     def on_validation_epoch_start(self) -> None:
@@ -134,8 +134,8 @@ class Task(L.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         assert self.optimization is not None, "this task was built for evaluation only"
         optimizer = self.optimization.optimizer_for(self.model)
-        total = total_steps(self.trainer)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(self.optimization.schedule.factor, total=total))
+        factors = self.optimization.factors(optimizer, total_steps(self.trainer))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def description(self) -> dict[str, Any]:

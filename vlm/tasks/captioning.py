@@ -86,7 +86,7 @@ class Captioning(Task):
     def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluation_step(batch, None)
 
-    def evaluation_results(self, *, final: bool) -> dict[str, float]:
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.captions.compute()
         if final:
             predictions, references = self.captions.predictions, self.captions.references

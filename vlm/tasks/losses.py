@@ -11,15 +11,20 @@ from vlm.data.batch import PADDING
 IGNORE = -100  # the label of a position that has nothing to predict
 
 
-def next_token_labels(tokens: Tensor, segments: Tensor) -> Tensor:
+def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
     """The token that each position has to predict: the next one of its own segment.
 
     This is the one place of the package where labels are shifted.
 
+    Args:
+        segments: None where each row is one segment.
     Shapes:
         tokens (B, L), segments (B, L) -> labels (B, L), IGNORE at the last token of a segment and in padding
     """
     labels = torch.full_like(tokens, IGNORE)
+    if segments is None:
+        labels[:, :-1] = tokens[:, 1:]
+        return labels
     follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != PADDING)
     labels[:, :-1] = torch.where(follows, tokens[:, 1:], IGNORE)
     return labels
@@ -40,3 +45,13 @@ def token_loss(
     logits = head(hidden[labelled]).float()  # (T, V)
     loss = F.cross_entropy(logits, labels[labelled], reduction="sum", label_smoothing=label_smoothing)
     return loss, labelled.sum()
+
+
+def class_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Cross-entropy in nats, summed over the images.
+
+    Shapes:
+        logits (B, C), targets: labels (B,) or the share of each class (B, C) -> sum (), count ()
+    """
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=label_smoothing)
+    return loss, torch.tensor(len(targets), device=logits.device)

@@ -1,8 +1,10 @@
 """Optimiser groups and learning-rate schedules."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
@@ -23,28 +25,67 @@ class Optimization:
         optimizer: Makes the optimiser from parameter groups.
         schedule: Learning rate over time.
         weight_decay: Decay of the matrices.
+        layer_decay: Learning rate of a layer over that of the one above it.
     """
 
     optimizer: Callable[[list[dict[str, Any]]], Optimizer]
     schedule: Schedule
     weight_decay: float
 
+    layer_decay: float = 1.0
+
     def optimizer_for(self, model: nn.Module) -> Optimizer:
-        return self.optimizer(decay_groups(model, self.weight_decay))
+        return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
+
+    def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
+        """For each group of the optimiser, its learning rate at a step over the highest."""
+        return [partial(self._factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
+
+    def _factor(self, step: int, total: int, scale: float) -> float:
+        return scale * self.schedule.factor(step, total)
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Parameter groups for AdamW: only matrices of linear and convolution layers decay.
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    """Parameter groups: only matrices of linear and convolution layers decay, and lower layers learn more slowly.
 
-    Biases, norms, embeddings and positions do not (as in GPT-2 and timm): shrinking them fits nothing better.
+    Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them fits nothing better.
+
+    Args:
+        layer_decay: Learning rate of a layer over that of the one above it (Clark et al. 2020, appendix A); 1 is off.
+    Returns:
+        Groups with "matrices", whether they hold those, and "scale", by which their learning rate is multiplied.
     """
-    decayed = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if id(p) in decayed], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if id(p) not in decayed], "weight_decay": 0.0},
+    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+    depths = layer_depths(model)
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            scale = layer_decay ** depths[name]
+            groups.setdefault((id(parameter) in matrices, scale), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": weight_decay if decays else 0.0, "matrices": decays, "scale": scale}
+        for (decays, scale), params in sorted(groups.items(), key=lambda item: (not item[0][0], -item[0][1]))
     ]
-    return [group for group in groups if group["params"]]
+
+
+# What stands below the first block of a stack, by our names and timm's.
+_BOTTOM = ("patch_embed", "positions", "class_token", "token_embed", "pos_embed", "cls_token", "stem", "conv1", "bn1")
+
+
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """How many layers stand above each parameter in its stack: 0 for heads and last norms, 1 for the last block."""
+    names = [name for name, _ in model.named_parameters()]
+    found = {name: re.match(r"(.*?)(?:blocks|layers|stages|layer)\.?(\d+)\.", name) for name in names}
+    counts: dict[str, int] = {}
+    for match in found.values():
+        if match:
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    depths = {}
+    for name, match in found.items():
+        stack = match[1] if match else max((s for s in counts if name.startswith(s)), key=len, default="")
+        below = name.removeprefix(stack).startswith(_BOTTOM) and stack in counts
+        depths[name] = counts[stack] - int(match[2]) if match else (counts[stack] + 1 if below else 0)
+    return depths
 
 
 class Cosine:

@@ -1,0 +1,121 @@
+"""The data set of single coloured shapes that the project draws itself, to be told apart by colour and shape."""
+
+from collections.abc import Collection, Sequence
+from itertools import product
+
+from PIL import Image
+
+from vlm.data.scenes import COLORS, RADII, SHAPES, Kind, Scene, draw, place
+from vlm.data.shapes import BACKGROUND, MIN_IMAGE_SIZE
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+
+class ShapeClassesSplit:
+    """One split: every sample is drawn when it is asked for, from nothing but its keys.
+
+    Args:
+        name: Name of the split, one of the keys of a sample.
+        seed: Seed of the source.
+        fresh: Whether samples differ from epoch to epoch; if not, the epoch is ignored.
+        image_size: Side of the image in pixels.
+        length: How many samples an epoch has.
+        kinds: What the classes look like: for each class, its kinds, which differ in size.
+    """
+
+    def __init__(
+        self, *, name: str, seed: int, fresh: bool, image_size: int, length: int, kinds: Sequence[Sequence[Kind]]
+    ) -> None:
+        self.name, self.seed, self.fresh = name, seed, fresh
+        self.image_size, self.kinds, self._length = image_size, kinds, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def label(self, epoch: int, index: int) -> int:
+        """The class: each in turn, so that all are as frequent in any number of samples."""
+        return index % len(self.kinds)
+
+    def image(self, epoch: int, index: int) -> Image.Image:
+        """The shape on its background, as an RGB image."""
+        rng = numpy_rng("shape", self.seed, self.sample_id(epoch, index))
+        sizes = self.kinds[self.label(epoch, index)]
+        which, *tone = rng.random(4).tolist()
+        objects = place((sizes[int(which * len(sizes))],), self.image_size, rng)
+        red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
+        return draw(Scene(objects, (red, green, blue), self.image_size))
+
+    def sample_id(self, epoch: int, index: int) -> str:
+        """A name of the sample that no other sample of the source has."""
+        return f"{self.name}-{epoch if self.fresh else 0}-{index:06d}"
+
+
+class ShapeClasses:
+    """The source of all three splits; ``train`` shows fresh samples every epoch, ``val`` and ``test`` the same.
+
+    A class is a colour and a shape, such as "red circle"; its objects differ in size and place.
+
+    Args:
+        seed: Seed of every sample.
+        image_size: Side of the images in pixels.
+        shapes, colors, sizes: Names that `vlm.data.scenes` knows.
+        train_scenes, val_scenes, test_scenes: How many samples (an epoch of) each split has.
+    Raises:
+        UserError: If a name is unknown or given twice, or a number is too small.
+    """
+
+    name = "shape_classes"
+    splits: tuple[str, ...] = ("train", "val", "test")
+    skipped: Sequence[str] = ()
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        image_size: int = 64,
+        shapes: list[str],
+        colors: list[str],
+        sizes: list[str],
+        train_scenes: int,
+        val_scenes: int,
+        test_scenes: int,
+    ) -> None:
+        for at, given, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
+            _check_names(at, given, known)
+        self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
+        numbers = {f"{split}_scenes": (length, 1) for split, length in self.lengths.items()}
+        for at, (value, least) in {"image_size": (image_size, MIN_IMAGE_SIZE), **numbers}.items():
+            if value < least:
+                raise UserError(f"data.source.{at}: {value} is too small; give at least {least}")
+        looks = list(product(colors, shapes))
+        if len(looks) < 2:
+            raise UserError("data.source: one colour of one shape is one class; add to data.source.shapes or .colors")
+        self.seed, self.image_size = seed, image_size
+        self.classes = [f"{color} {shape}" for color, shape in looks]
+        self._kinds = [[Kind(size, color, shape) for size in sizes] for color, shape in looks]
+
+    def split(self, name: str) -> ShapeClassesSplit:
+        """The split of this name.
+
+        Raises:
+            UserError: If there is no such split.
+        """
+        if name not in self.splits:
+            raise UserError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
+        return ShapeClassesSplit(
+            name=name,
+            seed=self.seed,
+            fresh=name == "train",
+            image_size=self.image_size,
+            length=self.lengths[name],
+            kinds=self._kinds,
+        )
+
+
+def _check_names(at: str, given: Sequence[str], known: Collection[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown or not given:
+        fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
+        raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
+    if len(set(given)) < len(given):
+        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(given)}; give each once")

@@ -1,0 +1,84 @@
+"""Classifying images with a trained model: load, preprocess, predict, format."""
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vlm import checkpoint as ckpt
+from vlm.data.image import Preprocess
+from vlm.errors import UserError
+from vlm.inference.files import Writer, read_images
+
+
+@torch.inference_mode()
+def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
+    """Probabilities of preprocessed images; validation, evaluation and `vlm classify` all go through here.
+
+    Shapes:
+        pixels uint8 (B, 3, H, W) -> (B, C), float64
+    """
+    # In float64 the probability of an improbable class is not yet 0, whose logarithm a loss could not take.
+    return model(preprocess.normalize(pixels)).double().softmax(-1)
+
+
+class ImageClassifier:
+    """A trained classifier, ready to use.
+
+    Args:
+        path: The checkpoint.
+        device: Where to run.
+        trust: A package of the user's own whose model classes may be built.
+    Raises:
+        UserError: The checkpoint holds no classifier.
+    """
+
+    def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
+        loaded = ckpt.read(path)
+        about = loaded["vlm"]
+        if about["task"] != "classification":
+            raise UserError(f"{path}: holds a model for {about['task']}, not for classification; use `vlm predict`")
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+        self.classes: list[str] = about["classes"]
+        self.model = ckpt.load_model(loaded, trust=trust).to(device)
+        self.device = device
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """An image as the model reads it, uint8 (3, H, W)."""
+        return self.preprocess(image)
+
+    def classify(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Probabilities (B, C) of a batch of images that `pixels` made."""
+        return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
+
+
+def classify_files(
+    classifier: ImageClassifier, paths: Sequence[str], writer: Writer, *, batch_size: int, top: int
+) -> int:
+    """Classifies image files in batches and writes a record for each; returns the exit status.
+
+    A file that cannot be read is named on stderr and does not keep the others from being classified.
+    """
+    failed = 0
+    for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size):
+        failed += bad
+        if not good:
+            continue
+        values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
+        for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
+            found = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+            writer.write(_record(writer.form, path, found))
+    return 1 if failed else 0
+
+
+def _record(form: str, path: str, found: list[tuple[str, float]]) -> dict:
+    name, probability = found[0]
+    if form == "text":
+        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in found)}
+    record: dict = {"image": path, "class": name, "probability": probability}
+    if form == "jsonl":
+        return {**record, "top": dict(found)}
+    for rank, (name, value) in enumerate(found[1:], start=2):
+        record |= {f"class_{rank}": name, f"probability_{rank}": value}
+    return record

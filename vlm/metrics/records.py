@@ -1,0 +1,57 @@
+"""A metric whose state is a line of JSON a sample, which makes it exact over any number of processes."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+
+class RecordMetric(Metric):
+    """What a metric over whole samples has in common; a subclass adds records and computes from them.
+
+    Records are sorted by the sample they are of, and a sample counts once however often a sampler repeats it, so that
+    neither the order nor the number of processes changes a digit.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = True
+    records: list[Tensor] | Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("records", default=[], dist_reduce_fx="cat")
+        self._start()
+
+    def reset(self) -> None:
+        super().reset()
+        self._start()
+
+    def add(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Adds records of plain values; the first of each names the sample throughout the data set."""
+        lines = "".join(json.dumps(list(row)) + "\n" for row in rows)
+        self.records.append(_encode(lines, self.device))  # type: ignore[union-attr]
+
+    def rows(self) -> dict[str, list[Any]]:
+        """The rest of each record by the sample it is of, sorted; of all processes, while these are gathered."""
+        lines = bytes(dim_zero_cat(self.records).cpu().numpy()).decode("ascii").splitlines()
+        rows: dict[str, list[Any]] = {}
+        for sample, *rest in sorted(map(json.loads, lines)):
+            rows.setdefault(sample, rest)
+        return rows
+
+    def _start(self) -> None:
+        # A process without any sample must still gather, and with the type that the others have.
+        self.records = [_encode("", self.device)]
+
+
+def _encode(text: str, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).to(device) if text else _empty(device)
+
+
+def _empty(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device)

@@ -1,0 +1,106 @@
+"""Image classification: the model reads an image and says what class it is of."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.class_data import ClassBatch
+from vlm.data.image import Preprocess
+from vlm.data.module import Data
+from vlm.inference.classifying import class_probabilities
+from vlm.metrics.classification import ClassificationMetric
+from vlm.models.classifier import Classifier
+from vlm.tasks.base import Task
+from vlm.tasks.details import write_classification
+from vlm.tasks.losses import class_loss
+from vlm.tasks.mixing import Mixing
+from vlm.tasks.optim import Optimization
+from vlm.tasks.reading import shape
+
+
+class Classification(Task):
+    """Trains by cross-entropy, with two images mixed if asked to.
+
+    Args:
+        model, optimization, seed, freeze: As in Task; the model is a Classifier.
+        preprocess: How images become pixels; also normalises them.
+        classes: Their names, by label.
+        label_smoothing: Share of the target spread evenly over the classes.
+        mixup, cutmix: As in Mixing.
+    """
+
+    name = "classification"
+    model: Classifier
+
+    def __init__(
+        self,
+        *,
+        model: Classifier,
+        preprocess: Preprocess,
+        classes: Sequence[str],
+        seed: int,
+        optimization: Optimization | None = None,
+        freeze: Sequence[str] = (),
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+    ) -> None:
+        super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
+        self.preprocess, self.classes, self.label_smoothing = preprocess, list(classes), label_smoothing
+        self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
+        self.metric = ClassificationMetric(num_classes=len(self.classes))
+
+    def loss(self, batch: ClassBatch) -> tuple[Tensor, Tensor]:
+        images, targets = self.mixing(self.preprocess.normalize(batch.images), batch.labels)
+        return class_loss(self.model(images), targets, label_smoothing=self.label_smoothing)
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+
+    def evaluation_step(self, batch: ClassBatch) -> None:
+        self.unread += [sample.reason for sample in batch.bad]
+        probabilities = class_probabilities(self.model, self.preprocess, batch.images)
+        picked = probabilities.gather(1, batch.labels[:, None])
+        self.add_loss(-picked.log().sum(), torch.tensor(len(batch.ids), device=self.device))
+        self.metric.update(batch.ids, probabilities, batch.labels)
+
+    def validation_step(self, batch: ClassBatch, batch_idx: int) -> None:
+        self.evaluation_step(batch)
+
+    def test_step(self, batch: ClassBatch, batch_idx: int) -> None:
+        self.evaluation_step(batch)
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute()
+        self.samples = [{**record, "line": _line(record)} for record in self.metric.predictions(self.classes)[:32]]
+        if final:
+            results |= self.metric.constant(self.trainer.datamodule.counts("train"))  # type: ignore[attr-defined]
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return self.metric.predictions(self.classes)
+
+    def write_details(self, folder: Path) -> None:
+        write_classification(self.metric, self.classes, folder)
+
+    def reading(self, batch: ClassBatch, tokens: int) -> list[str]:
+        names = ", ".join(self.classes[label] for label in batch.labels[:8])
+        return [f"batch       images {shape(batch.images)}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
+
+    def example(self, data: Data, folder: Path) -> str:
+        path = folder / "example.png"
+        data.split(data.final_split).image(0, 0).save(path)
+        return f"vlm classify {shlex.quote(str(path))}"
+
+    def description(self) -> dict[str, Any]:
+        return {"task": self.name, "preprocess": self.preprocess.state(), "classes": self.classes}
+
+
+def _line(record: dict[str, Any]) -> str:
+    mark = "=" if record["predicted"] == record["label"] else " "
+    return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {record['image']}"
