@@ -19,6 +19,7 @@ LEVELS["vlm.checkpoint"] = LEVELS["vlm.models"]
 TOP = len(ORDER)  # train.py, cli.py and what puts a run together for them
 SIDES = ("vlm.metrics", "vlm.data")
 SHARED = ("vlm.data.image", "vlm.data.tokenizer")
+LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.hugging_face_files", "safetensors")}  # only when used
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "vlm", *sys.stdlib_module_names}
 
 
@@ -95,8 +96,8 @@ def test_imports_go_one_way(path):
 @pytest.mark.parametrize("path", [path for path in FILES if for_inference(module_name(path))], ids=module_name)
 def test_using_a_model_needs_few_libraries(path):
     for found, outside in imports(path):
-        lazily = found == "timm" and not outside and module_name(path) == "vlm.models.timm_encoder"
-        assert lazily or found.partition(".")[0] in INFERENCE
+        package = found.partition(".")[0]
+        assert package in INFERENCE or (not outside and (module_name(path), package) in LAZY)
 
 
 @pytest.mark.parametrize("library", ["hydra", "omegaconf"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 import yaml
 from torch import nn
@@ -19,6 +20,7 @@ from vlm.callbacks.progress import Progress
 from vlm.data.module import Data
 from vlm.errors import UserError
 from vlm.randomness import key
+from vlm.report.confusion import confusion_picture
 from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
@@ -200,8 +202,12 @@ def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str,
 
 
 def write_results(folder: Path, task: Task, results: dict[str, float]) -> None:
-    """Writes metrics.json, the predictions of an evaluation, and what else the task has to show."""
+    """Writes metrics.json, predictions.json and, where the task has any, details.json with their picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    task.write_details(folder)
-    (folder / "metrics.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "predictions.json").write_text(json.dumps(task.predictions(), indent=1, ensure_ascii=False) + "\n")
+    details = task.details()
+    files = {"metrics": results, "predictions": task.predictions(), **({"details": details} if details else {})}
+    for name, content in files.items():
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    if "confusion" in details:
+        confusion_picture(np.array(details["confusion"]), details["classes"], str(folder / "confusion.png"))

@@ -1,41 +1,56 @@
-"""The decoder against Hugging Face's GPT-2, and what must always hold of it."""
+"""The decoder against Hugging Face's GPT-2 and Llama, and what must always hold of it, however it is built."""
 
 import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from vlm.generation.search import greedy
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.nn.position import (
+    LearnedPositionsEachLayer,
+    Positions,
+    RelativeBias,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 from vlm.tasks.losses import next_token_labels, token_loss
 
 V, MAX_LEN, D, DEPTH, N = 31, 20, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]])
+MODERN = {"norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1}
+VARIANTS = {
+    "learned": dict,
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(dim=D, max_len=MAX_LEN)},
+    "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N)},
+    "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
+    "relative_near": lambda: {"positions": RelativeBias(num_heads=N, max_len=3)},
+    "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D)},
+    "no_positions": lambda: {"positions": Positions()},
+    "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
+    "grouped": lambda: {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5},
+    "modern": lambda: MODERN | {"positions": RotaryPositions(head_dim=D // N)},
+    "cosine": lambda: MODERN | {"qk_norm": True, "positions": RotaryPositions(head_dim=D // N)},
+    "cosine_relative": lambda: {"qk_norm": True, "positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def build(request):
+    """Builds a decoder of each kind."""
+    return lambda **options: Decoder(**SIZES | VARIANTS[request.param]() | options)
 
 
 @pytest.fixture
-def gpt2(scramble):
-    config = GPT2Config(
-        vocab_size=V,
-        n_positions=MAX_LEN,
-        n_embd=D,
-        n_layer=DEPTH,
-        n_head=N,
-        activation_function="gelu",
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = scramble(GPT2LMHeadModel(config))
-    model.transformer.wpe.weight.data *= 4  # or a random model with tied embeddings repeats one token
-    return model
+def decoder(build, scramble):
+    return scramble(build(context_dim=7))
 
 
 @pytest.fixture
-def decoder(scramble):
+def plain(scramble):
     return scramble(Decoder(**SIZES, context_dim=7))
 
 
@@ -48,18 +63,82 @@ def tokens_like(segments):
     return torch.randint(V, segments.shape)
 
 
-def test_logits_equal_gpt2(gpt2, copy_gpt2):
-    decoder = copy_gpt2(Decoder(**SIZES), gpt2)
+@pytest.mark.parametrize("theirs, ours", [("gelu_new", "gelu_tanh"), ("gelu", "gelu"), ("relu", "relu")])
+def test_logits_equal_gpt2(gpt2, load, theirs, ours):
+    model = gpt2(activation_function=theirs)
+    decoder = load(Decoder(**SIZES, activation=ours), model)
     tokens = torch.randint(V, (3, MAX_LEN))
-    torch.testing.assert_close(decoder.head(decoder(tokens)), gpt2(tokens).logits, rtol=0, atol=1e-4)
+    torch.testing.assert_close(decoder.head(decoder(tokens)), model(tokens).logits, rtol=0, atol=1e-4)
 
 
-def test_greedy_text_equals_gpt2(gpt2, copy_gpt2):
-    decoder = copy_gpt2(Decoder(**SIZES), gpt2)
-    theirs = gpt2.generate(torch.tensor([[1]]), max_new_tokens=MAX_LEN - 1, do_sample=False)[0, 1:].tolist()
+def test_greedy_text_equals_gpt2(gpt2, load):
+    model = gpt2()
+    decoder = load(Decoder(**SIZES, activation="gelu_tanh"), model)
+    theirs = model.generate(torch.tensor([[1]]), max_new_tokens=MAX_LEN - 1, do_sample=False)[0, 1:].tolist()
     assert len(set(theirs)) > 3  # a text, not one token over and over
     ours = greedy(decoder, Context(torch.empty(1, 1, D)), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert ours.tokens == [theirs]
+
+
+@pytest.fixture
+def llama(scramble):
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=D,
+        intermediate_size=64,  # two thirds of 4 D
+        num_hidden_layers=DEPTH,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LEN,
+        rms_norm_eps=1e-6,
+        rope_theta=500.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return scramble(LlamaForCausalLM(config))
+
+
+@pytest.fixture
+def like_llama(llama):
+    """Our decoder of Llama's kind, with its weights."""
+    options = {"num_heads": 6, "num_kv_heads": 2, "norm": "rms", "norm_eps": 1e-6, "activation": "swiglu"}
+    rotary = RotaryPositions(head_dim=D // 6, base=500.0)
+    decoder = Decoder(**SIZES | options, bias=False, positions=rotary).eval()
+    theirs = llama.state_dict()
+    state = {"token_embed.weight": theirs["model.embed_tokens.weight"], "norm.weight": theirs["model.norm.weight"]}
+    for n in range(DEPTH):
+        layer = {name.removeprefix(f"model.layers.{n}."): tensor for name, tensor in theirs.items()}
+        state |= {
+            f"blocks.{n}.norm1.weight": layer["input_layernorm.weight"],
+            f"blocks.{n}.norm2.weight": layer["post_attention_layernorm.weight"],
+            f"blocks.{n}.attn.qkv.weight": torch.cat([layer[f"self_attn.{part}_proj.weight"] for part in "qkv"]),
+            f"blocks.{n}.attn.proj.weight": layer["self_attn.o_proj.weight"],
+            f"blocks.{n}.mlp.fc1.weight": torch.cat([layer[f"mlp.{part}_proj.weight"] for part in ("gate", "up")]),
+            f"blocks.{n}.mlp.fc2.weight": layer["mlp.down_proj.weight"],
+        }
+    decoder.load_state_dict(state)
+    return decoder
+
+
+def test_logits_equal_llama(llama, like_llama):
+    tokens = torch.randint(V, (3, MAX_LEN))
+    theirs = llama(tokens).logits
+    assert theirs.std() > 0.5
+    torch.testing.assert_close(like_llama.head(like_llama(tokens)), theirs, rtol=0, atol=1e-4)
+
+
+def test_greedy_text_equals_llama(llama, like_llama):
+    theirs = llama.generate(torch.tensor([[1]]), max_new_tokens=MAX_LEN - 1, do_sample=False)[0, 1:].tolist()
+    ours = greedy(like_llama, Context(torch.empty(1, 1, D)), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
+    assert ours.tokens == [theirs]
+
+
+def test_every_parameter_gets_a_gradient(decoder, context):
+    hidden = decoder(tokens_like(SEGMENTS), SEGMENTS, context)
+    (hidden * torch.randn_like(hidden)).sum().backward()
+    assert not [name for name, p in decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
 @pytest.mark.parametrize("changed", range(SEGMENTS.shape[1]))
@@ -98,10 +177,57 @@ def test_cached_decoding_equals_uncached(decoder, chunks, beams):
     torch.testing.assert_close(stepped, decoder(tokens, None, copies), rtol=0, atol=1e-5)
 
 
-def test_decoding_has_room_for_max_len_and_no_more(decoder, context):
-    decoder.start(context, rows=1, max_len=MAX_LEN)
+@pytest.mark.parametrize("chunks", [[10], [6, 1, 1, 1, 1], [1] * 10])
+def test_ragged_rows_equal_each_row_alone(build, scramble, chunks):
+    decoder = scramble(build())
+    starts = torch.tensor([0, 3, 7])
+    tokens = torch.randint(V, (3, 10))
+    state = decoder.start(None, rows=3, max_len=10, starts=starts)
+    stepped = torch.cat([decoder.step(part, state) for part in tokens.split(chunks, 1)], 1)
+    assert stepped.isfinite().all()
+    for row, start in enumerate(starts.tolist()):
+        alone = decoder(tokens[row : row + 1, start:])
+        torch.testing.assert_close(stepped[row : row + 1, start:], alone, rtol=0, atol=1e-5)
+
+
+def test_selected_rows_go_on_as_they_would_have(build, scramble):
+    decoder = scramble(build())
+    starts, tokens, chosen = torch.tensor([0, 3, 1]), torch.randint(V, (3, 8)), torch.tensor([2, 0])
+    state = decoder.start(None, rows=3, max_len=8, starts=starts)
+    decoder.step(tokens[:, :6], state)
+    state.select(chosen)
+    stepped = decoder.step(tokens[chosen, 6:], state)
+    for row, source in enumerate(chosen.tolist()):
+        alone = decoder(tokens[source : source + 1, starts[source] :])
+        torch.testing.assert_close(stepped[row : row + 1], alone[:, -2:], rtol=0, atol=1e-5)
+
+
+def test_bfloat16_stays_near_float32(build, context):
+    decoder = build(context_dim=7).eval()
+    tokens = tokens_like(SEGMENTS)
+    exact = decoder(tokens, SEGMENTS, context)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = decoder(tokens, SEGMENTS, context)
+        state = decoder.start(context, rows=1, max_len=6)
+        decoder.step(tokens[:, :3], state)
+        decoder.step(tokens[:, 3:4], state)
+    assert (rough.float() - exact).square().mean() < 0.01 * exact.square().mean()
+
+
+@pytest.mark.parametrize("positions, differ", [(None, True), (Positions(), False)])
+def test_what_comes_first_matters_by_position_only(scramble, positions, differ):
+    decoder = scramble(Decoder(**SIZES | {"depth": 1}, positions=positions))
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    last = [decoder(row)[:, -1] for row in (tokens, tokens[:, [2, 0, 1, 3]])]
+    assert ((last[0] - last[1]).abs().max() > 0.01) == differ
+    if not differ:
+        torch.testing.assert_close(last[0], last[1], rtol=0, atol=1e-5)
+
+
+def test_decoding_has_room_for_max_len_and_no_more(plain, context):
+    plain.start(context, rows=1, max_len=MAX_LEN)
     with pytest.raises(ValueError, match="more than the decoder's 20 positions"):
-        decoder.start(context, rows=1, max_len=MAX_LEN + 1)
+        plain.start(context, rows=1, max_len=MAX_LEN + 1)
 
 
 def test_context_is_seen_and_its_mask_respected(decoder):
@@ -114,10 +240,10 @@ def test_context_is_seen_and_its_mask_respected(decoder):
     )
 
 
-def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(decoder, context):
-    torch.nn.init.zeros_(decoder.token_embed.weight)
+def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(plain, context):
+    torch.nn.init.zeros_(plain.token_embed.weight)
     tokens = tokens_like(SEGMENTS)
-    hidden = decoder(tokens, SEGMENTS, context)
-    total, count = token_loss(hidden, next_token_labels(tokens, SEGMENTS), decoder.head)
+    hidden = plain(tokens, SEGMENTS, context)
+    total, count = token_loss(hidden, next_token_labels(tokens, SEGMENTS), plain.head)
     assert count == 9
     assert (total / count).item() == pytest.approx(math.log(V), rel=1e-6)

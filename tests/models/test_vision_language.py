@@ -6,39 +6,38 @@ import pkgutil
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    SiglipVisionConfig,
-    SiglipVisionModel,
-    VisionEncoderDecoderModel,
-)
 
 import vlm.models
 from vlm.data.batch import collate
 from vlm.errors import UserError
 from vlm.generation.search import greedy
+from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 from vlm.tasks.losses import next_token_labels, token_loss
 
-V, D, MAX_LEN = 31, 24, 12
+V, D, MAX_LEN = 31, 24, 20
 TOKENS = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 2, 2, 2, 3, 3, 3]])
 
 
-def vit():
-    return ViT(image_size=24, patch_size=8, dim=D, depth=2, num_heads=3)
+def vit(**options):
+    return ViT(**{"image_size": 24, "patch_size": 8, "dim": D, "depth": 2, "num_heads": 3} | options)
 
 
-def decoder(context_dim=D):
-    return Decoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, num_heads=3, context_dim=context_dim)
+def decoder(context_dim=D, **options):
+    sizes = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": 2, "num_heads": 3}
+    return Decoder(**sizes, context_dim=context_dim, **options)
 
 
 def joined():
     return VisionLanguageModel(encoder=vit(), decoder=decoder())
+
+
+def classifier(pool):
+    return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
 
 def backbone(name):
@@ -49,6 +48,8 @@ BUILDERS = {
     "ViT": [vit],
     "Decoder": [lambda: decoder(None)],
     "VisionLanguageModel": [joined],
+    "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
+    "AttentionPool": [lambda: AttentionPool(dim=D, num_heads=4)],
     "TimmEncoder": [
         backbone("resnet10t"),
         backbone("test_vit"),
@@ -76,8 +77,11 @@ def output(model):
         return model(TOKENS, SEGMENTS)
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
+    if isinstance(model, AttentionPool):
+        return model(torch.randn(2, 7, D))
     side = 32 if isinstance(model, TimmEncoder) else 24
-    return model(torch.randn(2, 3, side, side)).states
+    out = model(torch.randn(2, 3, side, side))
+    return out if isinstance(model, Classifier) else out.states
 
 
 def test_every_model_is_tried_here():
@@ -88,6 +92,7 @@ def test_every_model_is_tried_here():
 def test_every_parameter_gets_a_gradient(build, scramble):
     model = scramble(build())  # some backbones start with branches that are switched off
     out = output(model)
+    assert out.std() > 0.01
     (out * torch.randn_like(out)).sum().backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert all(name.startswith("backbone.") for name, p in model.named_parameters() if name not in trained)
@@ -149,65 +154,23 @@ def test_a_batch_without_images_trains(scramble):
     assert found.tokens == found.logprobs == []
 
 
-@pytest.fixture
-def hugging_face(scramble):
-    """SigLIP's ViT is the one there without a class token, like ours."""
-    encoder = SiglipVisionConfig(
-        hidden_size=D,
-        intermediate_size=4 * D,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        image_size=24,
-        patch_size=8,
-        hidden_act="gelu",
-        layer_norm_eps=1e-5,
-        vision_use_head=False,
+@pytest.mark.parametrize("width, heads", [(D, 3), (36, 4)])
+def test_equals_hugging_face(vision_gpt2, load, width, heads):
+    theirs = vision_gpt2(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
+    assert hasattr(theirs, "enc_to_dec_proj") == (width != D)  # ours holds it in its keys and values
+    model = load(
+        VisionLanguageModel(
+            encoder=vit(dim=width, num_heads=heads, class_token=True, norm_eps=1e-12),
+            decoder=decoder(width, activation="gelu_tanh"),
+        ),
+        theirs,
     )
-    text = GPT2Config(
-        vocab_size=V,
-        n_positions=MAX_LEN,
-        n_embd=D,
-        n_layer=2,
-        n_head=3,
-        activation_function="gelu",
-        add_cross_attention=True,
-        is_decoder=True,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = VisionEncoderDecoderModel(encoder=SiglipVisionModel(encoder), decoder=GPT2LMHeadModel(text))
-    model.generation_config.decoder_start_token_id = 1
-    scramble(model).decoder.transformer.wpe.weight.data *= 4
-    return model
-
-
-@torch.no_grad()
-def copy_siglip(ours, theirs):
-    theirs = getattr(theirs, "vision_model", theirs)
-    ours.patch_embed.load_state_dict(theirs.embeddings.patch_embedding.state_dict())
-    ours.positions.weight.copy_(theirs.embeddings.position_embedding.weight)
-    ours.norm.load_state_dict(theirs.post_layernorm.state_dict())
-    for block, layer in zip(ours.blocks, theirs.encoder.layers, strict=True):
-        attn = layer.self_attn
-        parts = [part.state_dict() for part in (attn.q_proj, attn.k_proj, attn.v_proj)]
-        block.attn.qkv.load_state_dict({kind: torch.cat([p[kind] for p in parts]) for kind in ("weight", "bias")})
-        block.attn.proj.load_state_dict(attn.out_proj.state_dict())
-        block.norm1.load_state_dict(layer.layer_norm1.state_dict())
-        block.norm2.load_state_dict(layer.layer_norm2.state_dict())
-        block.mlp.load_state_dict(layer.mlp.state_dict())
-
-
-def test_equals_hugging_face(hugging_face, copy_gpt2):
-    model = joined().eval()
-    copy_siglip(model.encoder, hugging_face.encoder)
-    copy_gpt2(model.decoder, hugging_face.decoder)
-    images = torch.randn(3, 3, 24, 24)
+    images = 4 * torch.randn(3, 3, 24, 24)
     tokens = torch.randint(V, (3, MAX_LEN))
-    theirs = hugging_face(pixel_values=images, decoder_input_ids=tokens).logits
-    torch.testing.assert_close(model.head(model(images, tokens)), theirs, rtol=0, atol=1e-4)
+    truth = theirs(pixel_values=images, decoder_input_ids=tokens).logits
+    torch.testing.assert_close(model.head(model(images, tokens)), truth, rtol=0, atol=1e-4)
 
-    texts = hugging_face.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
+    texts = theirs.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
     assert len(set(map(tuple, texts))) == 3  # each image its own text
     found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert found.tokens == texts

@@ -1,4 +1,4 @@
-"""The ViT against timm's."""
+"""The ViT against timm's and Hugging Face's."""
 
 import pytest
 import timm
@@ -6,11 +6,58 @@ import torch
 from torch import nn
 
 from vlm.models.vit import ViT
+from vlm.nn.patch import ConvStem
+from vlm.nn.position import (
+    LearnedPositions,
+    LearnedPositionsEachLayer,
+    Positions,
+    RelativeBias,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 
 SIZES = {"image_size": 24, "patch_size": 8, "dim": 12, "depth": 2, "num_heads": 3}
+VARIANTS = {
+    "grid": dict,
+    "learned": lambda: {"positions": LearnedPositions(dim=12, max_len=9)},
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(dim=12, max_len=9)},
+    "rotary": lambda: {"positions": RotaryPositions(head_dim=4)},
+    "relative": lambda: {"positions": RelativeBias(num_heads=3, max_len=9, causal=False)},
+    "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=12)},
+    "no_positions": lambda: {"positions": Positions()},
+    "class_token": lambda: {"class_token": True},
+    "conv_stem": lambda: {"stem": ConvStem(patch_size=8, dim=12)},
+    "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
+    "modern": lambda: {"norm": "rms", "activation": "swiglu", "bias": False, "qk_norm": True, "num_kv_heads": 1},
+}
 
 
-def test_equals_timm(scramble):
+@pytest.fixture(params=VARIANTS)
+def vit(request, scramble):
+    return scramble(ViT(**SIZES, **VARIANTS[request.param]()))
+
+
+@torch.no_grad()
+def jolt(model, noise):
+    """Moves every parameter a little, so that what starts at zero or one is seen too."""
+    for parameter in model.parameters():
+        parameter.add_(noise * torch.randn_like(parameter))
+    return model.eval()
+
+
+def like_timm(theirs, **options):
+    """Our ViT with the weights of timm's."""
+    state = {name.replace("patch_embed.proj", "patch_embed"): tensor for name, tensor in theirs.state_dict().items()}
+    state["positions.weight"] = state.pop("pos_embed")[0]
+    if "cls_token" in state:
+        state["class_token"] = state.pop("cls_token").flatten()
+    ours = ViT(**options, class_token="class_token" in state, norm_eps=1e-6).eval()
+    ours.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("head.")})
+    return ours
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_equals_timm(scramble, class_token):
     theirs = timm.create_model(
         "vit_tiny_patch16_224",
         img_size=24,
@@ -19,31 +66,79 @@ def test_equals_timm(scramble):
         depth=2,
         num_heads=3,
         num_classes=0,
-        class_token=False,
-        global_pool="avg",
+        class_token=class_token,
+        global_pool="token" if class_token else "avg",
         fc_norm=False,
     )
-    for layer in scramble(theirs).modules():
-        if isinstance(layer, nn.LayerNorm):
-            layer.eps = 1e-5  # timm's is 1e-6
-    state = {name.replace("patch_embed.proj", "patch_embed"): tensor for name, tensor in theirs.state_dict().items()}
-    ours = ViT(**SIZES).eval()
-    ours.load_state_dict(state | {"positions.weight": state.pop("pos_embed")[0]})
+    ours = like_timm(scramble(theirs), **SIZES)
     images = torch.randn(2, 3, 24, 24)
     context = ours(images)
-    assert context.states.shape == (2, 9, 12)
+    assert context.states.shape == (2, 9 + class_token, 12)
     assert context.mask is None
     torch.testing.assert_close(context.states, theirs.forward_features(images), rtol=0, atol=1e-5)
 
 
-def test_without_positions_permuted_patches_give_permuted_states(scramble):
-    vit = scramble(ViT(**SIZES))
-    images, order = torch.randn(2, 3, 24, 24), torch.randperm(9)
+def test_equals_timm_at_its_real_sizes():
+    theirs = jolt(timm.create_model("vit_tiny_patch16_224"), 0.05)
+    ours = like_timm(theirs, image_size=224, patch_size=16, dim=192, depth=12, num_heads=3)
+    images = torch.randn(1, 3, 224, 224)
+    states, truth = ours(images).states, theirs.forward_features(images)
+    assert states.shape == (1, 197, 192) and truth.std() > 0.5
+    torch.testing.assert_close(states, truth, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-2])
+def test_equals_hugging_face(hf_vit, load, eps):
+    theirs = hf_vit(layer_norm_eps=eps)
+    ours = load(ViT(**SIZES | {"dim": 24}, class_token=True, norm_eps=eps), theirs)
+    images = torch.randn(2, 3, 24, 24)
+    truth = theirs(images).last_hidden_state
+    torch.testing.assert_close(ours(images).states, truth, rtol=0, atol=1e-5)
+
+
+def test_every_parameter_gets_a_gradient(vit):
+    states = vit(torch.randn(2, 3, 24, 24)).states
+    (states * torch.randn_like(states)).sum().backward()
+    assert not [name for name, p in vit.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+
+
+def test_every_patch_sees_every_other(vit):
+    images = torch.randn(1, 3, 24, 24)
+    before = vit(images).states
+    for row in range(3):
+        for column in range(3):
+            other = images.clone()
+            other[..., 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 1.0
+            assert (vit(other).states - before).abs().amax(-1).min() > 1e-4
+
+
+def permuted(images, order):
+    """The images with their patches in another order."""
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, 3, S, 8, 8)
-    permuted = patches.unflatten(2, (3, 3)).transpose(3, 4).reshape(2, 3, 24, 24)
-    assert (vit(permuted).states - vit(images).states[:, order]).abs().max() > 0.1
+    return patches.unflatten(2, (3, 3)).transpose(3, 4).reshape(2, 3, 24, 24)
+
+
+def test_patches_are_told_apart_by_their_place_only(request, vit):
+    name = request.node.callspec.params["vit"]
+    images, order = torch.randn(2, 3, 24, 24), torch.randperm(9)
+    before, after = vit(images).states[:, -9:][:, order], vit(permuted(images, order)).states[:, -9:]
+    if name == "no_positions":
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+    elif name != "conv_stem":  # whose patches see those beside them
+        assert (after - before).abs().max() > 0.01
+        if name in ("grid", "class_token", "post_norm", "modern"):
+            nn.init.zeros_(vit.positions.weight)
+            before, after = vit(images).states[:, -9:][:, order], vit(permuted(images, order)).states[:, -9:]
+            torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+
+
+def test_the_class_token_gathers_the_image_without_a_place(scramble):
+    vit = scramble(ViT(**SIZES, class_token=True))
     nn.init.zeros_(vit.positions.weight)
-    torch.testing.assert_close(vit(permuted).states, vit(images).states[:, order], rtol=0, atol=1e-5)
+    images = torch.randn(2, 3, 24, 24)
+    gathered = vit(images).states[:, 0]
+    torch.testing.assert_close(vit(permuted(images, torch.randperm(9))).states[:, 0], gathered, rtol=0, atol=1e-5)
+    assert (vit(images + 1).states[:, 0] - gathered).abs().max() > 0.01
 
 
 def test_drop_path_grows_with_depth():

@@ -3,19 +3,29 @@
 import pytest
 import torch
 
-from vlm.nn.attention import CrossAttention, KeyValueCache, SelfAttention, attention, causal_within
+from vlm.nn.attention import (
+    CrossAttention,
+    KeyValueCache,
+    SelfAttention,
+    attention,
+    attention_weights,
+    causal_within,
+    recorded,
+)
 
 B, N, K = 3, 2, 5
 
 
-def reference(q, k, v, allowed):
+def reference(q, k, v, allowed, bias=None, scale=K**-0.5):
     """Equation 1 of Vaswani et al., one query at a time."""
     q, k, v = q.double(), k.double(), v.double()
+    bias = torch.zeros(q.shape[1], q.shape[2], k.shape[2]) if bias is None else bias
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64)
     for b, n, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
         keys = [j for j in range(k.shape[2]) if allowed(b, i, j)]
-        weights = [torch.exp(q[b, n, i] @ k[b, n, j] / q.shape[3] ** 0.5) for j in keys]
-        out[b, n, i] = sum(w * v[b, n, j] for w, j in zip(weights, keys, strict=True)) / sum(weights)
+        m = n * k.shape[1] // q.shape[1]  # the head of keys that this head of queries shares
+        weights = [torch.exp(q[b, n, i] @ k[b, m, j] * scale + bias[n, i, j]) for j in keys]
+        out[b, n, i] = sum(w * v[b, m, j] for w, j in zip(weights, keys, strict=True)) / sum(weights)
     return out
 
 
@@ -44,6 +54,53 @@ def test_attention_through_a_mask():
     mask = torch.rand(B, 1, 4, 6) < 0.5
     mask[..., 2] = True
     close(attention(q, k, v, may_attend=mask), reference(q, k, v, lambda b, i, j: mask[b, 0, i, j]))
+
+
+def everything(b, i, j):
+    return True
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
+def test_groups_of_heads_share_keys_and_values(kv_heads, queries, keys):
+    q, k, v = torch.randn(B, 6, queries, K), torch.randn(B, kv_heads, keys, K), torch.randn(B, kv_heads, keys, K)
+    close(attention(q, k, v), reference(q, k, v, everything))
+    causal = reference(q, k, v, lambda b, i, j: j <= i + keys - queries)
+    close(attention(q, k, v, may_attend="causal"), causal)
+    repeated = [x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)]
+    torch.testing.assert_close(attention(q, k, v), attention(q, *repeated), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
+def test_a_bias_is_added_to_the_scaled_products(queries, keys):
+    (q, k, v), bias = heads(queries, keys), torch.randn(N, queries, keys)
+    close(attention(q, k, v, bias=bias), reference(q, k, v, everything, bias))
+    causal = reference(q, k, v, lambda b, i, j: j <= i + keys - queries, bias, scale=0.3)
+    close(attention(q, k, v, may_attend="causal", bias=bias, scale=0.3), causal)
+    mask = torch.rand(B, 1, queries, keys) < 0.5
+    mask[..., 0] = True
+    masked = reference(q, k, v, lambda b, i, j: mask[b, 0, i, j], bias)
+    close(attention(q, k, v, may_attend=mask, bias=bias), masked)
+
+
+@pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
+@pytest.mark.parametrize("kind", ["all", "causal", "mask"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, N])
+def test_weights_reproduce_the_output(queries, keys, kind, biased, kv_heads):
+    q, k, v = torch.randn(B, N, queries, K), torch.randn(B, kv_heads, keys, K), torch.randn(B, kv_heads, keys, K)
+    mask = torch.rand(B, 1, queries, keys) < 0.5
+    mask[..., 0] = True
+    options = {
+        "may_attend": {"all": None, "causal": "causal", "mask": mask}[kind],
+        "bias": torch.randn(N, queries, keys) if biased else None,
+        "scale": 0.7,
+    }
+    weights = attention_weights(q, k, **options)
+    assert weights.shape == (B, N, queries, keys) and weights.min() >= 0
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, N, queries), rtol=0, atol=1e-5)
+    made = weights @ v.repeat_interleave(N // kv_heads, dim=1)
+    torch.testing.assert_close(made, attention(q, k, v, **options), rtol=0, atol=1e-5)
 
 
 def test_dropout_of_attention_keeps_the_expectation():
@@ -131,3 +188,82 @@ def test_cache_selects_rows_in_their_new_order():
     k, v = cache.append(*later)
     assert torch.equal(k, torch.cat([first[0][rows], later[0]], 2))
     assert torch.equal(v, torch.cat([first[1][rows], later[1]], 2))
+
+
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_attention_by_cosines(scramble, kv_heads):
+    layer = scramble(SelfAttention(dim=12, num_heads=3, num_kv_heads=kv_heads, qk_norm=True))
+    x = torch.randn(2, 5, 12)
+    with recorded(layer) as [weights]:
+        layer(x)
+    qkv = layer.qkv(x).unflatten(-1, (-1, 4)).transpose(1, 2).double()  # (B, heads, L, K)
+    keys = kv_heads or 3
+    for b, n, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(5)).tolist():
+        query, key = qkv[b, n, i], qkv[b, 3 + n * keys // 3]
+        cosines = torch.stack([query @ other / (query.norm() * other.norm()) for other in key])
+        truth = (layer.cosine.scale[n].item() * cosines).softmax(0)
+        torch.testing.assert_close(weights[0][b, n, i].double(), truth, rtol=0, atol=1e-5)
+
+
+def test_cosines_bound_the_logits_however_large_the_input(scramble):
+    layer = scramble(SelfAttention(dim=12, num_heads=3, bias=False, qk_norm=True))
+    x = torch.randn(2, 5, 12)
+    with recorded(layer) as [weights]:
+        layer(x)
+        layer(1000 * x)
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)
+
+
+def test_cross_attention_by_cosines(scramble):
+    layer = scramble(CrossAttention(dim=8, context_dim=6, num_heads=2, qk_norm=True))
+    x, states = torch.randn(1, 4, 8), torch.randn(1, 7, 6)
+    with recorded(layer) as [weights]:
+        layer(x, layer.keys_values(states))
+    q = layer.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    k = layer.kv(states)[..., :8].unflatten(-1, (2, 4)).transpose(1, 2)
+    cosines = torch.nn.functional.cosine_similarity(q[:, :, :, None], k[:, :, None], dim=-1)  # (1, 2, 4, 7)
+    torch.testing.assert_close(weights[0], (cosines * layer.cosine.scale).softmax(-1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"qk_norm": True}, {"bias": False, "head_dim": 5}])
+def test_recording_changes_nothing_and_ends(scramble, options):
+    layers = [scramble(SelfAttention(dim=8, num_heads=2, dropout=0.3, **options)).train() for _ in range(2)]
+    x = torch.randn(3, 6, 8)
+
+    def trained():
+        torch.manual_seed(1)
+        for layer in layers:
+            layer.zero_grad()
+        out = layers[1](layers[0](x, "causal"))
+        out.square().sum().backward()
+        return [out, *(parameter.grad.clone() for layer in layers for parameter in layer.parameters())]
+
+    without = trained()
+    with recorded(*layers) as records:
+        within = trained()
+        trained()
+    assert all(torch.equal(a, b) for a, b in zip(without, within, strict=True))
+    assert [len(record) for record in records] == [2, 2]
+    assert all(not weights.requires_grad for record in records for weights in record)
+    assert not records[0][0].triu(1).any() and records[1][0].triu(1).any()
+    layers[0](x)
+    assert len(records[0]) == 2
+
+
+def test_recording_ends_after_a_fault():
+    layer = SelfAttention(dim=8, num_heads=2)
+    with pytest.raises(ZeroDivisionError), recorded(layer):
+        assert layer.attend is not attention
+        raise ZeroDivisionError
+    assert layer.attend is attention
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2, 4, -1])
+def test_heads_of_keys_divide_those_of_queries(kv_heads):
+    with pytest.raises(ValueError, match=f"num_kv_heads {kv_heads} does not divide num_heads 3"):
+        SelfAttention(dim=12, num_heads=3, num_kv_heads=kv_heads)
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ValueError, match="num_heads 3 does not divide dim 8"):
+        SelfAttention(dim=8, num_heads=3)

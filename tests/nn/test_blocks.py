@@ -3,9 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from vlm.models.decoder import Decoder
-from vlm.nn.blocks import Block, BlockConfig, DecoderBlock, DropPath
+from vlm.nn.blocks import ACTIVATIONS, MLP, Block, BlockConfig, DecoderBlock, DropPath, SwiGLU
 
 D, N, CONTEXT = 12, 3, 12
 NAMES = {  # ours -> torch's, for what both kinds of layer have
@@ -19,7 +22,12 @@ NAMES = {  # ours -> torch's, for what both kinds of layer have
 
 def copy_weights(block, layer, names):
     theirs = {name.replace("in_proj_", "in_proj_."): tensor for name, tensor in layer.state_dict().items()}
-    ours = {f"{name}.{kind}": theirs[f"{names[name]}.{kind}"] for name in names for kind in ("weight", "bias")}
+    ours = {
+        f"{name}.{kind}": theirs[f"{names[name]}.{kind}"]
+        for name in names
+        for kind in ("weight", "bias")
+        if f"{names[name]}.{kind}" in theirs
+    }
     if "cross_attn.proj" in names:
         for kind in ("weight", "bias"):
             joined = theirs[f"multihead_attn.in_proj_.{kind}"]
@@ -28,23 +36,74 @@ def copy_weights(block, layer, names):
     return block.eval()
 
 
-def test_block_equals_torch(scramble):
-    layer = scramble(nn.TransformerEncoderLayer(D, N, 4 * D, activation="gelu", batch_first=True, norm_first=True))
-    block = copy_weights(Block(BlockConfig(dim=D, num_heads=N)), layer, NAMES | {"norm2": "norm2"})
+@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_block_equals_torch(scramble, pre_norm, activation, bias):
+    options = {"activation": activation, "norm_first": pre_norm, "batch_first": True, "bias": bias}
+    layer = scramble(nn.TransformerEncoderLayer(D, N, 4 * D, **options))
+    config = BlockConfig(dim=D, num_heads=N, activation=activation, pre_norm=pre_norm, bias=bias)
+    block = copy_weights(Block(config), layer, NAMES | {"norm2": "norm2"})
     x = torch.randn(2, 5, D)
     torch.testing.assert_close(block(x), layer(x), rtol=0, atol=1e-5)
 
 
-def test_decoder_block_equals_torch(scramble):
-    layer = scramble(nn.TransformerDecoderLayer(D, N, 4 * D, activation="gelu", batch_first=True, norm_first=True))
+@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_decoder_block_equals_torch(scramble, pre_norm, activation):
+    options = {"activation": activation, "norm_first": pre_norm, "batch_first": True}
+    layer = scramble(nn.TransformerDecoderLayer(D, N, 4 * D, **options))
     names = {"norm_cross": "norm2", "norm2": "norm3", "cross_attn.proj": "multihead_attn.out_proj"}
-    block = copy_weights(DecoderBlock(BlockConfig(dim=D, num_heads=N), context_dim=CONTEXT), layer, NAMES | names)
+    config = BlockConfig(dim=D, num_heads=N, activation=activation, pre_norm=pre_norm)
+    block = copy_weights(DecoderBlock(config, context_dim=CONTEXT), layer, NAMES | names)
     x, states = torch.randn(2, 5, D), torch.randn(2, 7, CONTEXT)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
     theirs = layer(x, states, tgt_mask=future, memory_key_padding_mask=~mask)
     ours = block(x, context=block.cross_attn.keys_values(states), context_mask=mask)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_swiglu_equals_llama(scramble):
+    theirs = scramble(LlamaMLP(LlamaConfig(hidden_size=D, num_attention_heads=N, intermediate_size=20)))
+    ours = SwiGLU(dim=D, hidden_dim=20, bias=False)
+    weights = theirs.state_dict()
+    fc1 = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
+    ours.load_state_dict({"fc1.weight": fc1, "fc2.weight": weights["down_proj.weight"]})
+    x = torch.randn(2, 5, D)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
+
+
+def test_swiglu_has_as_many_parameters_as_an_mlp():
+    mlps = [BlockConfig(dim=48, num_heads=3, bias=False, activation=kind).make_mlp() for kind in ("gelu", "swiglu")]
+    assert len({sum(parameter.numel() for parameter in mlp.parameters()) for mlp in mlps}) == 1
+
+
+@pytest.mark.parametrize("ours, theirs", [("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
+def test_activations_are_hugging_faces(ours, theirs):
+    x = torch.linspace(-6, 6, 200)
+    torch.testing.assert_close(ACTIVATIONS[ours](x), ACT2FN[theirs](x), rtol=0, atol=1e-6)
+    mlp = MLP(dim=D, hidden_dim=7, activation=ours)
+    x = torch.randn(3, D)
+    torch.testing.assert_close(mlp(x), mlp.fc2(ACT2FN[theirs](mlp.fc1(x))), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+def test_rms_norm_equals_llama(scramble, eps):
+    theirs = scramble(LlamaRMSNorm(D, eps=eps))
+    ours = BlockConfig(dim=D, num_heads=N, norm="rms", norm_eps=eps).make_norm()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, D)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_a_block_without_bias_has_none_anywhere(norm):
+    config = BlockConfig(dim=D, num_heads=N, norm=norm, bias=False, activation="swiglu")
+    block = DecoderBlock(config, context_dim=CONTEXT)
+    assert not [name for name, _ in block.named_parameters() if "bias" in name]
+    assert isinstance(config.make_final_norm(), type(block.norm1))
+    assert not list(BlockConfig(dim=D, num_heads=N, pre_norm=False).make_final_norm().parameters())
 
 
 def test_drop_path_drops_whole_rows_and_keeps_the_expectation():

@@ -1,7 +1,24 @@
+"""Positions against loops over their formulas, and Hugging Face's Llama and T5."""
+
+import math
+
 import pytest
 import torch
+from transformers import LlamaConfig, T5Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from vlm.nn.position import LearnedPositions, positions_within
+from vlm.nn.position import (
+    GridPositions,
+    LearnedPositions,
+    LearnedPositionsEachLayer,
+    Positions,
+    RelativeBias,
+    RotaryPositions,
+    SinusoidalPositions,
+    positions_within,
+    sincos_2d,
+)
 
 
 def brute_force(segments):
@@ -35,3 +52,112 @@ def test_learned_positions_look_up_their_vector():
     assert torch.equal(layer.embed(positions), layer.weight[positions])
     with pytest.raises(IndexError):
         layer.embed(torch.tensor([[6]]))
+
+
+def test_learned_positions_each_layer_are_told_to_layers_only():
+    layer = LearnedPositionsEachLayer(dim=4, max_len=6)
+    positions = torch.tensor([[0, 5, 2], [1, 2, 3]])
+    assert layer.embed(positions) is None
+    placed = layer.place(positions, keys=3)
+    assert torch.equal(placed.added, layer.weight[positions])
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(placed.add(x), x + layer.weight[positions])
+
+
+def test_no_positions_tell_nothing():
+    layer, x = Positions(), torch.randn(2, 3, 5, 4)
+    placed = layer.place(torch.arange(5), keys=5)
+    assert layer.embed(torch.arange(5)) is None and placed.bias is None
+    assert placed.add(x) is x and placed.rotate(x) is x
+    assert not list(layer.parameters())
+
+
+@pytest.mark.parametrize("dim", [2, 8, 64])
+def test_sinusoidal_positions_follow_the_paper(dim):
+    """PE(pos, 2i) = sin(pos / 10000^(2i / D)), PE(pos, 2i + 1) = cos(the same); over √D, as our embeddings are."""
+    positions = torch.tensor([[0, 1, 2, 50], [7, 8, 999, 3]])
+    found = SinusoidalPositions(dim=dim).embed(positions) * dim**0.5
+    for row, column in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
+        for i in range(dim // 2):
+            angle = positions[row, column].item() / 10_000 ** (2 * i / dim)
+            expected = torch.tensor([math.sin(angle), math.cos(angle)])
+            torch.testing.assert_close(found[row, column, 2 * i : 2 * i + 2], expected, rtol=0, atol=1e-4)
+
+
+def test_positions_that_need_pairs_refuse_odd_widths():
+    with pytest.raises(ValueError, match="dim 7 is odd"):
+        SinusoidalPositions(dim=7)
+    with pytest.raises(ValueError, match="head_dim 7 is odd"):
+        RotaryPositions(head_dim=7)
+    with pytest.raises(ValueError, match="dim 6 is not a multiple of 4"):
+        sincos_2d(3, 6)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("positions", [torch.arange(6), torch.tensor([[0, 1, 2, 0, 1, 2], [3, 9, 4, 100, 7, 0]])])
+def test_rotary_positions_equal_llama(base, positions):
+    config = LlamaConfig(hidden_size=24, num_attention_heads=3, rope_theta=base)
+    q, k = torch.randn(2, 3, 6, 8), torch.randn(2, 1, 6, 8)
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions.expand(2, 6))
+    theirs = apply_rotary_pos_emb(q, k, cos, sin)
+    placed = RotaryPositions(head_dim=8, base=base).place(positions, keys=6)
+    for ours, truth in zip((placed.rotate(q), placed.rotate(k)), theirs, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=1e-5)
+
+
+def test_only_distances_matter_to_rotated_products():
+    rotary, q, k = RotaryPositions(head_dim=8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def product(query, key):
+        rotated = [rotary.place(torch.tensor([at]), keys=1).rotate(x) for at, x in ((query, q), (key, k))]
+        return (rotated[0] * rotated[1]).sum().item()
+
+    assert product(5, 2) == pytest.approx(product(105, 102), abs=1e-4)
+    assert abs(product(5, 2) - product(2, 5)) > 0.01
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries, keys", [(6, 6), (1, 6), (2, 9)])
+@pytest.mark.parametrize("max_len", [1, 4, 20])
+def test_relative_bias_by_a_loop_over_offsets(scramble, causal, queries, keys, max_len):
+    layer = scramble(RelativeBias(num_heads=2, max_len=max_len, causal=causal))
+    assert layer.weight.shape == (2, max_len if causal else 2 * max_len - 1)
+    bias = layer.place(torch.arange(keys - queries, keys), keys=keys).bias
+    assert bias.shape == (2, queries, keys)
+    for row in range(queries):
+        for key in range(keys):
+            offset = min(keys - queries + row - key, max_len - 1)
+            if causal and offset < 0:
+                continue  # what is not attended to
+            index = offset if causal else max(offset, 1 - max_len) + max_len - 1
+            assert torch.equal(bias[:, row, key], layer.weight[:, index])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_relative_bias_equals_t5_where_each_offset_is_its_own(causal):
+    length = 6
+    buckets = 2 * length if causal else 4 * length  # T5 gives near offsets one each, and shares the others
+    config = T5Config(relative_attention_num_buckets=buckets, num_heads=3, is_decoder=causal)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    table = torch.randn(buckets, 3)
+    theirs.relative_attention_bias.weight.data.copy_(table)
+    ours = RelativeBias(num_heads=3, max_len=length, causal=causal)
+    before = table[:length]  # offsets 0, 1, ... to keys before the query
+    after = table[buckets // 2 + 1 : buckets // 2 + length].flip(0)
+    ours.weight.data.copy_((before if causal else torch.cat([after, before])).T)
+    bias = ours.place(torch.arange(length), keys=length).bias
+    truth = theirs.compute_bias(length, length)[0]
+    seen = torch.ones(length, length, dtype=torch.bool).tril() if causal else ...
+    assert torch.equal(bias[:, seen], truth[:, seen])
+
+
+def test_grid_positions_start_from_sines_of_row_and_column():
+    side, dim = 3, 8
+    weight = GridPositions(dim=dim, side=side, before=1).weight
+    assert weight.shape == (10, 8)
+    assert not weight[0].any()
+    for row, column in torch.cartesian_prod(torch.arange(side), torch.arange(side)).tolist():
+        frequencies = [math.pi * 100 ** (-i / 2) for i in range(2)]  # wavelengths of 2 cells to 20
+        angles = [at * frequency for at in (column, row) for frequency in frequencies]
+        waves = [f(angle) for half in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for angle in half]
+        torch.testing.assert_close(weight[1 + side * row + column], 0.5 * torch.tensor(waves), rtol=0, atol=1e-5)

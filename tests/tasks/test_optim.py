@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.tasks.optim import Constant, Cosine, Optimization, parameter_groups
+from vlm.tasks.optim import Constant, Cosine, Optimization, layer_depths, parameter_groups
 
 
 @pytest.fixture(params=["vit", "timm"])
@@ -90,3 +91,41 @@ def test_rates_rise_and_then_never_rise_again(schedule, total):
 def test_constant():
     assert [Constant(warmup=3).factor(step, 100) for step in (0, 1, 2, 3, 50, 99)] == [0.25, 0.5, 0.75, 1, 1, 1]
     assert [Constant().factor(step, 100) for step in (0, 99)] == [1, 1]
+
+
+def test_layers_are_counted_from_the_top_of_their_stack():
+    encoder = ViT(image_size=8, patch_size=4, dim=8, depth=3, num_heads=2, class_token=True)
+    text = Decoder(vocab_size=9, max_len=5, dim=8, depth=2, num_heads=2, context_dim=8)
+    depths = layer_depths(VisionLanguageModel(encoder=encoder, decoder=text))
+    for stack, blocks in (("encoder", 3), ("decoder", 2)):
+        for name, depth in depths.items():
+            if name.startswith(f"{stack}.blocks."):
+                assert depth == blocks - int(name.split(".")[2])
+            elif name.startswith(f"{stack}.norm"):
+                assert depth == 0
+            elif name.startswith(stack):
+                assert depth == blocks + 1, name  # embeddings, positions and patches stand below the first block
+
+
+@pytest.mark.parametrize(
+    ("name", "bottom"), [("test_vit", "patch_embed"), ("resnet10t", "conv1"), ("test_convnext", "stem")]
+)
+def test_layers_of_timm_are_counted_too(name, bottom):
+    encoder = TimmEncoder(name=name, dim=8, image_size=32)
+    depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
+    assert depths["head.weight"] == depths["encoder.proj.weight"] == 0
+    assert len(set(depths.values())) >= 4
+    lowest = [depth for name, depth in depths.items() if name.startswith(f"encoder.backbone.{bottom}")]
+    assert lowest and set(lowest) == {max(depths.values())}
+
+
+def test_lower_layers_learn_more_slowly(model):
+    groups = parameter_groups(model, 0.1, 0.5)
+    optimization = Optimization(optimizer=torch.optim.AdamW, schedule=Constant(), weight_decay=0.1, layer_decay=0.5)
+    optimizer = optimization.optimizer_for(model)
+    rates = [factor(10) for factor in optimization.factors(optimizer, 100)]
+    assert rates == [group["scale"] for group in groups]
+    depths = layer_depths(model)
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in groups:
+        assert {0.5 ** depths[known[id(p)]] for p in group["params"]} == {group["scale"]}

@@ -30,12 +30,12 @@ class Checkpoints(L.Callback):
     """Keeps `last.ckpt`, where training goes on, and `best.ckpt`, the best validated one.
 
     Args:
-        monitor: Metric that says which is best.
+        monitor: Metric that says which is best; None for the latest, where nothing may be chosen by a score.
         mode: "max" or "min".
         every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
     """
 
-    def __init__(self, *, monitor: str, mode: Literal["min", "max"], every_n_steps: int) -> None:
+    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: int) -> None:
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None
@@ -75,9 +75,9 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        score = trainer.callback_metrics.get(self.monitor)
-        if score is not None and self._is_better(float(score)):
-            self.best_score = float(score)
+        score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+        if self.monitor is None or (score is not None and self._is_better(float(score))):
+            self.best_score = None if score is None else float(score)
             trainer.save_checkpoint(self.best)
         self._saved_step = -1  # the best score is part of `last`
         self.save_last(trainer)

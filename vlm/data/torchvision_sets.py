@@ -110,6 +110,6 @@ def _load(name: str, root: str, train: bool, download: bool) -> Any:
     raise UserError(
         f"{root}: {name} is not there, {'and could not be downloaded' if download else 'and download is off'} "
         f"({' '.join(str(reason).split())[:100]})\n"
-        f"put {files.names} (from {files.home}) into {Path(root) / files.folder}, where data.source.download=true unpacks "
-        "what is there, or set data.root to where they are"
+        f"put {files.names} (from {files.home}) into {Path(root) / files.folder}, where data.source.download=true "
+        "unpacks what is there, or set data.root to where they are"
     ) from reason

@@ -50,7 +50,8 @@ def continue_texts(
         if not rows:
             return
         wanted = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
-        if state is None or wanted != begins:
+        full = state is not None and state.length == decoder.max_len  # by a longer text, which has ended
+        if state is None or full or wanted != begins:
             begins = wanted
             state, hidden = _read([texts[row][at:] for row, at in zip(rows, begins, strict=True)], decoder, device)
         else:

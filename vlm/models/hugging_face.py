@@ -33,7 +33,7 @@ from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 
 JOINED = "vision-encoder-decoder"
-SHARED_SIZES = ("dim", "num_heads", "mlp_ratio")  # that encoder and decoder have in common
+SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
 SHOWN = 20  # faults, at most
 # The remedy for a value that other parts of the config depend on.
 REMEDIES = {
@@ -169,24 +169,29 @@ def _config_faults(parts: list[_Part], folder: str) -> list[str]:
             f"model.init_from: config.json in {folder} has a value that is no size ({fault}); restore the file"
         ) from fault
     for part, name, built, value in found:
-        agreed = all(sizes_stored(other.config).get(name) == value for other in parts)
-        remedy = _remedy(part, name, value, agreed)
+        remedy = _remedy(part, name, value, encoder=sizes_stored(parts[0].config).get(name))
         faults.append(f"{part.ours}{name} is {_said(built)}, {folder} has {_said(value)}; {remedy}")
     return faults
 
 
-def _remedy(part: _Part, name: str, value: Any, agreed: bool) -> str:
-    """What to change: where encoder and decoder agree, the size that both refer to."""
+def _remedy(part: _Part, name: str, value: Any, encoder: Any) -> str:
+    """What to change in the config.
+
+    Args:
+        encoder: The encoder's value where the folder has an encoder: sizes are the decoder's where the two differ.
+    """
     if name in REMEDIES:
         return REMEDIES[name].format(_said(value))
-    if name == "positions":
-        learned = "choose model/position=learned"
-        return learned if isinstance(part.stack, Decoder) else f"set model.{part.ours}{name}=null"
-    if part.ours and agreed and name in SHARED_SIZES:
-        return f"set model.size.{name}={_said(value)}"
-    if part.ours and name == "depth":
-        return f"set model.size.{part.ours[:-1]}_depth={_said(value)}"
-    return f"set model.{part.ours}{name}={_said(value)}"
+    if name == "positions" and isinstance(part.stack, Decoder):
+        return "choose model/position=learned"
+    if name == "depth":
+        return f"set model.size.{part.ours.replace('.', '_')}depth={_said(value)}"
+    if name not in SIZES:
+        return f"set model.{part.ours}{name}={_said(value)}"
+    if part.theirs == "encoder.":
+        return f"set model.encoder.{name}={_said(value)}"
+    apart = f" and model.encoder.{name}={_said(encoder)}" if encoder != value else ""
+    return f"set model.size.{name}={_said(value)}{apart}"
 
 
 def _said(value: Any) -> str:

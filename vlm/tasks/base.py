@@ -146,8 +146,9 @@ class Task(L.LightningModule):
         """What the last evaluation predicted, a record a sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
 
-    def write_details(self, folder: Path) -> None:
-        """Writes what the last evaluation has to show besides metrics and predictions."""
+    def details(self) -> dict[str, Any]:
+        """What the last evaluation found out of each class or image, in plain containers."""
+        return {}
 
     def reading(self, batch: Any, tokens: int) -> list[str]:
         """Lines that show what a training batch holds, with up to so many tokens of its first sample."""

@@ -15,7 +15,6 @@ from vlm.inference.classifying import class_probabilities
 from vlm.metrics.classification import ClassificationMetric
 from vlm.models.classifier import Classifier
 from vlm.tasks.base import Task
-from vlm.tasks.details import write_classification
 from vlm.tasks.losses import class_loss
 from vlm.tasks.mixing import Mixing
 from vlm.tasks.optim import Optimization
@@ -85,8 +84,10 @@ class Classification(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return self.metric.predictions(self.classes)
 
-    def write_details(self, folder: Path) -> None:
-        write_classification(self.metric, self.classes, folder)
+    def details(self) -> dict[str, Any]:
+        matrix = self.metric.confusion()
+        per_class = dict(zip(self.classes, self.metric.per_class(), strict=True))
+        return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}
 
     def reading(self, batch: ClassBatch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch.labels[:8])

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm.data.windows import TextBatch
 from vlm.data.tokenizer import Tokenizer
+from vlm.data.windows import TextBatch
 from vlm.inference.files import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
@@ -100,7 +100,7 @@ class LanguageModeling(Task):
         return lines + first_row(batch.tokens, segments, self.tokenizer, name="document", shown=tokens)
 
     def example(self, data: Any, folder: Path) -> str:
-        first = self.tokenizer.decode(data.tokens(data.final_split).ids[:64].tolist()).split()
+        first = self.tokenizer.decode(data.tokens(data.final_split).tokens[:64].tolist()).split()
         return f"vlm generate --prompt {shlex.quote(' '.join(first[:2]))}"
 
     def description(self) -> dict[str, Any]:

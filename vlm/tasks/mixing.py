@@ -29,9 +29,7 @@ class Mixing:
 
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if alpha < 0:
-                raise UserError(
-                    f"task.{name}: {alpha:g} is below 0; give the alpha of a beta distribution, or 0"
-                )
+                raise UserError(f"task.{name}: {alpha:g} is below 0; give the alpha of a beta distribution, or 0")
         kinds: list[tuple[Callable[..., Callable], float]] = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
         self.choices = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
 

@@ -1,0 +1,174 @@
+"""Augmentation of images in classes: keyed whoever draws, torchvision's own operations, true to its bounds."""
+
+import multiprocessing
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vlm.data.class_transforms import POLICIES, ClassAugment
+from vlm.data.image import Preprocess, to_tensor
+from vlm.data.transforms import Augment
+from vlm.errors import UserError
+from vlm.randomness import key
+
+KEY = (0, 3, 17)
+
+
+def noise(width=40, height=30, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def everything(policy="randaugment"):
+    crop = {"min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
+    return ClassAugment(image_size=32, policy=policy, erase=0.5, pad_crop=3, **crop)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
+def test_all_off_is_preprocess(resize):
+    plain = Preprocess(image_size=32, resize=resize)(noise())
+    assert torch.equal(ClassAugment(image_size=32, resize=resize)(noise(), KEY), plain)
+
+
+def test_what_augment_has_stays_as_it_draws():
+    options = {"image_size": 32, "min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
+    for index in range(10):
+        at = (0, 0, index)
+        assert torch.equal(ClassAugment(**options)(noise(), at), Augment(**options)(noise(), at))
+
+
+def _augmented(at):
+    policy, index = at
+    return everything(policy)(noise(), (0, 1, index)).numpy()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_key_alone_decides_in_whatever_process_and_order(policy):
+    keys = [(policy, index) for index in range(8)]
+    here = [_augmented(at) for at in keys]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        there = pool.map(_augmented, keys[::-1])[::-1]
+    assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    assert len({array.tobytes() for array in here}) == len(keys)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_generator_is_touched(policy):
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    everything(policy)(noise(), KEY)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+
+
+def test_the_generator_comes_back_after_a_fault():
+    augment = everything()
+
+    def fail(image):
+        torch.rand(3)
+        raise ValueError("broken")
+
+    augment._operate = fail
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="broken"):
+        augment(noise(), KEY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_policy_is_torchvisions():
+    from torchvision.transforms import v2
+
+    truth = v2.RandAugment(3, 20, interpolation=v2.InterpolationMode.BILINEAR, fill=[128, 128, 128])
+    augment = ClassAugment(image_size=32, policy="randaugment", num_ops=3, magnitude=20)
+    for index in range(20):
+        torch.manual_seed(key("policy", 0, 0, index))
+        expected = to_tensor(truth(ClassAugment(image_size=32).picture(noise(), (0, 0, index))))
+        assert torch.equal(augment(noise(), (0, 0, index)), expected)
+
+
+def test_a_stronger_magnitude_changes_more():
+    plain = Preprocess(image_size=32)(noise()).float()
+
+    def change(magnitude):
+        augment = ClassAugment(image_size=32, policy="randaugment", magnitude=magnitude)
+        return np.mean([(augment(noise(), (0, 0, i)).float() - plain).abs().mean().item() for i in range(60)])
+
+    assert change(2) < change(9) < change(25)
+
+
+@pytest.mark.parametrize("pad", [1, 4])
+def test_pad_crop_is_torchvisions_random_crop(pad):
+    """Every result is a crop of the padded image, every crop occurs, and about as often as any other."""
+    plain = Preprocess(image_size=16)(noise())
+    padded = torch.nn.functional.pad(plain, [pad] * 4)
+    crops = {
+        padded[:, y : y + 16, x : x + 16].numpy().tobytes(): (x, y)
+        for x in range(2 * pad + 1)
+        for y in range(2 * pad + 1)
+    }
+    augment = ClassAugment(image_size=16, pad_crop=pad)
+    places = [crops[augment(noise(), (0, 0, index)).numpy().tobytes()] for index in range(len(crops) * 20)]
+    counts = np.array([places.count(place) for place in crops.values()])
+    assert counts.min() > 0
+    assert counts.max() < 50
+
+
+def test_erasing_keeps_to_its_bounds():
+    black = Image.new("RGB", (64, 64))
+    augment = ClassAugment(image_size=64, erase=0.6)
+    areas, ratios = [], []
+    for index in range(400):
+        pixels = augment(black, (0, 0, index))
+        rows, columns = (pixels.amax(0) > 0).nonzero().unbind(1)
+        if not len(rows):
+            continue
+        height, width = int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1
+        inside = pixels[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].float()
+        assert abs(inside.mean() - 127.5) < 25
+        areas.append(height * width / 64**2)
+        ratios.append(height / width)
+    assert 0.5 < len(areas) / 400 < 0.7
+    assert 0.015 < min(areas) < 0.05
+    assert 0.28 < max(areas) < 0.36
+    assert 0.25 < min(ratios) < 0.4 < 2.5 < max(ratios) < 4
+    assert abs(np.log(ratios).mean()) < 0.12  # tall and wide alike
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_tiniest_images_survive(size):
+    for index in range(20):
+        augment = ClassAugment(image_size=size, policy="trivialaugment", erase=1)
+        assert augment(noise(), (0, 0, index)).shape == (3, size, size)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"policy": "randaug"}, "choose one of randaugment"),
+        ({"num_ops": 0}, "num_ops"),
+        ({"magnitude": 31}, "magnitude"),
+        ({"erase": 1.5}, "erase"),
+        ({"erase": float("nan")}, "erase"),
+        ({"pad_crop": -1}, "pad_crop"),
+        ({"pad_crop": 32}, "pad_crop"),
+        ({"min_scale": 0}, "min_scale"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, match):
+    with pytest.raises(UserError, match=match):
+        ClassAugment(**{"image_size": 32, **wrong})
+
+
+def test_torchvision_loads_only_for_a_policy():
+    code = "import sys; from vlm.data.class_transforms import ClassAugment; ClassAugment(image_size=8, erase=0.5)"
+    code += "; assert 'torchvision' not in sys.modules; ClassAugment(image_size=8, policy='randaugment')"
+    code += "; assert 'torchvision' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

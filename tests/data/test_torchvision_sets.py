@@ -1,0 +1,143 @@
+"""CIFAR-10 and MNIST from small files in their own formats, and what is said where there are none."""
+
+import gzip
+import pickle
+import struct
+from hashlib import md5
+
+import numpy as np
+import pytest
+from captioned import refusal
+from torchvision import datasets
+
+from vlm.data.torchvision_sets import SETS, TorchvisionSet
+
+RNG = np.random.default_rng(0)
+
+
+def idx(array):
+    """Bytes in the format of MNIST's files (https://yann.lecun.com/exdb/mnist)."""
+    head = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """Files of 5 and 3 digits: (root, {split: (pixels, labels)})."""
+    content = {}
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, prefix, size in (("train", "train", 5), ("test", "t10k", 3)):
+        pixels, labels = RNG.integers(0, 256, (size, 28, 28), dtype=np.uint8), RNG.integers(0, 10, size)
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels))
+        content[split] = pixels, labels.tolist()
+    return tmp_path, content
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    """Files of 2 images a batch, whose hashes torchvision is told: (root, {split: (pixels, labels)})."""
+    names = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+
+    def write(name, entry):
+        data = pickle.dumps(entry)
+        (folder / name).write_bytes(data)
+        return md5(data).hexdigest()
+
+    def batch(name):
+        pixels, labels = RNG.integers(0, 256, (2, 3, 32, 32), dtype=np.uint8), RNG.integers(0, 10, 2).tolist()
+        return (name, write(name, {"data": pixels.reshape(2, -1), "labels": labels})), pixels, labels
+
+    made = {"train": [batch(f"data_batch_{n}") for n in range(1, 6)], "test": [batch("test_batch")]}
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", [row[0] for row in made["train"]])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [row[0] for row in made["test"]])
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": write("batches.meta", {"label_names": names})}
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    content = {
+        split: (np.concatenate([row[1] for row in rows]), [label for row in rows for label in row[2]])
+        for split, rows in made.items()
+    }
+    return tmp_path, content
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No test reaches for the network, whether there is one or not."""
+
+    def refuse(*args, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+
+
+def test_mnist_reads_as_the_files_say(mnist):
+    root, content = mnist
+    source = TorchvisionSet(name="MNIST", root=str(root))
+    assert source.splits == ("train", "test")
+    assert source.classes[:2] == ["0 - zero", "1 - one"]
+    for name, (pixels, labels) in content.items():
+        split = source.split(name)
+        assert [split.label(4, index) for index in range(len(split))] == labels
+        for index in range(len(split)):
+            image = split.image(0, index)
+            assert image.mode == "RGB"
+            assert np.array_equal(np.asarray(image), np.repeat(pixels[index][..., None], 3, -1))
+    ids = [split.sample_id(0, i) for split in map(source.split, source.splits) for i in range(len(split))]
+    assert ids == [f"train/0000{i}" for i in range(5)] + [f"test/0000{i}" for i in range(3)]
+
+
+def test_cifar10_reads_as_the_files_say(cifar10):
+    root, content = cifar10
+    source = TorchvisionSet(name="CIFAR10", root=str(root), download=False)
+    assert source.classes[0] == "plane"
+    for name, (pixels, labels) in content.items():
+        split = source.split(name)
+        assert [split.label(0, index) for index in range(len(split))] == labels
+        assert all(np.array_equal(np.asarray(split.image(0, i)), pixels[i].transpose(1, 2, 0)) for i in range(2))
+
+
+def test_a_damaged_file_is_not_read(cifar10):
+    root, _ = cifar10
+    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"something that must not be unpickled")
+    assert "put cifar-10-python.tar.gz" in refusal(TorchvisionSet, name="CIFAR10", root=str(root))
+
+
+def test_downloaded_archives_are_unpacked_where_they_lie(mnist, monkeypatch):
+    root, _ = mnist
+    raw = root / "MNIST" / "raw"
+    resources = []
+    for name in [path.name for path in raw.iterdir()]:
+        packed = raw / f"{name}.gz"
+        packed.write_bytes(gzip.compress((raw / name).read_bytes()))
+        (raw / name).unlink()
+        resources.append((packed.name, md5(packed.read_bytes()).hexdigest()))
+    monkeypatch.setattr(datasets.MNIST, "resources", resources)
+    assert len(TorchvisionSet(name="MNIST", root=str(root)).split("train")) == 5
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("download", [True, False])
+def test_without_files_and_network_the_message_names_both_folder_and_files(tmp_path, name, download):
+    message = refusal(TorchvisionSet, name=name, root=str(tmp_path), download=download)
+    assert f"into {tmp_path}" in message
+    assert ("could not be downloaded" if download else "download is off") in message
+    archive = "cifar-10-python.tar.gz" if name == "CIFAR10" else f"ubyte.gz (from {SETS[name].home}"
+    assert archive in message
+
+
+def test_the_files_that_are_named_are_torchvisions():
+    assert datasets.CIFAR10.filename in SETS["CIFAR10"].names
+    for name in ("MNIST", "FashionMNIST"):
+        made = [
+            f"{split}-{kind}.gz" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte") for split in ("train", "t10k")
+        ]
+        assert sorted(made) == sorted(file for file, _ in getattr(datasets, name).resources)
+        assert all(kind in SETS[name].names for kind in ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"))
+
+
+def test_unknown_names(tmp_path, mnist):
+    assert "choose one of CIFAR10" in refusal(TorchvisionSet, name="CIFAR11", root=str(tmp_path))
+    assert "it has train, test" in refusal(TorchvisionSet(name="MNIST", root=str(mnist[0])).split, "val")

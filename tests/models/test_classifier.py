@@ -1,0 +1,107 @@
+"""The classifier against Hugging Face's and timm's, its poolings against their definitions."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+from transformers import ViTForImageClassification
+
+from vlm.models.classifier import AttentionPool, Classifier
+from vlm.models.context import Context
+from vlm.models.vit import ViT
+
+SIZES = {"image_size": 24, "patch_size": 8, "dim": 24, "depth": 2, "num_heads": 3}
+POOLS = ("mean", "class", "attention")
+
+
+def classifier(pool="mean", num_classes=5, **options):
+    encoder = ViT(**SIZES | options, class_token=pool == "class")
+    return Classifier(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=2)
+
+
+def test_equals_hugging_face(hf_vit, load):
+    theirs = hf_vit(ViTForImageClassification, num_labels=5)
+    ours = load(classifier("class", norm_eps=1e-12), theirs)
+    images = torch.randn(4, 3, 24, 24)
+    torch.testing.assert_close(ours(images), theirs(images).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool, theirs_pool", [("class", "token"), ("mean", "avg")])
+def test_equals_timm(scramble, pool, theirs_pool):
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=24,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=5,
+        class_token=pool == "class",
+        global_pool=theirs_pool,
+        fc_norm=False,
+    )
+    state = scramble(theirs).state_dict()
+    names = {"pos_embed": "positions.weight", "cls_token": "class_token"}
+    ours = {}
+    for name, tensor in state.items():
+        renamed = names.get(name, name.replace("patch_embed.proj", "patch_embed"))
+        tensor = tensor.squeeze(0) if renamed == "positions.weight" else tensor
+        ours[renamed if name.startswith("head.") else f"encoder.{renamed}"] = (
+            tensor.flatten() if renamed == "class_token" else tensor
+        )
+    model = classifier(pool, norm_eps=1e-6).eval()
+    model.load_state_dict(ours)
+    images = torch.randn(4, 3, 24, 24)
+    torch.testing.assert_close(model(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_attention_pool_equals_torch(scramble):
+    pool = scramble(AttentionPool(dim=12, num_heads=3))
+    layer = nn.MultiheadAttention(12, 3, batch_first=True).eval()
+    attn = pool.attn
+    layer.load_state_dict(
+        {
+            "in_proj_weight": torch.cat([attn.q.weight, attn.kv.weight]),
+            "in_proj_bias": torch.cat([attn.q.bias, attn.kv.bias]),
+            "out_proj.weight": attn.proj.weight,
+            "out_proj.bias": attn.proj.bias,
+        }
+    )
+    states, mask = torch.randn(2, 7, 12), torch.arange(7) < torch.tensor([[7], [4]])
+    query = pool.query.expand(2, 1, 12)
+    truth = layer(query, states, states, key_padding_mask=~mask)[0][:, 0]
+    torch.testing.assert_close(pool(states, mask), truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_is_masked_is_not_pooled(scramble, pool):
+    model = scramble(classifier(pool))
+    states, mask = torch.randn(2, 7, 24), torch.arange(7) < torch.tensor([[7], [4]])
+    pooled = model.pooled(Context(states, mask))
+    for row, length in enumerate((7, 4)):
+        alone = model.pooled(Context(states[row : row + 1, :length]))
+        torch.testing.assert_close(pooled[row : row + 1], alone, rtol=0, atol=1e-5)
+
+
+def test_mean_is_the_mean(scramble):
+    states = torch.randn(2, 7, 24)
+    torch.testing.assert_close(classifier().pooled(Context(states)), sum(states.unbind(1)) / 7, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_all_classes_are_equally_likely_at_first(pool):
+    assert not classifier(pool)(torch.randn(2, 3, 24, 24)).any()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_image_changes_its_own_logits_only(scramble, pool):
+    model = scramble(classifier(pool))
+    images = torch.randn(2, 3, 24, 24)
+    other = torch.stack([images[0], torch.randn(3, 24, 24)])
+    change = (model(images) - model(other)).abs().amax(-1)
+    assert change[0] < 1e-5 and change[1] > 0.01
+
+
+def test_pooling_by_class_needs_a_class_token():
+    with pytest.raises(ValueError, match="pool=class needs an encoder with class_token=true"):
+        Classifier(encoder=ViT(**SIZES), num_classes=5, pool="class")

@@ -1,0 +1,348 @@
+"""Loading a folder of Hugging Face: what is taken, what is left over, and what is refused.
+
+That the models then compute the same stands with the tests of each model.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, GPT2Model, ViTForImageClassification
+
+from vlm.errors import UserError
+from vlm.models.classifier import Classifier
+from vlm.models.decoder import Decoder
+from vlm.models.hugging_face import load_hugging_face
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.models.vision_language import VisionLanguageModel
+from vlm.models.vit import ViT
+from vlm.nn.patch import ConvStem
+from vlm.nn.position import RotaryPositions
+
+V, D, MAX_LEN = 31, 24, 20
+SIZES = {"dim": D, "depth": 2, "num_heads": 3}
+VIT = SIZES | {"image_size": 24, "patch_size": 8, "class_token": True, "norm_eps": 1e-12}
+TEXT = SIZES | {"vocab_size": V, "max_len": MAX_LEN, "activation": "gelu_tanh"}
+
+
+def vit(**options):
+    return ViT(**VIT | options)
+
+
+def decoder(**options):
+    return Decoder(**TEXT | options)
+
+
+def joined(**options):
+    return VisionLanguageModel(encoder=vit(), decoder=decoder(context_dim=D, **options))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def saved(folder):
+    """Saves a model and returns the folder's path."""
+
+    def save(model, **options):
+        model.save_pretrained(folder, **options)
+        return str(folder)
+
+    return save
+
+
+def copies(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def changed(model, before):
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder, edit):
+    path = folder / "model.safetensors"
+    save_file(edit(load_file(path)), path)
+
+
+def refused(model, path):
+    """The lines of the fault that loading ends in, which must leave the model as it was."""
+    before = copies(model)
+    with pytest.raises(UserError) as caught:
+        load_hugging_face(model, path)
+    assert not changed(model, before)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(("model.init_from: ", "  python")) for line in lines)
+    return [line.removeprefix("model.init_from: ") for line in lines]
+
+
+def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
+    model = joined()
+    before, path = copies(model), saved(gpt2())
+    lines = load_hugging_face(model, path)
+    assert lines == [
+        f"{path}: 28 tensors taken",
+        f"model: not in {path}, stays as it was: decoder.blocks.*.cross_attn (12 tensors), "
+        "decoder.blocks.*.norm_cross (4 tensors), encoder (30 tensors)",
+    ]
+    taken = changed(model, before)
+    assert taken == {name for name in before if name.startswith("decoder.") and "cross" not in name}
+
+
+def test_joined_gpt2_without_an_image_is_gpt2(gpt2, saved):
+    model, theirs = joined().eval(), gpt2()
+    load_hugging_face(model, saved(theirs))
+    tokens = torch.randint(V, (2, MAX_LEN))
+    ours = model.head(model.decoder(tokens))
+    torch.testing.assert_close(ours, theirs(tokens).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}])
+def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
+    theirs, model = gpt2(GPT2Model), decoder().eval()
+    lines = load_hugging_face(model, saved(theirs, **options))
+    assert (folder / "model.safetensors.index.json").is_file() == bool(options)
+    assert lines == [f"{folder}: 28 tensors taken"]
+    tokens = torch.randint(V, (2, MAX_LEN))
+    torch.testing.assert_close(model(tokens), theirs(tokens).last_hidden_state, rtol=0, atol=1e-4)
+
+
+def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
+    theirs, model = gpt2(), decoder(max_len=8).eval()
+    lines = load_hugging_face(model, saved(theirs))
+    assert lines == [f"{folder}: 28 tensors taken", f"{folder}: left over: rows 8 to 19 of transformer.wpe.weight"]
+    tokens = torch.randint(V, (2, 8))
+    torch.testing.assert_close(model.head(model(tokens)), theirs(tokens).logits, rtol=0, atol=1e-4)
+
+
+def test_half_precision_is_taken_as_float32(gpt2, saved):
+    theirs, model = gpt2().bfloat16(), decoder()
+    load_hugging_face(model, saved(theirs))
+    assert model.norm.weight.dtype == torch.float32
+    assert torch.equal(model.norm.weight, theirs.transformer.ln_f.weight.float())
+
+
+def test_a_stored_copy_of_the_embedding_is_the_head(gpt2, saved, folder):
+    path, model = saved(gpt2()), decoder()
+    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
+    assert load_hugging_face(model, path) == [f"{path}: 29 tensors taken"]
+    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
+    assert "lm_head.weight is not wte.weight" in refused(model, path)[0]
+
+
+def test_masks_of_old_folders_are_left_over(gpt2, saved, folder):
+    path = saved(gpt2())
+    masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 20, 20) for n in range(2)}
+    edit_tensors(folder, lambda tensors: tensors | masks)
+    assert load_hugging_face(decoder(), path)[1] == f"{path}: left over: transformer.h.*.attn.bias (2 tensors)"
+
+
+def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
+    model, theirs = joined().eval(), hf_vit()
+    lines = load_hugging_face(model, saved(theirs))
+    assert lines[1:] == [
+        f"{folder}: left over: pooler (2 tensors)",
+        f"model: not in {folder}, stays as it was: decoder (44 tensors)",
+    ]
+    images = torch.randn(2, 3, 24, 24)
+    truth = theirs(images).last_hidden_state
+    torch.testing.assert_close(model.encode(images).states, truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool, classes, taken", [("class", 5, True), ("class", 6, False), ("mean", 5, False)])
+def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, classes, taken):
+    model = Classifier(encoder=vit(), num_classes=classes, pool=pool)
+    lines = load_hugging_face(model, saved(hf_vit(ViTForImageClassification, num_labels=5)))
+    assert model.head.weight.any() == taken
+    left = [
+        f"{folder}: left over: classifier (2 tensors)",
+        f"model: not in {folder}, stays as it was: head (2 tensors)",
+    ]
+    assert lines[1:] == ([] if taken else left)
+
+
+def test_the_encoder_of_a_classifier_serves_a_captioner(hf_vit, saved, folder):
+    lines = load_hugging_face(joined(), saved(hf_vit(ViTForImageClassification)))
+    assert lines[1] == f"{folder}: left over: classifier (2 tensors)"
+
+
+def test_an_encoder_with_its_decoder_goes_on_training(vision_gpt2, saved, folder):
+    model = joined()
+    lines = load_hugging_face(model, saved(vision_gpt2()))
+    assert lines[1:] == [f"{folder}: left over: encoder.pooler (2 tensors)"]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    model(torch.randn(1, 3, 24, 24), torch.randint(V, (1, 4))).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
+    model = decoder(
+        vocab_size=30, max_len=40, dim=16, depth=3, num_heads=4, mlp_ratio=2.0, activation="gelu", norm="rms",
+        norm_eps=1e-6, pre_norm=False, qk_norm=True, num_kv_heads=2, positions=RotaryPositions(head_dim=4),
+    )  # fmt: skip
+    path = saved(gpt2())
+    assert refused(model, path) == [
+        f"num_kv_heads is 2, {path} has null; set model.num_kv_heads=null",
+        f"norm is rms, {path} has layer; set model.norm=layer",
+        f"pre_norm is false, {path} has true; set model.pre_norm=true",
+        f"qk_norm is true, {path} has false; set model.qk_norm=false",
+        f"positions is RotaryPositions, {path} has learned; choose model/position=learned",
+        f"dim is 16, {path} has 24; set model.size.dim=24",
+        f"depth is 3, {path} has 2; set model.size.depth=2",
+        f"num_heads is 4, {path} has 3; set model.size.num_heads=3",
+        f"mlp_ratio is 2.0, {path} has 4.0; set model.size.mlp_ratio=4.0",
+        f"activation is gelu, {path} has gelu_tanh; set model.activation=gelu_tanh",
+        f"norm_eps is 1e-06, {path} has 1e-05; set model.norm_eps=1e-05",
+        f"vocab_size is 30, {path} has 31; choose the tokenizer it was trained with, of 31 tokens",
+        f"max_len is 40, {path} has 20; set data.max_len=20 or less",
+    ]
+
+
+def test_every_difference_of_vit_is_named_with_its_remedy(hf_vit, saved):
+    model = vit(image_size=32, patch_size=16, class_token=False, head_dim=6, bias=False, norm_eps=1e-5)
+    path = saved(hf_vit())
+    assert refused(model, path) == [
+        f"head_dim is 6, {path} has null; set model.head_dim=null",
+        f"bias is false, {path} has true; set model.bias=true",
+        f"norm_eps is 1e-05, {path} has 1e-12; set model.norm_eps=1e-12",
+        f"image_size is 32, {path} has 24; set data.image_size=24 (its positions are of another grid)",
+        f"patch_size is 16, {path} has 8; set model.patch_size=8",
+        f"class_token is false, {path} has true; set model.class_token=true",
+    ]
+
+
+@pytest.mark.parametrize(
+    "width, wanted", [(24, "model.size.num_heads=3"), (32, "model.size.num_heads=3 and model.encoder.num_heads=4")]
+)
+def test_sizes_are_said_once_where_encoder_and_decoder_agree(vision_gpt2, saved, width, wanted):
+    theirs = vision_gpt2(hidden_size=width, num_attention_heads=width // 8, intermediate_size=4 * width)
+    path = saved(theirs)
+    encoder = vit(dim=width, num_heads=width // 8)
+    model = VisionLanguageModel(encoder=encoder, decoder=decoder(num_heads=4, depth=1, context_dim=width))
+    assert refused(model, path) == [
+        f"decoder.depth is 1, {path} has 2; set model.size.decoder_depth=2",
+        f"decoder.num_heads is 4, {path} has 3; set {wanted}",
+    ]
+
+
+def test_another_stem_is_refused(hf_vit, saved):
+    model = vit(stem=ConvStem(patch_size=8, dim=D))
+    assert [line.split("; ")[1] for line in refused(model, saved(hf_vit()))] == ["choose model/encoder=vit"]
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("activation_function", "silu"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)],
+)
+def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
+    path = saved(gpt2())
+    edit_config(folder, **{name: value})
+    assert refused(decoder(), path) == [
+        f"{path} has {name}={value}, which our Decoder does not do; choose another folder"
+    ]
+
+
+@pytest.mark.parametrize("build", [vit, joined, lambda: Classifier(encoder=vit(), num_classes=3)])
+def test_another_family_is_refused(build, saved):
+    theirs = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    assert "holds a model of type 'bert'; what can be read is vit, gpt2 and" in refused(build(), saved(theirs))[0]
+
+
+def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved):
+    path = saved(gpt2())
+    assert "holds a gpt2 for a Decoder, the model is a ViT, that has no decoder" in refused(vit(), path)[0]
+    saved(vision_gpt2())
+    assert "holds an encoder with a decoder, the model is a Decoder" in refused(decoder(), path)[0]
+    saved(hf_vit())
+    model = VisionLanguageModel(
+        encoder=TimmEncoder(name="resnet10t", dim=D, image_size=32), decoder=decoder(context_dim=D)
+    )
+    assert "the model is a VisionLanguageModel, its encoder is a TimmEncoder" in refused(model, path)[0]
+
+
+def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
+    path = saved(vision_gpt2())
+    config = json.loads((folder / "config.json").read_text())
+    edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
+    assert refused(joined(), path) == [f"{path} has an encoder of type 'swin'; what can be read is vit"]
+
+
+def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, saved, folder):
+    path = saved(gpt2())
+
+    def edit(tensors):
+        del tensors["transformer.h.1.ln_2.bias"]
+        shapes = {"transformer.ln_f.weight": torch.ones(7), "transformer.wte.weight": torch.ones(31)}
+        return tensors | shapes | {"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}
+
+    edit_tensors(folder, edit)
+    assert sorted(refused(decoder(), path)) == sorted(
+        [
+            f"norm.weight is (24,), {path} has transformer.ln_f.weight (7,); choose another folder",
+            f"token_embed.weight is (31, 24), {path} has transformer.wte.weight (31,); choose another folder",
+            f"transformer.ln_f.bias in {path} is torch.int8; give weights that are not quantised",
+            f"{path} has no transformer.h.1.ln_2.bias, of which blocks.1.norm2.bias is made; fetch it again",
+        ]
+    )
+
+
+def test_parts_that_cannot_be_joined_are_named(hf_vit, saved, folder):
+    path, name = saved(hf_vit()), "encoder.layer.0.attention.attention.key.weight"
+    edit_tensors(folder, lambda tensors: tensors | {name: torch.ones(3, 5)})
+    assert f"{name} (3, 5)" in refused(vit(), path)[0]
+
+
+def test_many_faults_are_counted(gpt2, saved, folder):
+    path = saved(gpt2())
+    edit_tensors(folder, lambda tensors: {"transformer.wte.weight": tensors["transformer.wte.weight"]})
+    lines = refused(decoder(), path)
+    assert len(lines) == 21 and lines[-1] == "7 more"
+
+
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: b"no weights", lambda whole: whole[:-100]])
+def test_damaged_weights_are_refused(gpt2, saved, folder, damage):
+    path, file = saved(gpt2()), folder / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    assert "model.safetensors cannot be read" in refused(decoder(), path)[0]
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "{}", '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "gone.safetensors"}}']
+)
+def test_damaged_shards_are_refused(gpt2, saved, folder, index):
+    path = saved(gpt2(), max_shard_size="20KB")
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert "cannot be read" in refused(decoder(), path)[0]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '"gpt2"', "{}", '{"model_type": ["gpt2"]}'])
+def test_a_config_that_is_not_there_or_damaged_is_refused(gpt2, saved, folder, content):
+    path = saved(gpt2())
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    assert any(word in refused(decoder(), path)[0] for word in ("no config.json", "cannot be read", "type", "no model"))
+
+
+@pytest.mark.parametrize("value", ["24", None, 0, [24]])
+def test_sizes_that_are_none_are_refused(gpt2, saved, folder, value):
+    path = saved(gpt2())
+    edit_config(folder, n_embd=value)
+    assert "config.json" in refused(decoder(), path)[0]
+
+
+def test_pickles_are_not_read_and_converting_them_is_told(gpt2, saved, folder):
+    path = saved(gpt2())
+    (folder / "model.safetensors").unlink()
+    assert "has no model.safetensors" in refused(decoder(), path)[0]
+    torch.save(gpt2().state_dict(), folder / "pytorch_model.bin")
+    lines = refused(decoder(), path)
+    assert "holds only pytorch_model.bin, a pickle, which is not read" in lines[0]
+    assert f"t.GPT2LMHeadModel.from_pretrained('{path}').save_pretrained('{path}')" in lines[1]
