@@ -51,6 +51,15 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
+def start_from(model: nn.Module, config: dict[str, Any]) -> None:
+    """Copies the weights that `model.init_from` names, and says which."""
+    folder = config["model"].get("init_from")
+    if folder is not None:
+        from vlm.models.hugging_face import load_hugging_face
+
+        print("\n".join(load_hugging_face(model, folder)), flush=True)
+
+
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
     """The task, with what it takes from its data."""
     return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
@@ -99,6 +108,8 @@ class Run:
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.data = self._open_data(loaded)
         model, spec = build_model(config, self.data.sizes)
+        if checkpoint is None:
+            start_from(model, config)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}

@@ -1,0 +1,64 @@
+"""Timing a peer's training steps in the middle of our own training, so that both meet the same machine."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+
+class Interleaved(L.Callback):
+    """Times blocks of our steps, everything around them included, and a block of the peer's after each.
+
+    Args:
+        peer: Takes one training step of the peer.
+        block: Steps of a block.
+        rounds: Blocks of each that count, after one that does not.
+    """
+
+    def __init__(self, peer: Callable[[], Any], *, block: int, rounds: int) -> None:
+        self.peer, self.block, self.rounds = peer, block, rounds
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+        self._start = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if trainer.global_step % self.block:
+            return
+        self.ours.append((time.perf_counter() - self._start) / self.block)
+        start = time.perf_counter()
+        for _ in range(self.block):
+            self.peer()
+        self.theirs.append((time.perf_counter() - start) / self.block)
+        if len(self.ours) > self.rounds:
+            trainer.should_stop = True
+        self._start = time.perf_counter()
+
+    def result(self) -> dict[str, float]:
+        """Seconds a step of both, and how many times as fast ours is: median, least and most of the blocks' ratios."""
+        ours, theirs = self.ours[1:], self.theirs[1:]
+        ratios = sorted(peer / own for own, peer in zip(ours, theirs, strict=True))
+        return {
+            "ours_s": statistics.median(ours),
+            "peer_s": statistics.median(theirs),
+            "ratio": statistics.median(ratios),
+            "ratio_min": ratios[0],
+            "ratio_max": ratios[-1],
+        }
+
+
+def report(rows: dict[str, dict[str, float]], out: str | None) -> None:
+    """Prints a table, a line a comparison, and writes it as JSON."""
+    print(f"{'':<34}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}{'min':>8}{'max':>8}")
+    for name, row in rows.items():
+        cells = [row["ours_s"] * 1e3, row["peer_s"] * 1e3]
+        ratios = [row[key] for key in ("ratio", "ratio_min", "ratio_max")]
+        print(f"{name:<34}" + "".join(f"{x:>10.2f}" for x in cells) + "".join(f"{x:>8.2f}" for x in ratios))
+    if out is not None:
+        Path(out).write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,0 +1,110 @@
+"""Language modelling at the shapes of nanoGPT's run on a CPU: our training against plain steps written by hand.
+
+    python benchmarks/language_modeling.py --text FILE [--out FILE.json]
+
+Ours is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar, checkpoints.
+The peer is the bare step: batches cut from an array in memory, a GPT-2 block by block with
+F.scaled_dot_product_attention, cross-entropy, clipping, AdamW as torch chooses to run it. Blocks of steps of both
+alternate in one process; ratios are medians over blocks.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from interleaved import Interleaved, report
+from torch import Tensor, nn
+
+from vlm import config as conf
+from vlm.run import Run
+from vlm.training import quiet
+
+WINDOW, BATCH, DIM, HEADS, DEPTH = 64, 12, 128, 4, 4
+
+
+class PlainBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM, bias=False), nn.LayerNorm(DIM, bias=False)
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
+        self.up, self.down = nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        parts = self.qkv(self.norm1(x)).split(DIM, dim=2)
+        q, k, v = (part.view(rows, length, HEADS, DIM // HEADS).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(mixed.transpose(1, 2).contiguous().view(rows, length, DIM))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, DIM), nn.Embedding(WINDOW, DIM)
+        self.blocks = nn.Sequential(*(PlainBlock() for _ in range(DEPTH)))
+        self.norm = nn.LayerNorm(DIM, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+
+def plain_step(ids: np.ndarray, vocab_size: int) -> Callable[[], None]:
+    """A training step of the peer."""
+    model = PlainGPT(vocab_size)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+
+    def step() -> None:
+        starts = torch.randint(len(ids) - WINDOW, (BATCH,))
+        x = torch.stack([torch.from_numpy(ids[i : i + WINDOW].astype(np.int64)) for i in starts])
+        y = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + WINDOW].astype(np.int64)) for i in starts])
+        logits = model(x)
+        loss = F.cross_entropy(logits.view(-1, vocab_size), y.view(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def compare(text: str, overrides: list[str], *, block: int, rounds: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as runs:
+        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu", *overrides]
+        config = conf.compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
+        run = Run(config)
+        timed = Interleaved(
+            plain_step(run.data.tokens("train").tokens, run.data.tokenizer.vocab_size), block=block, rounds=rounds
+        )
+        run.trainer.callbacks.append(timed)
+        run.fit()
+    return timed.result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--block", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    quiet()
+    options = {"block": args.block, "rounds": args.rounds}
+    report({"shakespeare_cpu": compare(args.text, [], **options)}, args.out)
+
+
+if __name__ == "__main__":
+    main()
