@@ -232,9 +232,10 @@ def test_sizes_are_said_once_where_encoder_and_decoder_agree(vision_gpt2, saved,
     ]
 
 
-def test_another_stem_is_refused(hf_vit, saved):
-    model = vit(stem=ConvStem(patch_size=8, dim=D))
-    assert [line.split("; ")[1] for line in refused(model, saved(hf_vit()))] == ["choose model/encoder=vit"]
+def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
+    model = vit(stem=ConvStem(patch_size=8, dim=D), positions=RotaryPositions(head_dim=8))
+    remedies = [line.split("; ")[1] for line in refused(model, saved(hf_vit()))]
+    assert remedies == ["take model.positions away", "choose model/encoder=vit"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,6 @@ class CaptionData(Data):
         self.source, self.tokenizer = source, tokenizer
         self.preprocess, self.augment = preprocess, augment
         self.max_len, self.cache, self.bucket = max_len, cache, bucket
-        self._datasets: dict[tuple[str, bool], CaptionDataset] = {}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -183,6 +182,7 @@ class CaptionData(Data):
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.preprocess = Preprocess.from_state(about["preprocess"])
+        self._datasets.clear()
 
     def fingerprint(self) -> str:
         """A hash of the training split's names and captions."""
@@ -193,17 +193,15 @@ class CaptionData(Data):
             parts += [text for index in range(len(train)) for text in train.captions(0, index)]
         return f"{key(*parts):016x}"
 
-    def dataset(self, name: str, *, augmented: bool = False) -> CaptionDataset:
-        if (name, augmented) not in self._datasets:
-            self._datasets[name, augmented] = CaptionDataset(
-                split=self.split(name),
-                tokenizer=self.tokenizer,
-                max_len=self.max_len,
-                preprocess=self.preprocess,
-                augment=self.augment if augmented else None,
-                seed=self.seed,
-            )
-        return self._datasets[name, augmented]
+    def open_dataset(self, name: str, *, augmented: bool) -> CaptionDataset:
+        return CaptionDataset(
+            split=self.split(name),
+            tokenizer=self.tokenizer,
+            max_len=self.max_len,
+            preprocess=self.preprocess,
+            augment=self.augment if augmented else None,
+            seed=self.seed,
+        )
 
     def collate(self) -> Callable[[Any], Any]:
         return partial(collate, pad_id=self.tokenizer.pad_id, image_size=self.preprocess.image_size)

@@ -158,7 +158,6 @@ class ClassData(Data):
         self.source, self.classes = source, list(source.classes)
         self.preprocess, self.augment = preprocess, augment
         self.repeats, self.cache_images = repeats, cache_images
-        self._datasets: dict[tuple[str, bool], ClassDataset] = {}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -200,16 +199,14 @@ class ClassData(Data):
             parts += [*names_of(train), *map(str, labels_of(train))]
         return f"{key(*parts):016x}"
 
-    def dataset(self, name: str, *, augmented: bool = False) -> ClassDataset:
-        if (name, augmented) not in self._datasets:
-            self._datasets[name, augmented] = ClassDataset(
-                split=self.split(name),
-                preprocess=self.preprocess,
-                augment=self.augment if augmented else None,
-                seed=self.seed,
-                cache_images=self.cache_images,
-            )
-        return self._datasets[name, augmented]
+    def open_dataset(self, name: str, *, augmented: bool) -> ClassDataset:
+        return ClassDataset(
+            split=self.split(name),
+            preprocess=self.preprocess,
+            augment=self.augment if augmented else None,
+            seed=self.seed,
+            cache_images=self.cache_images,
+        )
 
     def collate(self) -> Callable[[Any], Any]:
         return partial(collate_classes, image_size=self.preprocess.image_size)

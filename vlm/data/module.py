@@ -49,6 +49,7 @@ class Data(L.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
         self._splits = dict(splits)
+        self._datasets: dict[tuple[str, bool], Any] = {}
         self.test_split = self.final_split
 
     # What a kind of data says.
@@ -78,7 +79,7 @@ class Data(L.LightningDataModule):
         """A hash of the training split: a resumed run must go on with the same."""
         raise TypeError(f"{type(self).__name__} gives no fingerprint")
 
-    def dataset(self, name: str, *, augmented: bool = False) -> Any:
+    def open_dataset(self, name: str, *, augmented: bool) -> Any:
         """The samples of a split, as training reads them if augmented, else as evaluation does."""
         raise TypeError(f"{type(self).__name__} gives no samples")
 
@@ -91,6 +92,12 @@ class Data(L.LightningDataModule):
         return {}
 
     # What all have in common.
+
+    def dataset(self, name: str, *, augmented: bool = False) -> Any:
+        """The samples of a split, opened when they are first asked for."""
+        if (name, augmented) not in self._datasets:
+            self._datasets[name, augmented] = self.open_dataset(name, augmented=augmented)
+        return self._datasets[name, augmented]
 
     def split(self, name: str) -> Any:
         """The split of this name.

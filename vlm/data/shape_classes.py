@@ -1,12 +1,12 @@
 """The data set of single coloured shapes that the project draws itself, to be told apart by colour and shape."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 from PIL import Image
 
-from vlm.data.scenes import COLORS, RADII, SHAPES, Kind, Scene, draw, place
-from vlm.data.shapes import BACKGROUND, MIN_IMAGE_SIZE
+from vlm.data.scenes import Kind, Scene, draw, place
+from vlm.data.shapes import BACKGROUND, check_scenes
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -80,13 +80,8 @@ class ShapeClasses:
         val_scenes: int,
         test_scenes: int,
     ) -> None:
-        for at, given, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
-            _check_names(at, given, known)
         self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
-        numbers = {f"{split}_scenes": (length, 1) for split, length in self.lengths.items()}
-        for at, (value, least) in {"image_size": (image_size, MIN_IMAGE_SIZE), **numbers}.items():
-            if value < least:
-                raise UserError(f"data.source.{at}: {value} is too small; give at least {least}")
+        check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)
         looks = list(product(colors, shapes))
         if len(looks) < 2:
             raise UserError("data.source: one colour of one shape is one class; add to data.source.shapes or .colors")
@@ -110,12 +105,3 @@ class ShapeClasses:
             length=self.lengths[name],
             kinds=self._kinds,
         )
-
-
-def _check_names(at: str, given: Sequence[str], known: Collection[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown or not given:
-        fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
-        raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
-    if len(set(given)) < len(given):
-        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(given)}; give each once")

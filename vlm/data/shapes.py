@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, combinations, product
 from pathlib import Path
 
@@ -147,14 +147,10 @@ class Shapes:
         test_scenes: int,
         captions_per_image: int | None,
     ) -> None:
-        for at, given, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
-            _check_names(at, list(given), list(known))
-        _check_least("image_size", image_size, MIN_IMAGE_SIZE)
         self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
-        for split, length in self.lengths.items():
-            _check_least(f"{split}_scenes", length, 1)
+        check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)
         if captions_per_image is not None:
-            _check_least("captions_per_image", captions_per_image, 1)
+            check_least("captions_per_image", captions_per_image, 1)
         self.seed = seed
         self.image_size = image_size
         self.captions_per_image = captions_per_image
@@ -189,18 +185,40 @@ class Shapes:
         )
 
 
-def _check_names(at: str, given: list[str], known: list[str]) -> None:
+def check_scenes(
+    *,
+    image_size: int,
+    shapes: Sequence[str],
+    colors: Sequence[str],
+    sizes: Sequence[str],
+    lengths: Mapping[str, int],
+) -> None:
+    """Refuses what no source of scenes can draw.
+
+    Args:
+        lengths: Samples of each split.
+    Raises:
+        UserError: A name is unknown or given twice, or a number is too small.
+    """
+    for at, given, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
+        _check_names(at, given, known)
+    check_least("image_size", image_size, MIN_IMAGE_SIZE)
+    for split, length in lengths.items():
+        check_least(f"{split}_scenes", length, 1)
+
+
+def check_least(at: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"data.source.{at}: {value} is too small; give at least {least}")
+
+
+def _check_names(at: str, given: Sequence[str], known: Collection[str]) -> None:
     unknown = [name for name in given if name not in known]
     if unknown or not given:
         fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
         raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
     if len(set(given)) < len(given):
         raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(given)}; give each once")
-
-
-def _check_least(at: str, value: int, least: int) -> None:
-    if value < least:
-        raise UserError(f"data.source.{at}: {value} is too small; give at least {least}")
 
 
 def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:

@@ -96,7 +96,6 @@ class TextData(Data):
         self.train_samples, self.cache = train_samples, cache
         self._scratch = TemporaryDirectory(prefix="vlm-tokens-") if cache is None else None
         self._files: dict[str, TokenFile] = {}
-        self._datasets: dict[tuple[str, bool], Windows] = {}
         for name in ("max_len", "batch_size", "eval_batch_size", "train_samples"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"data.{name}: {value} is too small; give at least 1")
@@ -152,17 +151,12 @@ class TextData(Data):
         header = self.tokens(name).header
         return Counts(header.tokens - header.documents, header.bytes, header.words)
 
-    def dataset(self, name: str, *, augmented: bool = False) -> Windows:
+    def open_dataset(self, name: str, *, augmented: bool) -> Windows:
         """Random windows for training, sliding ones for evaluation."""
-        random = augmented or (name == "train" and self.train_samples is not None)
-        if (name, random) not in self._datasets:
-            options = {"name": name, "file": self.tokens(name), "tokenizer": self.tokenizer, "max_len": self.max_len}
-            self._datasets[name, random] = (
-                RandomWindows(seed=self.seed, limit=self.train_samples, **options)
-                if random
-                else SlidingWindows(stride=self.stride, **options)
-            )
-        return self._datasets[name, random]
+        options = {"name": name, "file": self.tokens(name), "tokenizer": self.tokenizer, "max_len": self.max_len}
+        if augmented or (name == "train" and self.train_samples is not None):
+            return RandomWindows(seed=self.seed, limit=self.train_samples, **options)
+        return SlidingWindows(stride=self.stride, **options)
 
     def collate(self) -> Callable[[Any], Any]:
         return _whole

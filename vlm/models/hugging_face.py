@@ -182,8 +182,9 @@ def _remedy(part: _Part, name: str, value: Any, encoder: Any) -> str:
     """
     if name in REMEDIES:
         return REMEDIES[name].format(_said(value))
-    if name == "positions" and isinstance(part.stack, Decoder):
-        return "choose model/position=learned"
+    if name == "positions":
+        decodes = isinstance(part.stack, Decoder)
+        return "choose model/position=learned" if decodes else f"take model.{part.ours}positions away"
     if name == "depth":
         return f"set model.size.{part.ours.replace('.', '_')}depth={_said(value)}"
     if name not in SIZES:

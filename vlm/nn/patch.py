@@ -37,9 +37,7 @@ class ConvStem(nn.Sequential):
     """
 
     def __init__(self, *, patch_size: int, dim: int, min_channels: int = 32) -> None:
-        stages = patch_size.bit_length() - 2
-        if stages < 1 or 4 << (stages - 1) != patch_size:
-            raise ValueError(f"patch_size {patch_size} is not 4, 8, 16, 32, ..., as a ConvStem needs")
+        stages = _stages(patch_size)
         channels = [max(min_channels, dim >> (stages - 1 - stage)) for stage in range(stages)]
         convs = [nn.Conv2d(3, channels[0], kernel_size=4, stride=4)]
         convs += [nn.Conv2d(a, b, kernel_size=3, stride=2, padding=1) for a, b in pairwise(channels)]
@@ -68,9 +66,7 @@ class ConvPoolStem(nn.Sequential):
     """
 
     def __init__(self, *, patch_size: int, dim: int, channels: int = 32) -> None:
-        stages = patch_size.bit_length() - 2
-        if stages < 1 or 4 << (stages - 1) != patch_size:
-            raise ValueError(f"patch_size {patch_size} is not 4, 8, 16, 32, ..., as a ConvPoolStem needs")
+        stages = _stages(patch_size)
         widths = [3, *(channels << stage for stage in range(stages))]
         layers: list[nn.Module] = []
         for stage, (before, after) in enumerate(pairwise(widths)):
@@ -79,3 +75,11 @@ class ConvPoolStem(nn.Sequential):
             nn.init.kaiming_normal_(conv.weight)
             layers += [conv, nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
         super().__init__(*layers, nn.Conv2d(widths[-1], dim, kernel_size=1))
+
+
+def _stages(patch_size: int) -> int:
+    """Convolutions that reduce the sides by patch_size, the first by 4 and each other by 2."""
+    stages = patch_size.bit_length() - 2
+    if stages < 1 or 4 << (stages - 1) != patch_size:
+        raise ValueError(f"patch_size {patch_size} is not 4, 8, 16, 32, ..., as a stem of convolutions needs")
+    return stages
