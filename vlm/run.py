@@ -66,8 +66,11 @@ def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: An
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
+    node = dict(config["optim"])
+    if config["trainer"].get("precision") == "16-mixed":
+        node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
     return Optimization(
-        optimizer=conf.build(config["optim"], "optim"),
+        optimizer=conf.build(node, "optim"),
         schedule=conf.build(config["schedule"], "schedule"),
         weight_decay=config["optim"].get("weight_decay", 0.0),
         layer_decay=config["layer_decay"],
