@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data import text as module
+from vlm.data import documents as module
+from vlm.data.documents import read_lines
 from vlm.data.scene_text import SceneText
-from vlm.data.text import TextFiles, read_lines
+from vlm.data.text import TextFiles
 from vlm.errors import UserError
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -42,7 +43,7 @@ def test_lines_are_all_of_the_text_and_end_at_line_breaks(text, limit, tmp_path_
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert list(read_lines(path)) == re.findall(r"[^\n]*\n|[^\n]+", text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LINE", limit)
+        patch.setattr(module, "BLOCK", limit)
         lines = list(read_lines(path))
     assert "".join(lines) == text
     assert all(line and "\n" not in line[:-1] for line in lines)
@@ -51,10 +52,19 @@ def test_lines_are_all_of_the_text_and_end_at_line_breaks(text, limit, tmp_path_
 @pytest.mark.parametrize("data", [b"one\ntwo\xff\n", b"one\ntwo\xc3\nthree", b"one\ntwo\xe4\xbd"])
 @pytest.mark.parametrize("limit", [4, 2**16])
 def test_what_is_not_utf8_is_named_with_its_line(data, limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LINE", limit)
+    monkeypatch.setattr(module, "BLOCK", limit)
     (tmp_path / "bad.txt").write_bytes(data)
     with pytest.raises(UserError, match=r"bad\.txt, line 2: is not UTF-8"):
         list(read_lines(tmp_path / "bad.txt"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.txt: No such file"):
+        list(read_lines(tmp_path / "gone.txt"))
+    source = TextFiles(path=put(tmp_path, a_txt="text") + "/a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt: No such file"):
+        read(source, "val")
 
 
 def test_a_file_is_split_as_nanogpt_does(tmp_path):

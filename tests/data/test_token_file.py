@@ -3,9 +3,13 @@
 import json
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from vlm.data.token_file import PREFIX, START, TokenFile, open_tokens, write_tok
 from vlm.data.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 TEXTS = [
     "First Citizen:\nBefore we\tproceed,\n\n  hear me.",
     "Ältere Wörter\r\nund 你好\u2028\x0b\x85…",
@@ -92,11 +97,33 @@ def test_words_are_counted_once_where_a_long_line_is_parted(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["char", "bpe"])
 def test_processes_write_what_one_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "JOB", 100)
-    texts = [text * count for count, text in enumerate(TEXTS * 5)]
+    texts = [text * count for count, text in enumerate(TEXTS * 12)]
     write(tmp_path / "one", texts, FITTED[name], processes=1)
     monkeypatch.delattr(encoding, "_encode")  # here, not in the others
     write(tmp_path / "two", texts, FITTED[name], processes=2)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+KILLED = """
+import os, signal
+from vlm.data import encoding
+from vlm.data.tokenizer import ByteTokenizer
+
+def endless():
+    while True:
+        yield ["some text"]
+
+encoding.JOB = 1
+parts = encoding.encode(endless(), ByteTokenizer(), 2)
+next(parts)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_when_the_one_that_started_them_is_killed():
+    # This waits for all that could still write to the pipe, and so for each of them.
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_tokens_are_mapped_and_stay_so_in_another_process(tmp_path):

@@ -3,12 +3,14 @@
 Line by line, so that no corpus is ever whole in memory and several processes can share the work.
 """
 
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
 
 JOB = 2**19  # characters that are encoded in one go
-SERIAL = 4  # jobs: to encode fewer takes less time than to start further processes
+SERIAL = 16  # jobs: to encode fewer takes less time than to start further processes
 
 Lines = Iterable[str]
 
@@ -106,7 +108,16 @@ _tokenizer: list[Tokenizer] = []  # of a process of the pool
 
 def _start(state: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the process that started this one ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer[:] = [tokenizer_from_state(state)]
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it was killed: for more work it would wait for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(job: list[Chunk]) -> Encoded:

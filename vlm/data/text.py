@@ -1,67 +1,18 @@
-"""Text of one's own: a file, or a folder of files.
+"""Text of one's own: a file, or a folder of files."""
 
-A document is given as its lines, so that a file of any size is read and never held.
-"""
-
-import codecs
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from vlm.data.caption_formats import SPLITS
+from vlm.data.documents import Document
 from vlm.errors import UserError
 from vlm.randomness import key
 
 SUFFIXES = (".txt", ".md")
-LINE = 2**16  # bytes of a line that are read at once: some corpora have no line break
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a UTF-8 file, with or without a byte order mark, and nothing changed.
-
-    Only ``\n`` ends a line, and stays in it; a very long line comes in parts.
-
-    Raises:
-        UserError: The file cannot be read, or a line of it is not UTF-8.
-    """
-    decoder, number = codecs.getincrementaldecoder("utf-8-sig")(), 1
-    try:
-        with open(path, "rb") as file:
-            while line := file.readline(LINE):
-                if text := decoder.decode(line):
-                    yield text
-                number += line.endswith(b"\n")
-            decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {number}: is not UTF-8; save the file in UTF-8") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text file, or the part of it from one share of its characters to another."""
-
-    path: Path
-    name: str
-    start: float = 0.0
-    stop: float = 1.0
-
-    def lines(self) -> Iterator[str]:
-        """Its lines with their line ends; the first and the last of a part may be cut."""
-        if (self.start, self.stop) == (0.0, 1.0):
-            yield from read_lines(self.path)
-            return
-        count = sum(map(len, read_lines(self.path)))
-        first, last = int(count * self.start), int(count * self.stop)
-        at = 0
-        for line in read_lines(self.path):
-            if kept := line[max(0, first - at) : max(0, last - at)]:
-                yield kept
-            at += len(line)
 
 
 class TextFiles:

@@ -1,0 +1,70 @@
+"""Text files as documents, given line by line, so that one of any size is read and never held."""
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm.errors import UserError
+
+BLOCK = 2**16  # bytes that are read at once; longer lines come in parts, for some corpora have no line break
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    r"""The lines of a UTF-8 file, with or without a byte order mark, and nothing changed.
+
+    Only ``\n`` ends a line, and stays in it; a very long line comes in parts.
+
+    Raises:
+        UserError: The file cannot be read, or a line of it is not UTF-8.
+    """
+    decoder, number, rest = codecs.getincrementaldecoder("utf-8-sig")(), 1, ""
+    try:
+        for block in _blocks(path):
+            *lines, rest = (rest + decoder.decode(block)).split("\n")
+            yield from (f"{line}\n" for line in lines)
+            number += len(lines)
+            if len(rest) >= BLOCK:
+                yield rest
+                rest = ""
+        decoder.decode(b"", final=True)
+        yield from [rest] if rest else []
+    except UnicodeDecodeError as error:
+        number += error.object.count(b"\n", 0, error.start)
+        raise UserError(f"{path}, line {number}: is not UTF-8; save the file in UTF-8") from error
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text file, or the part of it from one share of its characters to another."""
+
+    path: Path
+    name: str
+    start: float = 0.0
+    stop: float = 1.0
+
+    def lines(self) -> Iterator[str]:
+        """Its lines with their line ends; the first and the last of a part may be cut."""
+        if (self.start, self.stop) == (0.0, 1.0):
+            yield from read_lines(self.path)
+            return
+        count = _characters(self.path)
+        first, last, at = int(count * self.start), int(count * self.stop), 0
+        for line in read_lines(self.path):
+            if kept := line[max(0, first - at) : max(0, last - at)]:
+                yield kept
+            at += len(line)
+
+
+def _characters(path: Path) -> int:
+    """How many characters a file has, faults left to `read_lines`."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("ignore")
+    return sum(len(decoder.decode(block)) for block in _blocks(path))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from iter(lambda: file.read(BLOCK), b"")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
