@@ -36,5 +36,5 @@ def parameters(model: nn.Module) -> list[str]:
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return [f"parameters  {total:,} ({parts}); {trained:,} are trained"]

@@ -20,6 +20,8 @@ from vlm.tasks.mixing import Mixing
 from vlm.tasks.optim import Optimization
 from vlm.tasks.reading import shape
 
+SAMPLES = 32  # of an evaluation, to look at
+
 
 class Classification(Task):
     """Trains by cross-entropy, with two images mixed if asked to.
@@ -76,7 +78,9 @@ class Classification(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        self.samples = [{**record, "line": _line(record)} for record in self.metric.predictions(self.classes)[:32]]
+        records = self.metric.predictions(self.classes)
+        spread = records[:: max(1, len(records) // SAMPLES)]  # they are sorted, and so by class
+        self.samples = [{**record, "line": _line(record)} for record in spread[:SAMPLES]]
         if final:
             results |= self.metric.constant(self.trainer.datamodule.counts("train"))  # type: ignore[attr-defined]
         return results
