@@ -201,6 +201,21 @@ def info(checkpoint: Checkpoint) -> int:
     return 0
 
 
+@app.command()
+def score(
+    results: Annotated[str, typer.Argument(help="Captions in COCO's result format.", metavar="RESULTS.json")],
+    references: Annotated[str, typer.Argument(help="COCO's annotation format.", metavar="REFERENCES.json")],
+    per_image: Annotated[bool, typer.Option("--per-image", help="The scores of each image too.")] = False,
+    form: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
+    out: Out = None,
+    java: Annotated[bool, typer.Option(help="METEOR and SPICE too, where pycocoevalcap and Java are there.")] = True,
+) -> int:
+    """Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint."""
+    from vlm.scoring import score_files
+
+    return score_files(results, references, per_image=per_image, form=form, out=out, java=java)
+
+
 def choose_device(name: str) -> str:
     """The device of --device.
 

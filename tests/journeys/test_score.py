@@ -1,0 +1,173 @@
+"""`vlm score`: COCO's metrics of two files, to the digit, with nothing dropped in silence."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from vlm.cli import run as vlm
+
+ROOT = Path(__file__).parents[2]
+GOLD = Path(os.environ.get("VLM_SHARED_DATA", ROOT.parent / "shared" / "data")) / "coco_caption_gold"
+KEYS = ["bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"]
+
+CAPTIONS = {7: "a red dog runs", 8: "two cats sleep on a sofa", 9: "a man rides a horse"}
+REFERENCES = {7: ["a red dog runs", "the dog is running"], 8: ["cats on a sofa", "two cats sleep"], 9: ["a horse"]}
+
+
+def flat(scores: dict) -> dict[str, float]:
+    return {**{f"bleu{n}": v for n, v in enumerate(scores["Bleu"], 1)}, "rouge_l": scores["ROUGE_L"]} | {
+        "cider": scores["CIDEr"]
+    }
+
+
+def files(folder: Path, captions=CAPTIONS, references=REFERENCES) -> list[str]:
+    results = [{"image_id": image, "caption": text} for image, text in captions.items()]
+    notes = [{"image_id": image, "id": 0, "caption": text} for image, texts in references.items() for text in texts]
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "references.json").write_text(
+        json.dumps({"images": [{"id": image} for image in references], "annotations": notes})
+    )
+    return [str(folder / "results.json"), str(folder / "references.json")]
+
+
+def scores(capsys, *arguments: str, status: int = 0) -> dict:
+    assert vlm(["score", *arguments, "--format", "json", "--no-java"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.skipif(not GOLD.is_dir(), reason="the COCO demonstration is not there (set VLM_SHARED_DATA)")
+def test_equals_the_published_scores_overall_and_for_every_image(capsys) -> None:
+    found = scores(capsys, str(GOLD / "results.json"), str(GOLD / "references.json"), "--per-image")
+    published = json.loads((GOLD / "scores.json").read_text())
+    assert {key: found[key] for key in KEYS} == pytest.approx(flat(published["full_precision"]), abs=1e-6)
+    assert (found["cider"], found["rouge_l"]) == pytest.approx((0.5997905, 0.3962527), abs=1e-6)
+    assert found["images"] == 1000 and found["without_caption"] == found["without_reference"] == []
+    assert found["per_image"].keys() == published["per_image"].keys()
+    for image, row in published["per_image"].items():
+        assert found["per_image"][image] == pytest.approx(flat(row), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GOLD.is_dir(), reason="the COCO demonstration is not there (set VLM_SHARED_DATA)")
+@pytest.mark.skipif(
+    find_spec("pycocoevalcap") is None or shutil.which("java") is None, reason="needs java and vlm[coco]"
+)
+def test_meteor_is_the_published_one(capsys) -> None:
+    arguments = [str(GOLD / "results.json"), str(GOLD / "references.json"), "--format", "json", "--per-image"]
+    assert vlm(["score", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    published = json.loads((GOLD / "scores.json").read_text())["published"]["METEOR"]
+    assert found["meteor"] == pytest.approx(published, abs=5e-4)
+    assert len({row["meteor"] for row in found["per_image"].values()}) > 500
+
+
+def test_the_three_forms_agree(tmp_path, capsys) -> None:
+    given = files(tmp_path)
+    found = scores(capsys, *given, "--per-image")
+    assert list(found)[:6] == KEYS and found["images"] == 3
+    assert vlm(["score", *given, "--per-image", "--format", "csv", "--no-java"]) == 0
+    rows = {row.pop("image"): row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    assert {i: {k: float(v) for k, v in row.items()} for i, row in rows.items()} == found["per_image"]
+    assert vlm(["score", *given, "--format", "csv", "--no-java"]) == 0
+    (whole,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert {key: float(value) for key, value in whole.items()} == {key: found[key] for key in KEYS}
+    assert vlm(["score", *given, "--no-java", "--per-image"]) == 0
+    said = capsys.readouterr().out
+    assert f"cider     {found['cider']:>10.4f}" in said and "\n7\t1.0000" in said
+    assert vlm(["score", *given, "--no-java", "--out", str(tmp_path / "scores.txt")]) == 0
+    assert (tmp_path / "scores.txt").read_text() == said[: said.index("\nimage\t")]
+
+
+def test_what_is_missing_is_named_and_counted(tmp_path, capsys) -> None:
+    captions = {7: CAPTIONS[7], 8: CAPTIONS[8], 5: "nobody wrote of this", "x": "nor of this"}
+    references = {**REFERENCES, 4: []}
+    assert vlm(["score", *files(tmp_path, captions, references), "--format", "json", "--no-java"]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["images"] == 2 and found["without_caption"] == ["9"]
+    assert found["without_reference"] == ["4", "5", "x"]
+    for said in ("image 9: no caption in", "image 5: no reference in", "1 image without a caption", "3 images without"):
+        assert said in captured.err
+    alone = {image: CAPTIONS[image] for image in (7, 8)}, {image: REFERENCES[image] for image in (7, 8)}
+    again = scores(capsys, *files(tmp_path, *alone))
+    assert {key: again[key] for key in KEYS} == {key: found[key] for key in KEYS}
+
+
+def test_many_missing_images_are_counted_in_one_line(tmp_path, capsys) -> None:
+    references = {**REFERENCES, **{1000 + n: ["a dog"] for n in range(50)}}
+    found = scores(capsys, *files(tmp_path, references=references), status=1)
+    assert len(found["without_caption"]) == 50
+    assert vlm(["score", *files(tmp_path, references=references), "--no-java"]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 11 and "50 images without a caption" in errors[-1] and "40 more" in errors[-1]
+
+
+def test_odd_texts_are_scored(tmp_path, capsys) -> None:
+    odd = [
+        "",
+        "\U0001f600",
+        "狗在草地上。",
+        "3.5 1/2 $5",
+        "http://a.b/c?d=e",
+        "(((",
+        "....",
+        "\"a\" 'b'",
+        "it's",
+        "x " * 9999,
+    ]
+    captions = dict(enumerate(odd))
+    found = scores(capsys, *files(tmp_path, captions, {image: [text, "a dog"] for image, text in captions.items()}))
+    assert found["images"] == len(odd) and 0 < found["bleu1"] <= 1 + 1e-9
+
+
+RESULT = [{"image_id": 1, "caption": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("results", "references", "said"),
+    [
+        ("{", "[]", "not JSON"),
+        ({"annotations": []}, {"annotations": []}, "holds no COCO results"),
+        (RESULT, {"images": []}, "holds no COCO annotations"),
+        (RESULT, {"annotations": [{"image_id": 1}]}, "entry 0"),
+        (RESULT, {"annotations": [], "images": [3]}, "has no id"),
+        ([*RESULT, {"image_id": 1, "caption": "b"}], {"annotations": RESULT}, "image 1 has more than one caption"),
+        (RESULT, {"annotations": [{"image_id": 2, "caption": "a"}]}, "do their image ids agree"),
+    ],
+)
+def test_other_files_are_refused_in_a_line(results, references, said, tmp_path, capsys) -> None:
+    for name, content in (("results", results), ("references", references)):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / f"{name}.json").write_text(text)
+    assert vlm(["score", str(tmp_path / "results.json"), str(tmp_path / "references.json"), "--no-java"]) in (1, 2)
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.out == "" and "Traceback" not in captured.err
+
+
+def test_wrong_use(tmp_path, capsys) -> None:
+    given = files(tmp_path)
+    assert vlm(["score", *given, "--format", "xml"]) == 2
+    assert vlm(["score", given[0], str(tmp_path / "none.json")]) == 2
+    assert vlm(["score", *given, "--no-java", "--out", str(tmp_path / "none" / "x")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("vlm.metrics.java.find_spec", lambda name: None)
+    assert vlm(["score", *files(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for name in ("meteor", "spice"):
+        assert f'{name:<10}{"absent":>10}  needs pip install "vlm[coco]" and Java' in said
+
+
+def test_scoring_loads_no_torch(tmp_path) -> None:
+    code = "import sys; from vlm.cli import run; status = run(['score', *sys.argv[1:], '--no-java'])"
+    code += "; assert status == 0 and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, *files(tmp_path)], check=True, cwd=ROOT)
