@@ -109,7 +109,7 @@ def test_the_metric_agrees_with_the_function_and_adds_variety() -> None:
     predictions, references = made(60)
     scores = update(CaptionMetric(), list(predictions)).compute()
     assert {key: scores[key] for key in KEYS} == score_captions(predictions, references).summary()
-    assert scores.keys() - KEYS == {"exact_match", "distinct", "vocabulary", "mean_length"}
+    assert scores.keys() - KEYS == {"exact_match", "distinct", "vocabulary", "mean_length", "length_ratio"}
 
 
 def test_variety() -> None:

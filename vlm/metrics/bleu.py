@@ -1,11 +1,26 @@
 """BLEU of tokenized captions (Papineni et al. 2002), with the conventions of COCO's evaluation."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from vlm.metrics.ngrams import MAX_N, Entries, Floats, Ints, ReferenceCounts, sum_by_order
 
 # COCO's evaluation raises the numerator and the denominator of every ratio by these, so that it never divides by 0.
 _TINY, _SMALL = 1e-15, 1e-9
+
+
+class BleuCounts(NamedTuple):
+    """What BLEU is computed from, by image; the corpus has their sums.
+
+    Shapes:
+        correct, guessed (N, 4), lengths and closest (N,)
+    """
+
+    correct: Floats
+    guessed: Ints
+    lengths: Ints
+    closest: Ints
 
 
 class Bleu:
@@ -28,14 +43,18 @@ class Bleu:
         Returns:
             BLEU of the corpus (4,), and that of each image alone (N, 4).
         """
+        counts = self.count(candidates)
+        return bleu_of(*(np.sum(part, 0) for part in counts)), bleu_of(*counts)
+
+    def count(self, candidates: Entries) -> BleuCounts:
+        """Counts one caption an image."""
         groups, known = self._references.find(candidates.captions, candidates.grams)
         matched = np.zeros(len(groups), np.int64)
         matched[known] = np.minimum(candidates.counts[known], self._most[groups[known]])
         count = len(candidates.lengths)
         correct = sum_by_order(candidates.captions, candidates.orders, matched, count)
-        guessed, closest = _guessed(candidates.lengths), self._closest(candidates.lengths)
-        total = (correct.sum(0), guessed.sum(0), candidates.lengths.sum(), closest.sum())
-        return _bleu(*total), _bleu(correct, guessed, candidates.lengths, closest)
+        lengths = candidates.lengths
+        return BleuCounts(correct, _guessed(lengths), lengths, self._closest(lengths))
 
     def of_constants(self, candidates: Entries) -> Floats:
         """BLEU of the corpus were each caption given for every image. Shapes: C candidates -> (C, 4)."""
@@ -50,7 +69,7 @@ class Bleu:
         images = len(self._references.first)
         closest = np.array([self._closest(np.full(images, length)).sum() for length in lengths], np.int64)
         correct = sum_by_order(candidates.captions, candidates.orders, matched, len(candidates.lengths))
-        return _bleu(correct, images * _guessed(candidates.lengths), images * candidates.lengths, closest[rows])
+        return bleu_of(correct, images * _guessed(candidates.lengths), images * candidates.lengths, closest[rows])
 
     def _closest(self, lengths: Ints) -> Ints:
         own, image_of = self._references.entries.lengths, self._references.image_of
@@ -63,8 +82,12 @@ def _guessed(lengths: Ints) -> Ints:
     return np.maximum(lengths[:, None] - np.arange(MAX_N), 0)
 
 
-def _bleu(correct: Floats, guessed: Ints, length: Ints, closest: Ints) -> Floats:
-    """Shapes: correct and guessed (..., 4), lengths (...) -> (..., 4)."""
+def bleu_of(correct: Floats, guessed: Ints | Floats, length: Ints | Floats, closest: Ints | Floats) -> Floats:
+    """BLEU-1 to BLEU-4 of counts, of one image or of the sums over a corpus.
+
+    Shapes:
+        correct and guessed (..., 4), lengths (...) -> (..., 4)
+    """
     precision = np.cumprod((correct + _TINY) / (guessed + _SMALL), axis=-1) ** (1 / np.arange(1, MAX_N + 1))
     ratio = (np.asarray(length) + _TINY) / (np.asarray(closest) + _SMALL)
     return precision * np.exp(np.minimum(1 - 1 / ratio, 0))[..., None]

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from vlm.errors import UserError
-from vlm.metrics.bleu import Bleu
+from vlm.metrics.bleu import Bleu, BleuCounts, bleu_of
 from vlm.metrics.cider import Cider, DocumentFrequencies
 from vlm.metrics.ngrams import Entries, Floats, ReferenceCounts, Tokens
 from vlm.metrics.ptb import tokenize
@@ -44,10 +44,14 @@ class References:
         _check_same(predictions, self.captions)
         tokens = [tokenize(predictions[image]) for image in self.captions]
         entries = self._encode(tokens)
-        bleu, bleus = self._bleu(entries)
-        rouge_l, cider = self._rouge_l(tokens), self._cider(entries)
-        scores = np.column_stack([bleus, rouge_l, cider])
-        return CaptionScores(list(self.captions), np.append(bleu, [rouge_l.mean(), cider.mean()]), scores)
+        counts = self._bleu.count(entries)
+        values = np.column_stack([bleu_of(*counts), self._rouge_l(tokens), self._cider(entries)])
+        return CaptionScores(list(self.captions), values, counts)
+
+    @property
+    def mean_length(self) -> float:
+        """Words of a reference, on average."""
+        return float(self._counts.entries.lengths.mean())
 
     def score_constants(self, candidates: Sequence[str]) -> Floats:
         """CIDEr and BLEU-4 of each caption, were it given for every image. Shapes: C captions -> (C, 2)."""
@@ -63,22 +67,25 @@ class CaptionScores:
 
     Args:
         images: The names of the images.
-        corpus: The score of the whole set under each of ``KEYS`` (6,).
-        scores: Those of each image (N, 6).
+        values: The scores of each under each of ``KEYS`` (N, 6).
+        counts: What BLEU is computed from, which is no mean over images.
     """
 
-    def __init__(self, images: list[str], corpus: Floats, scores: Floats) -> None:
-        self._images, self._corpus, self._scores = images, corpus, scores
+    def __init__(self, images: list[str], values: Floats, counts: BleuCounts) -> None:
+        self.images, self.values, self.counts = images, values, counts
 
     def summary(self) -> dict[str, float]:
         """The score of the whole set under each of ``KEYS``."""
-        return dict(zip(KEYS, self._corpus.tolist(), strict=True))
+        bleu = bleu_of(*(np.sum(part, 0) for part in self.counts))
+        # A column at a time, for numpy adds up a contiguous array in another order than a strided one.
+        means = [np.ascontiguousarray(column).mean() for column in self.values[:, len(bleu) :].T]
+        return dict(zip(KEYS, map(float, [*bleu, *means]), strict=True))
 
     @cached_property
     def per_image(self) -> dict[str, dict[str, float]]:
         """The same for each image by itself."""
-        rows = (dict(zip(KEYS, row, strict=True)) for row in self._scores.tolist())
-        return dict(zip(self._images, rows, strict=True))
+        rows = (dict(zip(KEYS, row, strict=True)) for row in self.values.tolist())
+        return dict(zip(self.images, rows, strict=True))
 
 
 def score_captions(

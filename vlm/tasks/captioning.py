@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vlm.data.batch import CaptionBatch
@@ -13,10 +14,12 @@ from vlm.data.module import Data
 from vlm.data.tokenizer import Tokenizer
 from vlm.inference.captioning import caption_pixels
 from vlm.metrics.captions import CaptionMetric
-from vlm.metrics.controls import caption_controls
+from vlm.metrics.controls import caption_controls, novelty
+from vlm.models.context import Context
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.tasks.base import Task
-from vlm.tasks.losses import next_token_labels, token_loss
+from vlm.tasks.grounding import BATCHES, GroundingLosses
+from vlm.tasks.losses import next_token_labels, row_losses, token_loss
 from vlm.tasks.optim import Optimization
 from vlm.tasks.reading import caption_line, first_row, shape, text_shape
 
@@ -55,44 +58,66 @@ class Captioning(Task):
         self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
 
-    def token_loss(self, batch: CaptionBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy in nats, and the number of tokens predicted."""
+    def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         hidden = self.model(self.preprocess.normalize(batch.images), batch.tokens, batch.segments)
         labels = next_token_labels(batch.tokens, batch.segments)
-        return token_loss(hidden, labels, self.model.head, label_smoothing=label_smoothing)
-
-    def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        return self.token_loss(batch, label_smoothing=self.label_smoothing)
+        return token_loss(hidden, labels, self.model.head, label_smoothing=self.label_smoothing)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
+        self.grounding = GroundingLosses(self.device)
 
-    def evaluation_step(self, batch: CaptionBatch, limit: int | None) -> None:
+    def evaluation_losses(self, batch: CaptionBatch, *, controls: bool) -> list[float]:
+        """Adds a batch to the losses of the split, and of its controls if asked to; gives the loss of each image."""
+        labels = next_token_labels(batch.tokens, batch.segments)
+        images = self.preprocess.normalize(batch.images)
+        context = self.model.encode(images)
+        hidden = self.model.decoder(batch.tokens, batch.segments, context)
+
+        def loss_with(other: Context) -> tuple[Tensor, Tensor]:
+            return token_loss(self.model.decoder(batch.tokens, batch.segments, other), labels, self.model.head)
+
+        own = token_loss(hidden, labels, self.model.head)
+        self.add_loss(*own)
+        if controls:
+            blank = self.model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
+            self.grounding.add(own, context, blank, loss_with)
+        return row_losses(hidden, labels, self.model.head).tolist()
+
+    def evaluation_step(self, batch: CaptionBatch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
-        self.add_loss(*self.token_loss(batch))
+        losses = self.evaluation_losses(batch, controls=controls)
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)
         texts = [caption.text for caption in found]
-        self.captions.update(batch.ids, texts, batch.references)
-        for id, image, caption, references in zip(batch.ids, batch.images, texts, batch.references, strict=True):
-            sample = {"id": id, "image": image, "caption": caption, "references": references}
+        self.captions.update(batch.ids, texts, batch.references, losses)
+        rows = zip(batch.ids, batch.images, texts, batch.references, losses, strict=True)
+        for id, image, caption, references, loss in rows:
+            sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self.evaluation_step(batch, self.val_captions)
+        self.evaluation_step(batch, self.val_captions, controls=batch_idx < BATCHES)
 
     def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self.evaluation_step(batch, None)
+        self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        results = self.captions.compute()
+        results = self.captions.compute() | self.grounding.results(loss, self._sum_over_ranks)
         if final:
-            predictions, references = self.captions.predictions, self.captions.references
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
-            results |= caption_controls(predictions, references, train, seed=self.seed)
+            results |= caption_controls(self.captions, train, seed=self.seed)
+            results["novelty"] = novelty(self.captions.predictions.values(), train)
+            results |= self.captions.intervals(seed=self.seed)
         return results
+
+    def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        return self.trainer.strategy.reduce(tensor, reduce_op="sum") if self.trainer.world_size > 1 else tensor
+
+    def details(self) -> dict[str, Any]:
+        return {"images": self.captions.per_image()}
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]

@@ -1,0 +1,60 @@
+"""A model that was trained on other images than its captions tell of is found out; an honest one is left alone."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from journey import only_run
+
+from vlm.data.shapes import ShapesSplit
+from vlm.training import main
+
+# The default data, model and schedule, on a sixteenth of the scenes.
+SHORT = ["trainer=cpu", "callbacks.progress=null", "data.num_workers=0", "data.source.train_scenes=1600"]
+SHORT += ["data.source.val_scenes=128", "data.source.test_scenes=32"]
+
+
+@pytest.fixture
+def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives every training scene the image of another."""
+    image = ShapesSplit.image
+
+    def other(split: ShapesSplit, epoch: int, index: int):
+        return image(split, epoch, (index + 1) % len(split) if split.name == "train" else index)
+
+    monkeypatch.setattr(ShapesSplit, "image", other)
+
+
+def gaps(runs: Path) -> list[float]:
+    """The share of each validation's loss that other images add to it."""
+    with (only_run(runs) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/loss")]
+    return [float(row["val/loss@shuffled"]) / float(row["val/loss"]) - 1 for row in rows]
+
+
+@pytest.mark.slow
+def test_the_default_is_left_alone(tmp_path: Path, capsys) -> None:
+    assert main([*SHORT, f"runs={tmp_path}"]) == 0
+    captured = capsys.readouterr()
+    assert "ignored its images" not in captured.err
+    assert len(gaps(tmp_path)) == 4 and min(gaps(tmp_path)[1:]) > 0.05
+    assert "loss@shuffled" in captured.out and "loss@blank" in captured.out
+
+
+@pytest.mark.slow
+def test_shuffled_images_raise_the_warning(tmp_path: Path, mixed_up, capsys) -> None:
+    assert main([*SHORT, f"runs={tmp_path}"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: for 3 validations the model has ignored its images" in said
+    assert "do not belong to their captions" in said and "too few steps" in said
+    assert all(abs(gap) < 0.01 for gap in gaps(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_run_stops_where_it_is_told_to(tmp_path: Path, mixed_up, capsys) -> None:
+    stop = ["callbacks.grounding.stop=true", "callbacks.grounding.patience=1"]
+    assert main([*SHORT, *stop, f"runs={tmp_path}"]) == 1
+    captured = capsys.readouterr()
+    assert "error: the model ignores its images" in captured.err and "callbacks.grounding.stop=true" in captured.err
+    assert len(gaps(tmp_path)) == 1
+    assert (only_run(tmp_path) / "checkpoints" / "last.ckpt").is_file()
