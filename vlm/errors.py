@@ -4,7 +4,8 @@
 class UserError(Exception):
     """Something a user can put right.
 
-    The message is one or two lines: it names the file or key, says what is wrong with it, and gives the remedy.
+    The message is one or two lines: it names the file or key, says what is wrong with it, and gives the remedy. What it
+    quotes of files and their names sends no commands to a terminal.
 
     Args:
         message: What is printed after ``error: ``.
@@ -12,5 +13,14 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 2) -> None:
-        super().__init__(message)
+        super().__init__("\n".join(map(printable, message.split("\n"))))
         self.status = status
+
+
+class SharedError(UserError):
+    """What all ranks of a run find together, each with the same message: the first one tells of it."""
+
+
+def printable(text: str) -> str:
+    """Text that stays on one line and sends no commands to a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

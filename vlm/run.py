@@ -17,8 +17,10 @@ from vlm import checkpoint as ckpt
 from vlm import config as conf
 from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.callbacks.progress import Progress
+from vlm.callbacks.steady_logger import SteadyLogger
 from vlm.data.module import Data
 from vlm.errors import UserError
+from vlm.launcher import oversee
 from vlm.randomness import key
 from vlm.report.confusion import confusion_picture
 from vlm.tasks.base import Task
@@ -84,7 +86,9 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
         on_gpu = node["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         node["precision"] = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
-    return conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    oversee(trainer)
+    return trainer
 
 
 def check_devices(config: dict[str, Any], trainer: L.Trainer) -> None:
@@ -151,7 +155,8 @@ class Run:
     def _loggers(self) -> list[Any]:
         given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
         nodes = self.config["logger"].items()
-        return [conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node is not None]
+        built = {name: conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node}
+        return [SteadyLogger(logger, name) for name, logger in built.items()]
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -167,7 +172,7 @@ class Run:
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
         loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
-        self.task.model.load_state_dict(ckpt.weights(loaded))
+        self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         if self.trainer.is_global_zero:
             write_results(self.folder / "evaluation" / self.data.final_split, self.task, results)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm import config as conf
-from vlm.errors import UserError
+from vlm.errors import SharedError, UserError
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
@@ -80,6 +80,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
     from vlm.run import Run
 
     quiet()
+    run = None
     try:
         run = Run(config, folder=folder, checkpoint=checkpoint)
         run.fit()
@@ -92,9 +93,26 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise
         return 128 + signal.SIGINT
+    except Exception as fault:
+        return fail(run, fault)
     if run.trainer.is_global_zero:
         print(closing(run.folder, results, run.example()), flush=True)
     return 0
+
+
+def fail(run: Any, fault: Exception) -> int:
+    """Raises what is to be said of a fault, and ends the run's other processes; returns the status of a silent one."""
+    from vlm.faults import explain
+    from vlm.launcher import end_processes
+
+    found = explain(fault, run)
+    if run:
+        end_processes(run.trainer)
+        if isinstance(found, SharedError) and not run.trainer.is_global_zero:
+            return found.status
+    if found is fault:
+        raise fault
+    raise found from fault
 
 
 def resume_command(folder: Path) -> str:

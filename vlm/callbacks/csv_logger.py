@@ -1,13 +1,15 @@
 """metrics.csv in the run's folder."""
 
 import csv
-import os
+import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
+
+from vlm.callbacks.writing import write_text
 
 
 class CSVLogger(Logger):
@@ -46,7 +48,7 @@ class CSVLogger(Logger):
             if self.path.is_file():
                 with self.path.open(newline="") as file:
                     # What was logged after the checkpoint that the run resumed from is done again.
-                    self.rows = [row for row in csv.DictReader(file) if int(row["step"]) < (step or 0)]
+                    self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= (step or 0)]
         step = step or 0
         if self.rows and int(self.rows[-1]["step"]) == step:
             self.rows[-1].update(metrics)
@@ -58,13 +60,11 @@ class CSVLogger(Logger):
         if not self.rows:
             return
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".csv.tmp")
-        with beside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(beside, self.path)
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, columns, restval="")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_text(self.path, table.getvalue())
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

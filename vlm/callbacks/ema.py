@@ -6,6 +6,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from vlm.tasks.sharding import like
+
 
 class EMA(L.Callback):
     """Keeps an exponential moving average of the weights and evaluates with it (Polyak and Juditsky 1992).
@@ -28,7 +30,9 @@ class EMA(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         tensors = self._tensors(pl_module)
         loaded = self.average
-        self.average = {name: loaded.get(name, tensor).clone().to(tensor.device) for name, tensor in tensors.items()}
+        self.average = {
+            name: like(loaded.get(name, tensor), tensor).clone().to(tensor.device) for name, tensor in tensors.items()
+        }
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:

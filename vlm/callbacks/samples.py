@@ -6,6 +6,7 @@ from typing import cast
 
 import lightning as L
 
+from vlm.callbacks.writing import write_text
 from vlm.tasks.base import Task
 
 
@@ -35,4 +36,4 @@ class Samples(L.Callback):
             for sample in samples[: self.keep]
         ]
         text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
-        (folder / f"step_{trainer.global_step}.jsonl").write_text(text, encoding="utf-8")
+        write_text(folder / f"step_{trainer.global_step}.jsonl", text)

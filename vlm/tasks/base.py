@@ -1,6 +1,6 @@
 """The one LightningModule base: optimiser steps that are exact under accumulation, ranks and resume."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 from vlm.checkpoint import FORMAT
 from vlm.data.module import Data
 from vlm.randomness import key
+from vlm.tasks import steps
+from vlm.tasks.counters import settle, total_steps
 from vlm.tasks.optim import Optimization
+from vlm.tasks.sharding import gather, load, scatter, shard
 
 
 class Task(L.LightningModule):
@@ -26,6 +29,7 @@ class Task(L.LightningModule):
         samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
             at least "line", what is printed.
         unread: A reason for each sample of the last evaluation that could not be read.
+        validation_due: Whether what is saved now goes on with a validation; set by who saves.
     Args:
         model: What is trained.
         optimization: How it is trained; None for a model that is only evaluated.
@@ -46,10 +50,11 @@ class Task(L.LightningModule):
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
             model.get_submodule(name).requires_grad_(False)
-        self._sum = self._count = torch.zeros(())
+        self._step = steps.Step()
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
+        self.validation_due = False
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
@@ -63,6 +68,13 @@ class Task(L.LightningModule):
         """How much training reads in a batch, for the progress bar."""
         return len(batch.ids)
 
+    def configure_model(self) -> None:
+        shard(self.model, self.trainer.strategy)
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Loads the model's weights, whole ones, however it is laid out over the ranks."""
+        load(self.model, state)
+
     def train(self, mode: bool = True) -> "Task":
         super().train(mode)
         for name in self.freeze_names:  # a frozen part draws no dropout and keeps its statistics
@@ -74,27 +86,43 @@ class Task(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         total, count = self.loss(batch)
-        self._sum, self._count = self._sum + total.detach(), self._count + count
+        self._step.add(batch.ids, total, count)
         # Lightning will divide by the accumulated batches, and DDP by the ranks.
         return total * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        step = torch.stack([self._sum, self._count.to(self._sum.dtype)])
-        if self.trainer.world_size > 1:
-            step = self.trainer.strategy.reduce(step, reduce_op="sum")
-        total, count = step[0], step[1].clamp(min=1)
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_div_(gradients, count.to(gradients[0].dtype))
-        self.log("train/loss", total / count, prog_bar=True)
-        self._sum = self._count = torch.zeros((), device=self.device)
+        steps.unscale(optimizer, self.trainer)
+        total, count = self._summed(self._step.sums())
+        gradients = steps.gradients(optimizer)
+        torch._foreach_div_(gradients, count.clamp(min=1).to(gradients[0].dtype))
+        self._loss = total / count.clamp(min=1)
+        self.log("train/loss", self._loss, prog_bar=True)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips the gradients, and stops the run before the update if they or the loss are not finite."""
+        norm = steps.total_norm(optimizer)
+        steps.check(self.trainer, self.model, self._step, self._loss, norm)
+        self._step = steps.Step()
+        if gradient_clip_val:
+            steps.clip(optimizer, gradient_clip_val, None if gradient_clip_algorithm == "value" else norm)
 
     def on_train_start(self) -> None:
-        self._sum = self._count = torch.zeros((), device=self.device)
+        self._step = steps.Step()
+
+    def _summed(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors."""
+        return self.trainer.strategy.reduce(tensor, reduce_op="sum") if self.trainer.world_size > 1 else tensor
 
     # Validation and test are one evaluation: a loss over the whole split, and what a task adds to it.
 
     def on_evaluation_start(self) -> None:
         """Forgets what an earlier evaluation gathered."""
+        gather(self.model)
         self.samples = []
         self.unread = []
         self._eval_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -111,10 +139,8 @@ class Task(L.LightningModule):
 
     def on_evaluation_end(self, split: str, *, final: bool) -> None:
         """Logs the results of an evaluation as split/metric."""
-        step = torch.stack([self._eval_sum, self._eval_count])
-        if self.trainer.world_size > 1:
-            step = self.trainer.strategy.reduce(step, reduce_op="sum")
-        loss = (step[0] / step[1]).item()
+        total, count = self._summed(torch.stack([self._eval_sum, self._eval_count]))
+        loss = (total / count).item()
         results = self.evaluation_results(split, loss, final=final)
         self.results = {f"{split}/{name}": value for name, value in {"loss": loss, **results}.items()}
         self.log_dict(self.results, rank_zero_only=False)
@@ -130,6 +156,11 @@ class Task(L.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self.on_evaluation_end(self.test_split, final=True)
+
+    def on_validation_end(self) -> None:
+        scatter(self.model)  # after the callbacks, which may look at the model too
+
+    on_test_end = on_validation_end
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         assert self.optimization is not None, "this task was built for evaluation only"
@@ -163,37 +194,6 @@ class Task(L.LightningModule):
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.results}
         loops = checkpoint.get("loops", {}).get("fit_loop")
         if loops:
-            settle(loops, epoch_batches=int(self.trainer.num_training_batches), step=self.global_step)
-
-
-def total_steps(trainer: L.Trainer) -> int:
-    """Optimiser steps of the whole run.
-
-    The trainer's own estimate would make the training loader before a resumed run knows where it stands.
-    """
-    batches = trainer.datamodule.train_batches()  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    epochs = trainer.max_epochs or -1
-    steps = -(-batches // trainer.accumulate_grad_batches) * epochs if epochs > 0 else -1
-    limits = [count for count in (steps, trainer.max_steps) if count > 0]
-    return min(limits, default=1)
-
-
-def settle(loops: dict[str, Any], *, epoch_batches: int, step: int) -> None:
-    """Writes the trainer's counters as they stand between two batches, wherever in a batch they were read.
-
-    Lightning counts a batch as completed only after the hooks that save, and repeats or skips work on resume depending
-    on which hook that was. A save happens after an optimiser step, so the batch is done; a full epoch is over.
-    """
-    batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
-    over = batches["current"]["ready"] >= epoch_batches
-    for span in ("total", "current"):
-        done = batches[span]["ready"]
-        batches[span].update(started=done, processed=done, completed=done)
-        finished = epochs[span]["ready"] if over else epochs[span]["ready"] - 1
-        epochs[span].update(started=epochs[span]["ready"], processed=finished, completed=finished)
-    if over:
-        batches["current"].update(ready=0, started=0, processed=0, completed=0)
-    batches["is_last_batch"] = False
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+            steps.refuse_non_finite(self.trainer, checkpoint)
+            batches = int(self.trainer.num_training_batches)
+            settle(loops, epoch_batches=batches, step=self.global_step, validation_due=self.validation_due)

@@ -1,0 +1,103 @@
+"""Two processes are one, whether they hold a model each or one between them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from compare import rows
+from faulty import DDP, EXACT, run_two
+from journey import only_run
+from kills import Nursery
+from small import TASKS, command
+
+from vlm import checkpoint as ckpt
+
+pytestmark = pytest.mark.slow
+
+FSDP = ["trainer=fsdp", *DDP[1:]]
+OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
+# Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
+STEP = ["trainer.accumulate_grad_batches=2", "data.batch_size=6", "+optim.eps=1e-4"]
+
+
+@pytest.fixture(scope="module")
+def folders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Folders of finished runs by task and kind: one process, two with DDP, and for captioning two with FSDP."""
+    found = {}
+    for task in TASKS:
+        args = command(task, *EXACT, *OWN.get(task, []), *STEP)
+        for kind, extra in {"one": [], "ddp": DDP, "fsdp": FSDP}.items():
+            if kind == "fsdp" and task != "captioning":
+                continue
+            runs = tmp_path_factory.mktemp(f"{task}_{kind}")
+            ended = [nursery.run(args, cwd=runs)] if kind == "one" else run_two(nursery, [*args, *extra], cwd=runs)
+            assert all(end.status == 0 for end in ended), "\n".join(end.said for end in ended)
+            found[task, kind] = only_run(runs / "runs")
+    return found
+
+
+@pytest.mark.parametrize(("task", "kind"), [*((task, "ddp") for task in TASKS), ("captioning", "fsdp")])
+def test_two_processes_take_the_steps_of_one(task: str, kind: str, folders) -> None:
+    one, two = rows(folders[task, "one"]), rows(folders[task, kind])
+    assert len(one) == len(two) > 8
+    for mine, reference in zip(two, one, strict=True):
+        assert mine.keys() == reference.keys()
+        for name, value in reference.items():
+            # Perplexities grow with the loss; all else is a share, or bounded like one.
+            tolerance = {"abs": 1e-5} if "loss" in name else {"abs": 1e-6, "rel": 1e-6 if "cider" in name else 1e-5}
+            assert float(mine[name]) == pytest.approx(float(value), **tolerance), (reference["step"], name)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_every_sample_is_evaluated_once(kind: str, folders) -> None:
+    ids = {
+        run: [record["image_id"] for record in json.loads((folder / "evaluation/test/predictions.json").read_text())]
+        for run, folder in ((run, folders["captioning", run]) for run in ("one", kind))
+    }
+    assert sorted(ids[kind]) == sorted(ids["one"])
+    assert len(set(ids["one"])) == len(ids["one"]) == 12
+
+
+def test_only_the_first_rank_writes(folders) -> None:
+    for kind in ("ddp", "fsdp"):
+        named = {
+            run: sorted(
+                str(path.relative_to(folders["captioning", run])) for path in folders["captioning", run].rglob("*")
+            )
+            for run in ("one", kind)
+        }
+        assert named[kind] == named["one"]
+
+
+def test_a_sharded_checkpoint_is_that_of_one_process(folders) -> None:
+    ddp, fsdp = (ckpt.read(folders["captioning", kind] / "checkpoints" / "last.ckpt") for kind in ("ddp", "fsdp"))
+    assert fsdp["state_dict"].keys() == ddp["state_dict"].keys() and fsdp["ema"].keys() == ddp["ema"].keys()
+    for part in ("state_dict", "ema"):
+        for name, tensor in ddp[part].items():
+            assert type(fsdp[part][name]) is torch.Tensor
+            torch.testing.assert_close(fsdp[part][name], tensor, rtol=0, atol=1e-5)
+    mine, reference = (loaded["optimizer_states"][0] for loaded in (fsdp, ddp))
+    assert mine["param_groups"] == reference["param_groups"]
+    for index, state in reference["state"].items():
+        for name, moment in state.items():
+            torch.testing.assert_close(mine["state"][index][name], moment, rtol=1e-3, atol=1e-6)
+    model = ckpt.load_model(fsdp)
+    assert not model.training
+
+
+def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, folders, tmp_path: Path) -> None:
+    name = folders["captioning", "fsdp"].name
+    for kind in ("one", "fsdp"):
+        shutil.copytree(folders["captioning", "fsdp"], tmp_path / kind / name)
+    more, one_process = "trainer.max_epochs=3", ["trainer.strategy=auto", "trainer.devices=1"]
+    alone = nursery.run([f"resume={tmp_path / 'one' / name}", more, *one_process], cwd=tmp_path)
+    assert alone.status == 0, alone.said
+    for end in run_two(nursery, [f"resume={tmp_path / 'fsdp' / name}", more], cwd=tmp_path):
+        assert end.status == 0, end.said
+    one, two = (ckpt.read(tmp_path / kind / name / "checkpoints" / "last.ckpt") for kind in ("one", "fsdp"))
+    assert one["global_step"] == two["global_step"]
+    for part in ("state_dict", "ema"):
+        for key, tensor in one[part].items():
+            torch.testing.assert_close(two[part][key], tensor, rtol=0, atol=1e-5)

@@ -1,0 +1,169 @@
+"""Numbers that are not finite end a run before they are anywhere they could stay."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faulty import DDP, FAULTS, run_two
+from journey import only_run
+from kills import Nursery
+from lightning.pytorch.plugins import MixedPrecision
+from small import command
+
+from vlm import checkpoint as ckpt
+from vlm import run as run_module
+from vlm.tasks.base import Task
+from vlm.tasks.steps import NotFiniteError, Step, refuse_non_finite
+from vlm.training import main
+
+SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from tensors(child)
+
+
+def check_finite(folder: Path) -> None:
+    """Asserts that each checkpoint of a run is whole, and holds only finite numbers."""
+    found = list((folder / "checkpoints").iterdir())
+    assert found
+    for path in found:
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors(ckpt.read(path)))
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets up a fault before the second batch of a step; gives the task and its weights as they then were."""
+
+    def set_up(kind: str, step: int) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        train = Task.training_step
+
+        def training_step(task: Task, batch: Any, batch_idx: int) -> Any:
+            if task.global_step == step and batch_idx % 2 and not seen:
+                seen["task"] = task
+                seen["weights"] = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+                seen["ids"] = list(map(str, batch.ids))
+                FAULTS[kind](task)
+            return train(task, batch, batch_idx)
+
+        monkeypatch.setattr(Task, "training_step", training_step)
+        return seen
+
+    return set_up
+
+
+@pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
+def test_the_run_stops_before_the_update(kind, said, at_step, tmp_path, capsys) -> None:
+    seen = at_step(kind, 3)
+    assert main([*SMALL, f"runs={tmp_path}"]) == 1
+    folder, error = only_run(tmp_path), capsys.readouterr().err
+    assert f"step 4: {said} finite" in error and "Traceback" not in error
+    assert "optim.lr" in error and "trainer.gradient_clip_val" in error and "trainer.precision" in error
+    assert f"resume={folder}" in error and str(folder / "checkpoints" / "last.ckpt") in error
+    listed = [path.read_text() for path in folder.glob("not_finite_step_4_*.txt")]
+    names = error + "".join(listed)
+    assert all(name in names for name in seen["ids"])
+    weights = seen["task"].model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in seen["weights"].items())
+    check_finite(folder)
+    assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 2
+
+
+def test_a_run_without_clipping_stops_too(at_step, tmp_path, capsys) -> None:
+    at_step("nan gradient", 1)
+    assert main([*SMALL, f"runs={tmp_path}", "trainer.gradient_clip_val=null"]) == 1
+    error = capsys.readouterr().err
+    assert "step 2: the gradient is not finite (of " in error and "no checkpoint had been written yet" in error
+
+
+def test_what_an_update_made_infinite_is_not_saved(tmp_path, monkeypatch, capsys) -> None:
+    step = torch.optim.AdamW.step
+    taken: list[int] = []
+
+    def overflow(self: Any, closure: Any = None) -> Any:
+        result = step(self, closure)
+        taken.append(1)
+        if len(taken) == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].view(-1)[0] = float("inf")
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
+    assert main([*SMALL, f"runs={tmp_path}"]) == 1
+    error = capsys.readouterr().err
+    assert "step 4: not saved" in error and "state_dict.model." in error
+    check_finite(only_run(tmp_path))
+
+
+def test_a_loss_scaler_keeps_its_own_counsel(at_step, tmp_path, monkeypatch) -> None:
+    seen = at_step("nan gradient", 3)
+    build = run_module.build_trainer
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # little enough for the loss of a step, a sum
+
+    def build_scaled(*args: Any, **kwargs: Any) -> Any:
+        trainer = build(*args, **kwargs)
+        trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
+        return trainer
+
+    monkeypatch.setattr(run_module, "build_trainer", build_scaled)
+    assert main([*SMALL, f"runs={tmp_path}", "callbacks.ema=null"]) == 0
+    assert seen and scaler.get_scale() == 4
+    check_finite(only_run(tmp_path))
+
+
+def test_a_scaled_step_clips_as_an_unscaled_one(tmp_path, monkeypatch) -> None:
+    build = run_module.build_trainer
+
+    def build_scaled(*args: Any, **kwargs: Any) -> Any:
+        trainer = build(*args, **kwargs)
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+        plugin.autocast_context_manager = lambda: torch.autocast("cpu", enabled=False)  # type: ignore[method-assign]
+        trainer.strategy.precision_plugin = plugin
+        return trainer
+
+    clipped = [*SMALL, "trainer.gradient_clip_val=0.01", "trainer.max_steps=2"]
+    assert main([*clipped, f"runs={tmp_path / 'plain'}"]) == 0
+    monkeypatch.setattr(run_module, "build_trainer", build_scaled)
+    assert main([*clipped, f"runs={tmp_path / 'scaled'}"]) == 0
+    one, other = (ckpt.read(only_run(tmp_path / name) / "checkpoints" / "last.ckpt") for name in ("plain", "scaled"))
+    for name, tensor in one["state_dict"].items():
+        torch.testing.assert_close(other["state_dict"][name], tensor, rtol=0, atol=1e-6)
+
+
+def test_only_the_batches_at_fault_are_named() -> None:
+    step, one = Step(), torch.tensor(1)
+    step.add(["a", "b"], torch.tensor(2.0), one)
+    step.add(["c"], torch.tensor(float("inf")), one)
+    assert step.suspects() == (True, ["c"])
+    assert step.sums().tolist() == [float("inf"), 2]
+
+
+def test_a_non_finite_tensor_is_found_wherever_it_is() -> None:
+    class Trainer:
+        global_step = 1
+
+        class strategy:
+            reduce_boolean_decision = staticmethod(lambda decision, all: decision)
+
+    good = {"a": [torch.ones(3), torch.tensor([1, 2])], "b": {"c": torch.zeros(0), "d": torch.ones(2).bfloat16()}}
+    refuse_non_finite(Trainer, good)  # type: ignore[arg-type]
+    good["b"]["d"][1] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"b\.d would not be finite"):
+        refuse_non_finite(Trainer, good)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_rank_at_fault_is_named_and_both_stop(nursery: Nursery, tmp_path: Path) -> None:
+    patch = "import faulty; faulty.strike('nan loss', step=3, rank=1)"
+    one, two = run_two(nursery, [*SMALL, *DDP], cwd=tmp_path, patch=patch)
+    assert one.status == two.status == 1
+    assert "step 4: the loss is not finite" in one.said and "rank 1 read " in one.said and "rank 0 read" not in one.said
+    assert "error" not in two.said
+    check_finite(only_run(tmp_path / "runs"))

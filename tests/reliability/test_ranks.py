@@ -1,0 +1,102 @@
+"""One of two processes dies: both end soon, with the error of the one at fault, and the run can go on."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from faulty import DDP, run_two
+from journey import only_run
+from kills import Ended, Nursery
+from small import command
+
+from vlm import checkpoint as ckpt
+
+pytestmark = pytest.mark.slow
+
+SMALL = [*command("language_modeling", "trainer.max_steps=200", "callbacks.ema=null"), *DDP]
+
+
+def run_as_a_user(nursery: Nursery, kind: str, rank: int, cwd: Path, *more: str) -> Ended:
+    """Runs a training that starts its second process itself, with a fault on one of them."""
+    patch = f"import sys, faulty; sys.argv[0] = faulty.__file__; faulty.strike({kind!r}, 5, {rank})"
+    pid = nursery.start([*SMALL, *more], cwd=cwd, env={"FAULT": f"{kind}:5:{rank}"}, patch=patch)
+    marks = list(cwd.glob("runs/*/*/checkpoints/last.ckpt"))
+    until = time.monotonic() + 90  # the second process starts from nothing, on a busy machine
+    while not marks and time.monotonic() < until and not (ended := nursery.ended(pid)):
+        time.sleep(0.1)
+        marks = list(cwd.glob("runs/*/*/checkpoints/last.ckpt"))
+    ended = nursery.ended(pid, timeout=60)  # from the first save on, which is just before the fault
+    assert ended is not None, "it hangs"
+    return ended
+
+
+def left(folder: Path) -> list[str]:
+    """Command lines of living processes that know this folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (place / "cmdline").read_text().replace("\0", " ")
+            if os.readlink(place / "cwd").startswith(str(folder)) and "python" in line:
+                found.append(line)
+        except OSError:
+            continue
+    return found
+
+
+def check_left_whole(folder: Path) -> None:
+    """Asserts that the run of a folder can go on, and that none of its processes is left."""
+    saved = ckpt.read(only_run(folder / "runs") / "checkpoints" / "last.ckpt")
+    assert saved["global_step"] == 4
+    until = time.monotonic() + 20  # a loader's worker looks every five seconds whether its owner lives
+    while left(folder) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left(folder)
+
+
+def test_a_rank_is_killed(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_as_a_user(nursery, "kill", 1, tmp_path, "data.num_workers=1")
+    assert ended.status == 1, ended.said
+    assert "error: rank 1 was killed by SIGKILL" in ended.said and "Traceback" not in ended.said, ended.said
+    assert f"resume=runs/language_modeling/{only_run(tmp_path / 'runs').name}" in ended.said
+    check_left_whole(tmp_path)
+
+
+def test_a_rank_raises(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_as_a_user(nursery, "raise", 1, tmp_path)
+    assert ended.status == 1, ended.said
+    assert "RuntimeError: the original fault" in ended.said and "raised on rank 1 of 2" in ended.said, ended.said
+    assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
+    assert "error: rank 1 ended with an error, which stands above" in ended.said
+    check_left_whole(tmp_path)
+
+
+def test_the_first_rank_is_killed(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_as_a_user(nursery, "kill", 0, tmp_path)
+    assert ended.status == -9
+    check_left_whole(tmp_path)
+
+
+def test_the_first_rank_raises(nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_as_a_user(nursery, "raise", 0, tmp_path)
+    assert ended.status == 1
+    assert "RuntimeError: the original fault" in ended.said and "raised on rank 0 of 2" in ended.said, ended.said
+    assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
+    check_left_whole(tmp_path)
+
+
+def test_ranks_that_torchrun_started(nursery: Nursery, tmp_path: Path) -> None:
+    patch = "import faulty; faulty.strike('raise', 5, 1)"
+    one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)
+    assert one.status == two.status == 1
+    assert "RuntimeError: the original fault" in two.said and "raised on rank 1 of 2" in two.said
+    assert "error: rank 0: another process of the run is gone" in one.said and "Traceback" not in one.said
+    check_left_whole(tmp_path)
+
+
+def test_no_memory_on_one_rank(nursery: Nursery, tmp_path: Path) -> None:
+    patch = "import faulty; faulty.strike('no memory', 5, 1)"
+    one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)
+    assert one.status == two.status == 1
+    assert "error: rank 1: out of memory" in two.said and "Traceback" not in one.said + two.said, two.said
+    check_left_whole(tmp_path)

@@ -1,0 +1,86 @@
+"""A logger that cannot stop training."""
+
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.loggers.logger import DummyExperiment, Logger
+
+from vlm.errors import printable
+
+
+def hush_writers() -> None:
+    """Keeps the thread that TensorBoard writes in from printing the traceback of what is warned of anyway."""
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            before(args)
+
+    hook.hushes = True  # type: ignore[attr-defined]
+    if not hasattr(before, "hushes"):
+        threading.excepthook = hook
+
+
+class SteadyLogger(Logger):
+    """Passes everything on to a logger, and warns once when that fails: metrics are not worth a run.
+
+    The logger is asked again each time: one whose disk was full for a while goes on.
+
+    Args:
+        logger: What writes.
+        label: Its name in the config.
+    """
+
+    def __init__(self, logger: Logger, label: str) -> None:
+        super().__init__()
+        self.logger, self.label = logger, label
+        self._warned = False
+        hush_writers()
+
+    def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            return action()
+        except Exception as fault:  # a logger is somebody else's program, and may fail in any way
+            if not self._warned:
+                self._warned = True
+                where = f"{fault.filename}: " if isinstance(fault, OSError) and fault.filename else ""
+                reason = getattr(fault, "strerror", None) or str(fault) or type(fault).__name__
+                why = printable(f"{where}{reason.splitlines()[0]}")
+                print(f"warning: logger.{self.label} fails ({why}); training goes on without it", file=sys.stderr)
+            return otherwise
+
+    @property
+    def name(self) -> str | None:
+        return self._try(lambda: self.logger.name)
+
+    @property
+    def version(self) -> int | str | None:
+        return self._try(lambda: self.logger.version)
+
+    @property
+    def root_dir(self) -> str | None:
+        return self._try(lambda: self.logger.root_dir)
+
+    @property
+    def log_dir(self) -> str | None:
+        return self._try(lambda: self.logger.log_dir)
+
+    @property
+    def experiment(self) -> Any:
+        """What the logger itself logs to."""
+        return self._try(lambda: self.logger.experiment, DummyExperiment())  # type: ignore[attr-defined]
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self._try(lambda: self.logger.log_metrics(metrics, step))
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
+
+    def save(self) -> None:
+        self._try(self.logger.save)
+
+    def finalize(self, status: str) -> None:
+        self._try(lambda: self.logger.finalize(status))
