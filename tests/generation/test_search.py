@@ -52,18 +52,22 @@ def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
 
 
 class Scripted:
-    """Says the given texts, whatever it hears, and counts its steps."""
+    """Says the given texts, whatever it hears, and counts its steps and the rows of each."""
 
     max_len = 9
 
     def __init__(self, *texts):
-        self.texts, self.steps = torch.tensor(texts), 0
+        self.texts, self.steps, self.rows = torch.tensor(texts), 0, []
 
-    def start(self, context, *, rows, max_len):
-        return None
+    def start(self, context, *, rows, max_len, beams):
+        return self
+
+    def select(self, rows):
+        self.texts = self.texts[rows]
 
     def step(self, tokens, state):
         self.steps += 1
+        self.rows.append(len(tokens))
         return torch.nn.functional.one_hot(self.texts[:, self.steps - 1 : self.steps], V).float()
 
     def head(self, hidden):
@@ -75,6 +79,7 @@ def test_no_step_is_taken_once_every_row_has_ended():
     found = greedy(decoder, Context(torch.empty(2, 1, 6)), bos_id=BOS, eos_id=2, max_tokens=6)
     assert found.tokens == [[5, 2], [5, 5, 5, 2]]
     assert decoder.steps == 4
+    assert decoder.rows == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 4, MAX_LEN, 99])

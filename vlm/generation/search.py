@@ -1,23 +1,11 @@
-"""Choosing the next token: pure functions over a model's decode step."""
+"""Searching texts for a batch of encoded images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from vlm.generation.engine import StepDecoder, decode
+from vlm.generation.options import Decoding, Hypothesis
 from vlm.models.context import Context
-from vlm.models.decoder import DecodeState
-
-
-class StepDecoder(Protocol):
-    """What decoding needs of a decoder."""
-
-    max_len: int
-
-    def start(self, context: Context | None, *, rows: int, max_len: int) -> DecodeState: ...
-    def step(self, tokens: Tensor, state: DecodeState) -> Tensor: ...
-    def head(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass
@@ -28,7 +16,6 @@ class Sequences:
     logprobs: list[list[float]]
 
 
-@torch.inference_mode()
 def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
     """Takes the most probable token at each step until the end token or max_tokens.
 
@@ -37,27 +24,40 @@ def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, 
     Shapes:
         context states (B, S, D) -> B sequences
     """
-    rows, device = context.states.shape[0], context.states.device
-    steps = min(max_tokens + 1, decoder.max_len)
-    state = decoder.start(context, rows=rows, max_len=steps)
-    token = torch.full((rows, 1), bos_id, device=device)
-    finished = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-    tokens, logprobs = [], []
-    for _ in range(steps):
-        scores = decoder.head(decoder.step(token, state)[:, -1]).float().log_softmax(-1)  # (B, V)
-        logprob, token = scores.max(-1, keepdim=True)  # each (B, 1)
-        tokens.append(token)
-        logprobs.append(logprob)
-        finished |= token == eos_id
-        if finished.all():
-            break
-    return _cut(torch.cat(tokens, 1).tolist(), torch.cat(logprobs, 1).tolist(), eos_id, max_tokens)
+    found = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
+    return Sequences([texts[0].tokens for texts in found], [texts[0].logprobs for texts in found])
 
 
-def _cut(tokens: list[list[int]], logprobs: list[list[float]], eos_id: int, max_tokens: int) -> Sequences:
-    # The last step of all is there for an end token only.
-    ends = [row.index(eos_id) + 1 if eos_id in row else min(len(row), max_tokens) for row in tokens]
-    return Sequences(
-        [row[:end] for row, end in zip(tokens, ends, strict=True)],
-        [row[:end] for row, end in zip(logprobs, ends, strict=True)],
+def search(
+    decoder: StepDecoder,
+    context: Context,
+    decoding: Decoding,
+    *,
+    bos_id: int,
+    eos_id: int,
+    ids: Sequence[int | str] | None = None,
+    rows: int | None = None,
+    trees: dict[int, list] | None = None,
+) -> list[list[Hypothesis]]:
+    """Texts for each image of a batch, best first.
+
+    Args:
+        ids: Of the images, for what is drawn; by default their places.
+        rows: Images at a time; by default all.
+        trees: As in `decode`.
+    """
+    count = len(context.states)
+    chunks = [(range(count) if ids is None else ids, context)] if count else []
+    found = dict(
+        decode(
+            decoder,
+            chunks,
+            decoding,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            rows=rows or max(1, count),
+            device=context.states.device,
+            trees=trees,
+        )
     )
+    return [found[place] for place in range(count)]

@@ -1,43 +1,17 @@
 """The causal text decoder, with or without context."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, causal_tail, causal_within
+from vlm.models.decode_state import DecodeState, KeysValues
+from vlm.nn.attention import KeyValueCache, MayAttend, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
+from vlm.nn.decoding import step_block
 from vlm.nn.position import LearnedPositions, Positions, positions_within
-
-
-@dataclass
-class DecodeState:
-    """What decoding one token at a time carries from step to step.
-
-    Args:
-        starts: Where each row's text begins, if not at 0: rows of different lengths end at the same place.
-    Shapes:
-        context: keys and values of each block (B, N, S, K), or None; mask (B, S) or None; starts (R,) or None
-    """
-
-    caches: list[KeyValueCache]
-    context: list[tuple[Tensor, Tensor] | None]
-    mask: Tensor | None
-    starts: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens decoded so far."""
-        return self.caches[0].length
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps these rows (R',) of texts without context, in this order."""
-        for cache in self.caches:
-            cache.select(rows)
-        self.starts = None if self.starts is None else self.starts[rows]
 
 
 class Decoder(nn.Module):
@@ -126,49 +100,56 @@ class Decoder(nn.Module):
         """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
         return nn.functional.linear(hidden, self.token_embed.weight)
 
-    def start(self, context: Context | None, *, rows: int, max_len: int, starts: Tensor | None = None) -> DecodeState:
+    def start(
+        self,
+        context: Context | None,
+        *,
+        rows: int,
+        max_len: int,
+        starts: Tensor | None = None,
+        beams: int | None = None,
+    ) -> DecodeState:
         """A state for decoding `rows` sequences of up to max_len tokens; the context's keys are computed here, once.
 
         Args:
             starts: Index of each row's first token, (rows,): texts of different lengths, aligned at their ends.
+            beams: How many sequences next to each other share a text or context; by default rows / B, or 1 without
+                context.
         Raises:
             ValueError: max_len is more than the decoder has positions for.
         """
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
         like = self.token_embed.weight if context is None else context.states
+        keys_values = self.keys_values(context)
+        if beams is None:
+            beams = rows // like.shape[0] if keys_values[0] is not None and len(like) else 1
         caches = [
             KeyValueCache(
-                rows=rows,
+                rows=rows // beams,
                 heads=block.attn.num_kv_heads,
-                max_len=max_len,
+                max_len=max_len * beams,
                 head_dim=block.attn.head_dim,
                 like=like,
             )
             for block in self._blocks()
         ]
+        mask = None if context is None else context.mask
+        return DecodeState(caches, keys_values, mask, starts, beams, max_len)
+
+    def keys_values(self, context: Context | None) -> list[KeysValues | None]:
+        """Each block's keys and values of the context, laid out so that every step reads them in one go."""
         states = None if context is None else context.states
-        keys_values = [block.keys_values(states) for block in self._blocks()]
-        return DecodeState(caches, keys_values, None if context is None else context.mask, starts)
+        found = [block.keys_values(states) for block in self._blocks()]
+        return [None if pair is None else (pair[0].contiguous(), pair[1].contiguous()) for pair in found]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
-        end = state.length + tokens.shape[1]
-        positions = torch.arange(state.length, end, device=tokens.device)  # (L,)
-        may_attend: MayAttend = "causal"
-        if state.starts is not None:
-            may_attend = _from_starts(state.starts, positions, end)
-            positions = (positions - state.starts[:, None]).clamp(min=0)  # (R, L)
-        x = self.embed(tokens, positions)
-        placed = self.positions.place(positions, keys=end)
+        positions, sight = state.look(self.positions, tokens.shape[1])
+        added = self.positions.embed(positions)
+        x = self.token_embed(tokens)
+        x = (x if added is None else x + added).flatten(0, 1)  # (R * L, D)
+        bias = state.context_bias
         for block, cache, keys_values in zip(self._blocks(), state.caches, state.context, strict=True):
-            x = block(x, may_attend, placed, context=keys_values, context_mask=state.mask, cache=cache)
-        return self.norm(x)
-
-
-def _from_starts(starts: Tensor, queries: Tensor, keys: int) -> Tensor:
-    """Causal attention that sees nothing before a row's start: bool mask (R, 1, L, keys)."""
-    key = torch.arange(keys, device=starts.device)
-    own = queries[:, None] == key  # what stands before the start must attend to something, if only itself
-    seen = causal_tail(len(queries), keys, starts.device) & ((key >= starts[:, None])[:, None] | own)  # (R, L, keys)
-    return seen[:, None]
+            x = step_block(block, x, sight, cache, keys_values, bias)
+        return self.norm(x).unflatten(0, tokens.shape)

@@ -88,23 +88,29 @@ def _mask(q: Tensor, k: Tensor, may_attend: MayAttend, bias: Tensor | None) -> T
 
 
 class KeyValueCache:
-    """Keys and values of the tokens decoded so far, in memory allocated once.
+    """Keys and values of the tokens decoded so far, in a ring of memory allocated once.
+
+    Once max_len tokens are in, each new one takes the place of the oldest: rows that begin while others go on need no
+    more memory than one of them, and attention does not mind the order of keys.
 
     Shapes:
-        append: k, v (B, N, L, K) -> views of all keys and values so far, (B, N, length, K)
+        append: k, v (B, N, L, K) -> views of all keys and values held, (B, N, at most max_len, K)
     """
 
     def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        self.keys = like.new_empty(rows, heads, max_len, head_dim)
-        self.values = torch.empty_like(self.keys)
+        self.keys = like.new_zeros(rows, heads, max_len, head_dim)  # what is masked must be finite still
+        self.values = torch.zeros_like(self.keys)
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        end = self.length + k.shape[2]
-        self.keys[:, :, self.length : end] = k
-        self.values[:, :, self.length : end] = v
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        room = self.keys.shape[2]
+        place = self.length % room if room else 0
+        self.length += k.shape[2]
+        self.keys[:, :, place : place + k.shape[2]] = k
+        self.values[:, :, place : place + k.shape[2]] = v
+        if self.length >= room:
+            return self.keys, self.values
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def select(self, rows: Tensor) -> None:
         """Keeps these rows (B',), in this order."""

@@ -1,0 +1,102 @@
+"""What a text may and must say: changes of the scores before a token is chosen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.errors import UserError
+
+Words = tuple[int, ...]
+Extra = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Constraints on a text, each as Hugging Face defines it where it has the same.
+
+    Args:
+        repetition_penalty: Scores of tokens that the text holds are divided by it where positive, multiplied by it
+            where negative (Keskar et al. 2019). Greedy search and sampling apply it to logits, beam search to
+            log-probabilities.
+        no_repeat_ngram: No run of this many tokens comes twice (Paulus et al. 2017).
+        min_tokens: The shortest text, the prefix counted and the end token not.
+        prefix: Tokens that each text begins with; they count for the other rules, not for the score.
+        banned: Runs of tokens that no text holds.
+        required: What each text must hold: at least one run of tokens of each of these lists.
+        extra: Further changes of the scores: (scores (R, V), texts (R, T), lengths (R,)) -> scores. A text begins with
+            the begin token and is filled up with -1.
+    Raises:
+        UserError: A value is outside its range.
+    """
+
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    min_tokens: int = 0
+    prefix: Words = ()
+    banned: tuple[Words, ...] = ()
+    required: tuple[tuple[Words, ...], ...] = ()
+    extra: tuple[Extra, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UserError(f"--repetition-penalty {self.repetition_penalty:g} is not possible; give more than 0")
+        for name, value in (("--no-repeat-ngram", self.no_repeat_ngram), ("--min-tokens", self.min_tokens)):
+            if value < 0:
+                raise UserError(f"{name} {value} is not possible; give 0 or more")
+
+    @property
+    def read_texts(self) -> bool:
+        """Whether any rule needs to know the texts so far."""
+        texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
+        return bool(texts or self.banned or self.extra)
+
+    def apply(self, scores: Tensor, texts: Tensor, lengths: Tensor, *, eos_id: int) -> Tensor:
+        """Scores after all rules but the required words, -inf where a token may not come.
+
+        Shapes:
+            scores (R, V), texts (R, T) from the begin token on and filled up with -1, lengths (R,) -> (R, V)
+        """
+        if self.repetition_penalty != 1:
+            scores = penalise(scores, texts, self.repetition_penalty)
+        if self.no_repeat_ngram:
+            scores = scores.masked_fill(repeats(texts, lengths, self.no_repeat_ngram, scores.shape[1]), -torch.inf)
+        for words in self.banned:
+            scores[follows(texts, lengths, words[:-1]), words[-1]] = -torch.inf
+        if self.min_tokens and 0 <= eos_id < scores.shape[1]:
+            scores[lengths <= self.min_tokens, eos_id] = -torch.inf  # the begin token makes one more
+        for extra in self.extra:
+            scores = extra(scores, texts, lengths)
+        return scores
+
+
+def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
+    """Scores with those of the tokens of each text made worse by the penalty: (R, V)."""
+    index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
+    seen = scores.gather(1, index)
+    return scores.scatter(1, index, torch.where(seen < 0, seen * penalty, seen / penalty))
+
+
+def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
+    """Which tokens would end a run of n that the text already holds: bool (R, V)."""
+    banned = torch.zeros(len(texts), vocab_size + 1, dtype=torch.bool, device=texts.device)
+    if texts.shape[1] >= n:
+        runs = texts.unfold(1, n, 1)  # (R, T - n + 1, n)
+        last = runs[..., -1]
+        again = (runs[..., :-1] == _tail(texts, lengths, n - 1)[:, None]).all(-1) & (last >= 0)
+        banned.scatter_(1, torch.where(again, last, vocab_size), True)
+    return banned[:, :vocab_size]
+
+
+def follows(texts: Tensor, lengths: Tensor, words: Sequence[int]) -> Tensor:
+    """Which texts end in these words: bool (R,)."""
+    if not words:
+        return torch.ones(len(texts), dtype=torch.bool, device=texts.device)
+    return (_tail(texts, lengths, len(words)) == texts.new_tensor(words)).all(-1)
+
+
+def _tail(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """The last tokens of each text, -2 where it has not as many: (R, count)."""
+    places = lengths[:, None] + torch.arange(-count, 0, device=texts.device)
+    return torch.where(places < 0, -2, texts.gather(1, places.clamp(min=0)))
