@@ -216,6 +216,33 @@ def score(
     return score_files(results, references, per_image=per_image, form=form, out=out, java=java)
 
 
+@app.command()
+def compare(
+    folders: Annotated[list[str], typer.Argument(help="What vlm evaluate --out wrote, or folders of runs.")],
+    out: Annotated[str | None, typer.Option(help="HTML page to write as well.", metavar="FILE")] = None,
+    seed: Seed = 0,
+) -> int:
+    """Compare evaluations side by side, with paired bootstrap significance against the first."""
+    from vlm.report.comparison import compare as compare_runs
+
+    return compare_runs(folders, out=out, seed=seed)
+
+
+@app.command("check-data")
+def check_data(
+    overrides: Overrides = None,
+    out: Annotated[str | None, typer.Option(help="Folder for a page with faults and samples.", metavar="DIR")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each split that are read; all by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the samples on the page.")] = 0,
+) -> int:
+    """Look a data set over before hours are spent on it; exit status 1 if something would spoil a run."""
+    from vlm.checking import check
+
+    return check(overrides or [], out=out, limit=limit, seed=seed)
+
+
 def choose_device(name: str) -> str:
     """The device of --device.
 

@@ -23,7 +23,8 @@ def evaluate_checkpoint(
         UserError: The checkpoint, its data or an override is at fault.
     """
     from vlm import checkpoint as ckpt
-    from vlm.run import build_data, build_task, build_trainer, check_fit, evaluate, write_results
+    from vlm.report.results import write_results
+    from vlm.run import build_data, build_task, build_trainer, check_fit, evaluate
     from vlm.training import quiet, table
 
     quiet()
@@ -45,7 +46,7 @@ def evaluate_checkpoint(
         print(f"error: {reason}", file=sys.stderr)
     if out is not None:
         try:
-            write_results(Path(out), task, results)
+            write_results(Path(out), task, results, data)
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0

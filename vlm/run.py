@@ -1,6 +1,5 @@
 """One run: what its config says, built and put together."""
 
-import json
 import os
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 import yaml
 from torch import nn
@@ -22,7 +20,7 @@ from vlm.data.module import Data
 from vlm.errors import UserError
 from vlm.launcher import oversee
 from vlm.randomness import key
-from vlm.report.confusion import confusion_picture
+from vlm.report.results import write_results
 from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
@@ -175,7 +173,7 @@ class Run:
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         if self.trainer.is_global_zero:
-            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results)
+            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
         return results
 
     def example(self) -> str:
@@ -218,15 +216,3 @@ def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str,
     task.test_split = data.test_split = split
     trainer.test(task, datamodule=data, verbose=False)
     return task.results
-
-
-def write_results(folder: Path, task: Task, results: dict[str, float]) -> None:
-    """Writes metrics.json, predictions.json and, where the task has any, details.json with their picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    details = task.details()
-    files = {"metrics": results, "predictions": task.predictions(), **({"details": details} if details else {})}
-    for name, content in files.items():
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    if "confusion" in details:
-        confusion_picture(np.array(details["confusion"]), details["classes"], str(folder / "confusion.png"))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from vlm.data.image import SUFFIXES
 from vlm.errors import UserError
@@ -19,6 +19,22 @@ SPLITS = {
     "test": "test", "testing": "test",
 }
 # fmt: on
+
+
+class Skipped(str):
+    """A line that names what is not used and says why, with the kind of its fault.
+
+    Args:
+        line: The line.
+        kind: "empty caption", "no image", "no caption", "two splits" or "repeated caption".
+    """
+
+    kind: str
+
+    def __new__(cls, line: str, kind: str) -> Self:
+        self = super().__new__(cls, line)
+        self.kind = kind
+        return self
 
 
 class Row(NamedTuple):
@@ -163,7 +179,7 @@ def _folder_rows(root: Path, folder: Path, files: list[str], skipped: list[str])
         if suffix.lower() not in SUFFIXES:
             continue
         if stem not in texts:
-            skipped.append(f"{folder / name}: no {stem}.txt beside it")
+            skipped.append(Skipped(f"{folder / name}: no {stem}.txt beside it", "no caption"))
             continue
         unused.pop(stem, None)
         text = folder / texts[stem]
@@ -171,7 +187,7 @@ def _folder_rows(root: Path, folder: Path, files: list[str], skipped: list[str])
         captions = read_text(text).rstrip().split("\n")
         image = (folder / name).relative_to(root).as_posix()
         yield from (Row(image, caption, None, f"{where} line {n}") for n, caption in enumerate(captions, 1))
-    skipped += [f"{folder / name}: no image beside it" for name in unused.values()]
+    skipped += [Skipped(f"{folder / name}: no image beside it", "no image") for name in unused.values()]
 
 
 def read_flickr(path: Path) -> list[Row]:

@@ -1,21 +1,35 @@
 """What all sources of captioned images share: images, splits, and what becomes of those that cannot be used."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from PIL import Image
 
-from vlm.data.caption_formats import Row
-from vlm.data.image import load_image
+from vlm.data.caption_formats import Row, Skipped
+from vlm.data.image import SUFFIXES, load_image
 from vlm.errors import UserError
 from vlm.randomness import key, numpy_rng
 
 NAMES = ("train", "val", "test")
 # A few files lost are a nuisance; more than that, and the folder is the wrong one.
 MAX_ABSENT = 0.01
+
+_lenient: ContextVar[bool] = ContextVar("lenient", default=False)
+
+
+@contextmanager
+def lenient() -> Iterator[None]:
+    """Sources that are made within it go on after faults that would spoil a run, to find all of them at once."""
+    token = _lenient.set(True)
+    try:
+        yield
+    finally:
+        _lenient.reset(token)
 
 
 @dataclass(slots=True)
@@ -89,6 +103,7 @@ class CaptionSource:
     Attributes:
         splits: Those of ``train``, ``val`` and ``test`` that hold an image, in this order.
         skipped: One line for each image or caption that is not used because of a fault.
+        repeated: One line for each caption that an image has twice, of which one is used.
         base: Folder that the names of images are relative to.
     Raises:
         UserError: If there is no such folder.
@@ -102,7 +117,9 @@ class CaptionSource:
         self.captions_per_image = captions_per_image
         self.splits: tuple[str, ...] = ()
         self.skipped: list[str] = []
+        self.repeated: list[str] = []
         self._found: dict[str, CaptionedImage] = {}
+        self._named: set[str] = set()
         self._images: dict[str, list[CaptionedImage]] = {}
         if captions_per_image is not None and captions_per_image < 1:
             raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
@@ -136,19 +153,40 @@ class CaptionSource:
         for row in rows:
             name, caption, place = row.image.strip(), row.caption.strip(), split or row.split
             if not name or not caption:
-                self.skipped.append(f"{file}, {row.where}: {'no caption' if name else 'names no image'}")
+                said = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
+                self.skipped.append(Skipped(said, "empty caption" if name else "no image"))
                 continue
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
             if image.split != place:
-                raise UserError(
+                self._refuse(
                     f"{file}, {row.where}: {name} is in two splits, {image.split or 'none'} and {place or 'none'}; "
-                    "all captions of an image must be in the same"
+                    "all captions of an image must be in the same",
+                    "two splits",
                 )
+            if caption in image.captions:
+                self.repeated.append(f"{file}, {row.where}: {name} has this caption already: {caption}")
             image.captions[caption] = None
+
+    def _refuse(self, message: str, kind: str) -> None:
+        """A fault that would spoil a run: an error, unless all faults are being looked for."""
+        if not _lenient.get():
+            raise UserError(message)
+        self.skipped.append(Skipped(message, kind))
+
+    def uncaptioned(self) -> list[str]:
+        """The image files that no caption names, in the folders of those that are named; sorted."""
+        named = {os.path.normpath(path) for path in self._named}
+        folders = {os.path.dirname(path) for path in named}
+        files = (
+            os.path.join(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)
+        )
+        images = (path for path in files if os.path.splitext(path)[1].lower() in SUFFIXES)
+        return sorted(path for path in images if path not in named)
 
     def _image(self, path: str, split: str | None) -> CaptionedImage:
         """The image of this file, known by its path, so that a.jpg and ./a.jpg are the same."""
         path = os.path.normpath(path)
+        self._named.add(path)
         image = self._found.get(path)
         if image is None:
             name = path.removeprefix(os.path.join(os.path.normpath(self.base), ""))
@@ -190,13 +228,13 @@ class CaptionSource:
         """The images that are there; the others are named in `skipped`."""
         exists = finder()
         absent = [image for image in images if not exists(image.path)]
-        if len(absent) > MAX_ABSENT * len(images):
+        if len(absent) > MAX_ABSENT * len(images) and not _lenient.get():
             first = ", ".join(image.path for image in absent[:3])
             raise UserError(
                 f"{file}: {len(absent)} of {len(images)} images are not there, such as {first}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"
             )
-        self.skipped += [f"{image.path}: named in {file}, but not there" for image in absent]
+        self.skipped += [Skipped(f"{image.path}: named in {file}, but not there", "no image") for image in absent]
         gone = {image.path for image in absent}
         return [image for image in images if image.path not in gone]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vlm.data.caption_formats import Row, read_coco, read_flickr, read_folder, read_table, read_text
+from vlm.data.caption_formats import Row, Skipped, read_coco, read_flickr, read_folder, read_table, read_text
 from vlm.data.caption_source import CaptionSource, find_file, finder
 from vlm.errors import UserError
 
@@ -111,15 +111,16 @@ class Flickr8k(CaptionSource):
             for listed in dict.fromkeys(read_text(file).split()):
                 image = named.get(listed)
                 if image is None:
-                    self.skipped.append(f"{file}: {listed} has no caption in {tokens}")
+                    self.skipped.append(Skipped(f"{file}: {listed} has no caption in {tokens}", "no caption"))
                 elif image.split is not None:
-                    raise UserError(f"{file}: {listed} is in {image.split} too; restore the official files")
+                    self._refuse(f"{file}: {listed} is in {image.split} too; restore the official files", "two splits")
                 else:
                     image.split = split
         exists = finder()
         for image in named.values():
             if image.split is None and not exists(image.path):
-                self.skipped.append(f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image")
+                said = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
+                self.skipped.append(Skipped(said, "no image"))
         self._found = {path: image for path, image in self._found.items() if image.split is not None}
 
 

@@ -1,0 +1,165 @@
+"""`vlm check-data` finds every fault that is planted in a copy of a data set, and nothing in the clean one."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm.cli import run as vlm
+from vlm.data.likeness import exact, fingerprint, near
+from vlm.data.shapes import Shapes
+
+WORDS = ["a dog", "two cats", "one man", "the child", "some birds"]
+PLACES = ["on the grass", "by the river", "in the snow", "under a tree", "at home", "on a red sofa"]
+
+
+def photo(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
+    """A picture unlike any other: soft blots of colour."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+def rows_of(count: int = 40) -> list[list[str]]:
+    splits = ["val" if n % 10 == 8 else "test" if n % 10 == 9 else "train" for n in range(count)]
+    texts = [[f"{WORDS[n % 5]} {PLACES[n % 6]}", f"{WORDS[n % 5]} seen {PLACES[n % 6]}"] for n in range(count)]
+    return [[f"{n:03d}.png", text, splits[n]] for n in range(count) for text in texts[n]]
+
+
+def write(root: Path, rows: list[list[str]]) -> list[str]:
+    with (root / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "caption", "split"], *rows])
+    return ["data=captions", f"data.root={root}", "data.path=captions.csv", "data.max_len=24", f"runs={root}/runs"]
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    root = tmp_path / "clean"
+    root.mkdir()
+    for n in range(40):
+        photo(n).save(root / f"{n:03d}.png")
+    return root
+
+
+def found(said: str) -> dict[str, str]:
+    """The lines of each kind of fault."""
+    parts = re.split(r"\n(?:SPOILS|note) +", said.partition("\nverdict")[0])[1:]
+    return {part.partition(":")[0]: part for part in parts}
+
+
+def test_nothing_in_a_clean_one(clean: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "page"
+    assert vlm(["check-data", *write(clean, rows_of()), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert found(said) == {} and "verdict     found nothing" in said
+    text = (out / "report.html").read_text()
+    assert text.count('<figure class="card">') == 12 + 4 + 4 and "None were found" in text
+    assert 'name="viewport"' in text and not re.search(r"(src|href)=.?https?:", text)
+
+
+def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> None:
+    root = tmp_path / "corrupted"
+    shutil.copytree(clean, root)
+    rows = rows_of()
+    (root / "003.png").write_bytes((root / "003.png").read_bytes()[:200])  # cut short
+    shutil.copy(root / "004.png", root / "005.png")
+    photo(6).resize((128, 96)).save(root / "007.png")
+    shutil.copy(root / "010.png", root / "018.png")  # train and val
+    photo(11).resize((64, 48)).convert("RGB").save(root / "019.png")  # train and test
+    photo(99, (8, 8)).save(root / "020.png")
+    photo(98).save(root / "nobody.png")
+    rows[24][1] = "  "  # of 012
+    rows[26][1] = rows[27][1]  # of 013
+    rows[28][1] = "word " * 30  # of 014
+    rows[16 * 2 + 4][1] = "狗在草地上"  # of 018, in val
+    rows += [["gone.png", "not there", "train"], ["", "of no image", "train"], ["000.png", "another split", "test"]]
+    assert vlm(["check-data", *write(root, rows), "--out", str(tmp_path / "page")]) == 1
+    said = capsys.readouterr().out
+    kinds = found(said)
+    planted = {
+        "unreadable image": "003.png",
+        "duplicate image": "train: 004.png = train: 005.png",
+        "near duplicate image": "train: 006.png ~ train: 007.png",
+        "image in two splits": "train: 010.png = val: 018.png",
+        "nearly the same image in two splits": "train: 011.png ~ test: 019.png",
+        "tiny image": "020.png: 8 x 8",
+        "image without a caption": "nobody.png",
+        "empty caption": "line 26: no caption",
+        "repeated caption": "013.png has this caption already",
+        "over-long caption": "014.png",
+        "unknown to the tokenizer": "018.png: 狗在草地上",
+        "caption without an image": "gone.png",
+    }
+    assert kinds.keys() == planted.keys()
+    for kind, name in planted.items():
+        assert name in kinds[kind], kind
+    assert "names no image" in kinds["caption without an image"]
+    assert "000.png is in two splits" in kinds["image in two splits"]
+    for kind in ("unreadable image", "image in two splits"):
+        assert f"SPOILS      {kind}" in said
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert all(kind in page for kind in planted)
+
+
+def test_the_shapes_have_no_faults(tmp_path: Path, capsys) -> None:
+    assert vlm(["check-data", "--limit", "60", f"runs={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert found(said) == {} and "Shapes" in said and "100.00%" in said
+
+
+def test_classes(tmp_path: Path, capsys) -> None:
+    for n in range(24):
+        folder = tmp_path / "images" / ("val" if n % 6 > 3 else "train") / ("cat" if n % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        photo(n).save(folder / f"{n}.png")
+    overrides = ["task=classification", "data=image_folder", f"data.root={tmp_path / 'images'}", f"runs={tmp_path}"]
+    assert vlm(["check-data", *overrides]) == 0
+    assert found(capsys.readouterr().out) == {}
+    shutil.copy(tmp_path / "images" / "train" / "cat" / "1.png", tmp_path / "images" / "train" / "dog" / "1.png")
+    shutil.copy(tmp_path / "images" / "train" / "dog" / "2.png", tmp_path / "images" / "val" / "dog" / "2.png")
+    (tmp_path / "images" / "val" / "dog" / "bad.png").write_bytes(b"no image")
+    assert vlm(["check-data", *overrides]) == 1
+    kinds = found(capsys.readouterr().out)
+    assert kinds.keys() == {"unreadable image", "duplicate image", "image in two splits", "one image in two classes"}
+
+
+def test_text(tmp_path: Path, capsys) -> None:
+    for split, count in (("train", 6), ("val", 2)):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for n in range(count):
+            (tmp_path / "text" / split / f"{n}.txt").write_text(f"Text {n} of {split}.\n" * 5)
+    overrides = ["task=language_modeling", "data=text", f"data.root={tmp_path / 'text'}", f"runs={tmp_path}"]
+    assert vlm(["check-data", *overrides]) == 0
+    assert found(capsys.readouterr().out) == {}
+    shutil.copy(tmp_path / "text" / "train" / "0.txt", tmp_path / "text" / "train" / "9.txt")
+    shutil.copy(tmp_path / "text" / "train" / "1.txt", tmp_path / "text" / "val" / "9.txt")
+    (tmp_path / "text" / "train" / "8.txt").write_text("  \n")
+    assert vlm(["check-data", *overrides]) == 1
+    assert found(capsys.readouterr().out).keys() == {"duplicate document", "document in two splits", "empty document"}
+
+
+def test_likeness() -> None:
+    image = photo(1, (200, 150))
+    brighter = Image.fromarray(np.clip(np.asarray(image).astype(int) + 8, 0, 255).astype(np.uint8))
+    prints = [fingerprint(one) for one in (image, image.copy(), image.resize((150, 112)), brighter, photo(2))]
+    assert exact(prints) == [[0, 1]]
+    assert {(0, 2), (0, 3), (1, 2), (1, 3)} <= set(near(prints))
+    assert not any(4 in pair for pair in near(prints)) and near([]) == []
+
+
+def test_plain_scenes_are_not_alike() -> None:
+    shapes = Shapes(
+        seed=0, shapes=["circle", "cross"], colors=["red", "blue"], sizes=["small", "large"], max_objects=2,
+        train_scenes=300, val_scenes=5, test_scenes=5, captions_per_image=1,
+    )  # fmt: skip
+    prints = [fingerprint(shapes.split("train").image(0, index)) for index in range(300)]
+    assert len({one.look for one in prints}) < 290  # their hashes alone would call some the same
+    assert len(near(prints)) <= 2
+
+
+def test_wrong_use(tmp_path: Path, capsys) -> None:
+    assert vlm(["check-data", "data=captions", f"data.root={tmp_path / 'none'}"]) == 2
+    assert "no such folder" in capsys.readouterr().err

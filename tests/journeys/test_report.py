@@ -1,0 +1,219 @@
+"""The page that an evaluation leaves, and the comparison of several."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm.cli import run as vlm
+from vlm.report import charts, page
+from vlm.report.evaluation import evaluation_page
+
+VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}
+ODD = "<b>&amp; \"quoted\" 'it' \U0001f600 狗"
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags close in order, and collects texts and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.texts.append(data)
+
+
+def results() -> dict[str, float]:
+    names = {"loss": 1.0, "loss@shuffled": 1.6, "loss@blank": 2.0, "bleu4": 0.3, "rouge_l": 0.5, "cider": 0.9}
+    names |= {"cider@low": 0.8, "cider@high": 1.0, "cider@constant": 0.1, "cider@shuffled": 0.2, "exact_match": 0.1}
+    return {f"test/{name}": value for name, value in (names | {"distinct": 0.6, "length_ratio": 0.9}).items()}
+
+
+def caption_page(count: int = 30, caption: str = ODD) -> str:
+    draw = np.random.default_rng(0)
+    rows = {
+        f"image {n}": {
+            "caption": caption,
+            "references": [f"text {n}", ODD],
+            "cider": n / 7,
+            "rouge_l": 0.5,
+            "loss": 1.0,
+        }
+        for n in range(count)
+    }
+    images = {name: Image.fromarray(draw.integers(0, 255, (90, 140, 3), np.uint8)) for name in rows}
+    curves = {"train/loss": [(n * 1.0, 3 - n / 100) for n in range(200)], "val/cider": [(9.0, 0.1), (99.0, 0.9)]}
+    return evaluation_page(
+        title="Captioning: " + ODD, split="test", results=results(), predictions=[], details={"images": rows},
+        picture=images.get, curves=curves,
+    )  # fmt: skip
+
+
+def class_page() -> str:
+    rows = [
+        {"image": f"{n}.png", "label": "cat", "predicted": "cat" if n % 3 else "dog", "probability": 0.5}
+        for n in range(9)
+    ]
+    return evaluation_page(
+        title="Classification", split="val", results={"val/loss": 1.0, "val/accuracy": 0.7}, predictions=rows,
+        details={"accuracy": {"cat": 0.7, "dog": None}, "confusion": [[6, 3], [0, 0]], "classes": ["cat", "dog"]},
+        picture=lambda name: None, confusion=b"png",
+    )  # fmt: skip
+
+
+def text_page() -> str:
+    return evaluation_page(
+        title="Language", split="val", results={"val/loss": 1.0, "val/bits_per_byte": 1.4, "val/loss@sampled": 1.1},
+        predictions=[{"prompt": "To ", "text": ODD}], details={}, picture=lambda name: None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [caption_page, class_page, text_page])
+def test_pages_are_whole_and_need_no_network(made) -> None:
+    text = made()
+    found = Reader(text)
+    assert all(address.startswith("data:image/") for address in found.addresses)
+    assert not re.search(r"url\(|@import|<script", text)
+    assert 'name="viewport"' in text and "max-width: 600px" in text and "prefers-color-scheme: dark" in text
+
+
+def test_what_captions_say_is_shown_as_text() -> None:
+    found = Reader(caption_page())
+    assert found.texts.count(ODD) >= 24
+    said = "".join(found.texts)
+    for part in (
+        "0.800 to 1.000",
+        "best constant",
+        "looks at its image",
+        "Random captions",
+        "Best captions",
+        "val/cider",
+    ):
+        assert part in said
+    assert len(found.addresses) == 24
+
+
+def test_a_model_that_ignores_images_is_called_so() -> None:
+    bad = {**results(), "test/loss@shuffled": 1.001}
+    made = evaluation_page(
+        title="x", split="test", results=bad, predictions=[], details={"images": {}}, picture=lambda name: None
+    )
+    assert "hardly looks at its image" in made
+
+
+def test_few_images_and_no_curves() -> None:
+    assert "Curves" not in class_page()
+    Reader(caption_page(count=1))
+
+
+def test_curves_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,val/loss\n1,0,2.5,\n2,0,nan,1.5\n3,1,2.0,inf\n")
+    assert charts.read_curves(tmp_path / "metrics.csv") == {"train/loss": [(1, 2.5), (3, 2)], "val/loss": [(2, 1.5)]}
+    assert charts.read_curves(tmp_path / "none.csv") == {}
+    assert charts.nice_ticks(0, 1) == pytest.approx([0, 0.5, 1]) and charts.nice_ticks(3, 3)
+
+
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if found is None:
+        pytest.skip("needs a headless browser: chromium or chrome in the PATH")
+    return found
+
+
+PROBE = """<body style="margin:0"><iframe id="f" style="border:0;width:{width}px;height:900px" srcdoc="{text}"></iframe>
+<script>document.getElementById("f").onload = function () {{
+const d = this.contentDocument, left = x => Math.round(x.getBoundingClientRect().left);
+const c = [...d.querySelectorAll(".card")].map(left);
+document.title = JSON.stringify({{over: Math.max(0, d.documentElement.scrollWidth - {width}), columns: new Set(c).size,
+broken: [...d.images].filter(i => i.complete && !i.naturalWidth).length, font: getComputedStyle(d.body).fontSize}});
+document.body.innerHTML = ""; }}</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "columns"), [(390, 1), (600, 1), (1280, 4)])
+def test_a_browser_shows_it_without_scrolling_sideways(width: int, columns: int, tmp_path: Path) -> None:
+    long = caption_page(caption="averyveryverylongwordwithoutanyblank" * 9)
+    text = html.escape(long, quote=True).replace("loading=&quot;lazy&quot;", "")
+    (tmp_path / "probe.html").write_text(PROBE.format(width=width, text=text))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={max(width, 800)},1000"]
+    done = subprocess.run(
+        [browser(), *options, f"file://{tmp_path / 'probe.html'}"], capture_output=True, text=True, timeout=180
+    )
+    found = json.loads(html.unescape(re.search("<title>(.*?)</title>", done.stdout)[1]))
+    assert found == {"over": 0, "columns": columns, "broken": 0, "font": "16px"}
+
+
+def test_a_run_and_its_evaluation_have_pages(trained: Path, tmp_path: Path, capsys) -> None:
+    text = (trained / "evaluation" / "test" / "report.html").read_text()
+    assert "Curves of the run" in "".join(Reader(text).texts) and "data:image/png" in text
+    metrics = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    for name in ("loss@shuffled", "loss@blank", "cider@low", "cider@high", "bleu4@low", "length_ratio", "novelty"):
+        assert f"test/{name}" in metrics
+    images = json.loads((trained / "evaluation" / "test" / "details.json").read_text())["images"]
+    assert len(images) == 20
+    assert {"caption", "references", "cider", "bleu4", "rouge_l", "loss"} <= images["test-0-000000"].keys()
+    assert np.mean([row["cider"] for row in images.values()]) == pytest.approx(metrics["test/cider"])
+    last = str(trained / "checkpoints" / "last.ckpt")
+    assert vlm(["evaluate", "-c", last, "--out", str(tmp_path / "last"), "--device", "cpu"]) == 0
+    capsys.readouterr()
+    out = tmp_path / "comparison.html"
+    assert vlm(["compare", str(trained), str(tmp_path / "last"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "difference (95% interval)" in said and "CIDEr" in said
+    Reader(out.read_text())
+
+
+def evaluation(folder: Path, captions: dict[str, str]) -> str:
+    references = {str(n): [f"a dog number {n} runs", f"dog {n}"] for n in range(40)}
+    rows = {image: {"caption": captions[image], "references": texts} for image, texts in references.items()}
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps({"test/loss": 1.0, "test/cider": 0.5}))
+    (folder / "details.json").write_text(json.dumps({"images": rows}))
+    return str(folder)
+
+
+def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
+    good = {str(n): f"a dog number {n} runs" for n in range(40)}
+    poor = {image: text if int(image) % 2 else "a cat" for image, text in good.items()}
+    folders = [evaluation(tmp_path / name, captions) for name, captions in (("one", poor), ("two", good), ("x", poor))]
+    assert vlm(["compare", *folders]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["one", "two"]
+    row = next(line for line in lines if line.startswith("CIDEr"))
+    first, second = re.findall(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)(\*?)", row)
+    assert float(first[0]) > 1 and first[3] == "*" and second == ("+0.0000", "+0.0000", "+0.0000", "")
+    assert row.split()[-1] == "1.000"
+
+
+def test_compare_refuses_what_is_none(tmp_path: Path, capsys) -> None:
+    one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
+    assert vlm(["compare", one]) == 2 and "two folders" in capsys.readouterr().err
+    assert vlm(["compare", one, str(tmp_path)]) == 2 and "holds no metrics.json" in capsys.readouterr().err
+
+
+def test_thumbnails_are_small_and_escaped() -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), np.uint8))
+    assert len(page.thumbnail(noise)) < 120_000 and page.thumbnail(noise).startswith("data:image/jpeg")
+    assert page.thumbnail(Image.new("RGB", (64, 64))).startswith("data:image/png")
+    assert "<script>" not in page.card(None, "<script>", ["<script>"], ["<script>", "<script>"])

@@ -1,0 +1,74 @@
+"""Which images are the same, or nearly: by their pixels, and by a small perceptual hash."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+SIDE = 16  # of the small copies that are compared
+MAX_BITS = 3  # of 64 by which the hashes of near duplicates differ
+MAX_SHIFT, MAX_MEAN, MAX_LOCAL = 16.0, 4.0, 16.0  # of 255: in brightness, on average, at any one place
+_WORDS = 4  # two hashes that differ in three bits agree in one of four words
+
+
+class Print(NamedTuple):
+    """What is kept of an image: a digest of its pixels, a hash of its look, and a small copy uint8 (16, 16, 3)."""
+
+    digest: bytes
+    look: int
+    small: np.ndarray
+
+
+def fingerprint(image: Image.Image) -> Print:
+    """Reads an RGB image's likeness. The hash tells whether each of 64 places is brighter than the one to its left."""
+    digest = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).digest()
+    grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), np.int16)
+    bits = np.packbits(grey[:, 1:] > grey[:, :-1])
+    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.uint8)
+    return Print(digest, int.from_bytes(bits.tobytes(), "big"), small)
+
+
+def exact(prints: Sequence[Print]) -> list[list[int]]:
+    """Groups of images with equal pixels."""
+    groups = defaultdict(list)
+    for index, one in enumerate(prints):
+        groups[one.digest].append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def near(prints: Sequence[Print]) -> list[tuple[int, int]]:
+    """Pairs of images that look the same without being equal: resized, compressed anew, a little brighter.
+
+    The hash finds candidates, and the small copies decide: scenes on a plain ground have like hashes.
+    """
+    if not prints:
+        return []
+    looks = np.array([one.look for one in prints], np.uint64)
+    small = np.stack([one.small for one in prints]).reshape(len(prints), -1, 3)
+    found: set[tuple[int, int]] = set()
+    for word in range(_WORDS):
+        words = (looks >> np.uint64(16 * word)) & np.uint64(0xFFFF)
+        order = np.argsort(words, kind="stable")
+        starts = np.flatnonzero(np.diff(words[order], prepend=np.uint64(2**20))).tolist()
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            found |= _near_within(order[start:end], looks, small)
+    return sorted(pair for pair in found if prints[pair[0]].digest != prints[pair[1]].digest)
+
+
+def _near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> set[tuple[int, int]]:
+    found = set()
+    for place, one in enumerate(members[:-1].tolist()):
+        others = members[place + 1 :]
+        others = others[np.bitwise_count(looks[others] ^ looks[one]) <= MAX_BITS]
+        if len(others) == 0:
+            continue
+        gaps = small[others].astype(np.float32) - small[one].astype(np.float32)  # (M, 256, 3)
+        shift = gaps.mean(1, keepdims=True)
+        local = np.abs(gaps - shift)
+        alike = (np.abs(shift).max((1, 2)) <= MAX_SHIFT) & (local.mean((1, 2)) <= MAX_MEAN)
+        alike &= local.max((1, 2)) <= MAX_LOCAL
+        found |= {(min(one, other), max(one, other)) for other in others[alike].tolist()}
+    return found

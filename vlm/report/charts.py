@@ -1,0 +1,119 @@
+"""Charts as SVG, drawn by hand: they take the page's colours and need nothing else."""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+COLORS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)")
+WIDTH, HEIGHT = 360, 210
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 24
+POINTS = 300  # of a line; more cannot be seen
+
+Line = Sequence[tuple[float, float]]
+Scale = Callable[[float], float]
+
+
+def read_curves(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """The columns of a run's metrics.csv as lines over steps; none where there is no such file."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    if not path.is_file():
+        return curves
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            for name, text in row.items():
+                value = _number(text)
+                if name not in ("step", "epoch") and value is not None:
+                    curves.setdefault(name, []).append((float(row["step"]), value))
+    return curves
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def line_chart(title: str, lines: Mapping[str, Line]) -> str:
+    """Lines over steps, each with its name and last value below the chart."""
+    lines = {name: _thin(line) for name, line in lines.items() if line}
+    xs = [x for line in lines.values() for x, _ in line]
+    ys = [y for line in lines.values() for _, y in line]
+    if not xs:
+        return ""
+    ticks = nice_ticks(min(ys), max(ys))
+    across = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    up = _scale(min(ticks[0], *ys), max(ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
+    parts = [_grid(ticks, up), _steps(min(xs), max(xs), across)]
+    for (_, line), color in zip(lines.items(), COLORS * len(lines), strict=False):
+        points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
+        dots = "".join(f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" fill="{color}"/>' for x, y in line)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        parts.append(dots if len(line) <= 40 else "")
+    label = f'role="img" aria-label="{escape(title, quote=True)}"'
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{svg}{_legend(lines)}</figure>'
+
+
+def bars(title: str, values: Mapping[str, float]) -> str:
+    """Horizontal bars from 0."""
+    most = max([*values.values(), 1e-12])
+    parts = []
+    for place, (name, value) in enumerate(values.items()):
+        top, color = 6 + 34 * place, COLORS[place % len(COLORS)]
+        length = max(1.0, 220 * value / most)
+        parts.append(f'<text x="0" y="{top + 16}">{escape(name)}</text>')
+        parts.append(f'<rect x="96" y="{top}" width="{length:.1f}" height="22" rx="4" fill="{color}"/>')
+        parts.append(f'<text x="{102 + length:.1f}" y="{top + 16}">{value:.3f}</text>')
+    svg = f'<svg viewBox="0 0 {WIDTH} {34 * len(values) + 8}" role="img">{"".join(parts)}</svg>'
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{svg}</figure>'
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers from at or above the lowest value to at or below the highest."""
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
+
+
+def _thin(line: Line) -> Line:
+    stride = -(-len(line) // POINTS)
+    return [*line[:-1:stride], line[-1]] if stride > 1 else line
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def _grid(ticks: Sequence[float], up: Scale) -> str:
+    lines = []
+    for tick in ticks:
+        y = up(tick)
+        lines.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
+    return "".join(lines)
+
+
+def _steps(low: float, high: float, across: Scale) -> str:
+    ends = [(low, "start"), (high, "end")] if high > low else [(low, "middle")]
+    return "".join(
+        f'<text x="{across(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">step {at:,.0f}</text>'
+        for at, anchor in ends
+    )
+
+
+def _legend(lines: Mapping[str, Line]) -> str:
+    marks = (
+        f'<span class="mark"><span class="key" style="background:{color}"></span>'
+        f"{escape(name)} {line[-1][1]:.4g}</span> "
+        for (name, line), color in zip(lines.items(), COLORS * len(lines), strict=False)
+    )
+    return f'<div class="small soft">{"".join(marks)}</div>'

@@ -1,0 +1,134 @@
+"""Self-contained HTML pages: no script, no network, one column on a phone, light or dark as the reader has it."""
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from io import BytesIO
+
+from PIL import Image
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1d2329; --soft: #5c6773; --line: #dfe4ea; --back: #ffffff; --card: #f6f8fa;
+  --one: #1f6feb; --two: #d9730d; --three: #2b8a3e; --four: #8b5cf6; --five: #c2255c; --good: #2b8a3e; --bad: #c92a2a; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e9ed; --soft: #9aa5b1; --line: #313840; --back: #14181d;
+  --card: #1c2229; --one: #6cb1ff; --two: #ffa657; --three: #69db7c; --four: #b9a2ff; --five: #ff8fb3; --good: #69db7c;
+  --bad: #ff8787; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--text); overflow-wrap: anywhere;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .3rem; letter-spacing: -.01em; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .8rem; padding-bottom: .35rem; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.6rem 0 .6rem; }
+p { margin: .4rem 0 .8rem; max-width: 46rem; } .soft { color: var(--soft); } .small { font-size: .86rem; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: 60%; }
+th, td { padding: .34rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { font-weight: 600; color: var(--soft); font-size: .86rem; } th:first-child, td:first-child { text-align: left;
+  padding-left: 0; } td.text { text-align: left; white-space: normal; }
+.tiles, .cards, .charts { display: grid; gap: 1rem; margin: 1rem 0; }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
+.tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .8rem 1rem; }
+.tile b { display: block; font-size: 1.55rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.cards { grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; margin: 0; }
+.card img { display: block; width: 100%; height: 13rem; object-fit: contain; background: var(--line); }
+.card figcaption { padding: .7rem .9rem .9rem; } .card ul { margin: .3rem 0 0; padding-left: 1.1rem; }
+.card .said { font-weight: 600; } summary { cursor: pointer; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); }
+.chart { margin: 0; } .chart figcaption { font-weight: 600; font-size: .92rem; }
+svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
+.mark { display: inline-block; margin-right: .9em; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .3em; }
+.picture img { max-width: 100%; height: auto; border-radius: 10px; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem;
+  white-space: pre-wrap; font: .86rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+@media (max-width: 600px) { main { padding: 1.2rem 1rem 3rem; } h1 { font-size: 1.4rem; }
+  .cards, .charts { grid-template-columns: 1fr; } .tiles { grid-template-columns: 1fr 1fr; }
+  th, td { padding: .34rem .5rem; } .card img { height: auto; max-height: 22rem; } }
+"""
+
+
+def page(title: str, subtitle: str, body: Iterable[str]) -> str:
+    """A whole page; its body is HTML already, the titles are text."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n'
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, *body: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(body) + "\n</section>"
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{escape(text)}</p>'
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts, which scrolls by itself where it is wider than the screen."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    return (
+        f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{"".join(lines)}\n</tbody></table></div>'
+    )
+
+
+def tiles(items: Iterable[tuple[str, str, str]]) -> str:
+    """Headline numbers: a name, the number, and a line below it."""
+    made = (
+        f'<div class="tile"><span class="soft small">{escape(name)}</span><b>{escape(number)}</b>'
+        f'<span class="soft small">{escape(below)}</span></div>'
+        for name, number, below in items
+    )
+    return f'<div class="tiles">{"".join(made)}</div>'
+
+
+def card(image: str | None, said: str, lines: Sequence[str] = (), references: Sequence[str] = ()) -> str:
+    """An image with what was said of it, further lines, and the references, those after the first to be unfolded."""
+    picture = f'<img src="{image}" alt="{escape(said, quote=True)}" loading="lazy">' if image else ""
+    parts = [f'<div class="said">{escape(said) or "<i>(empty)</i>"}</div>']
+    parts += [f'<div class="soft small">{escape(line)}</div>' for line in lines]
+    if references:
+        parts.append(f'<div class="small">reference: {escape(references[0])}</div>')
+    if len(references) > 1:
+        rest = "".join(f"<li>{escape(text)}</li>" for text in references[1:])
+        more = f"{len(references) - 1} more"
+        parts.append(f'<details class="small"><summary class="soft">{more}</summary><ul>{rest}</ul></details>')
+    return f'<figure class="card">{picture}<figcaption>{"".join(parts)}</figcaption></figure>'
+
+
+def cards(made: Iterable[str]) -> str:
+    return f'<div class="cards">{"".join(made)}</div>'
+
+
+def subtitle(text: str) -> str:
+    return f"<h3>{escape(text)}</h3>"
+
+
+def preformatted(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def picture(data: str, alt: str) -> str:
+    return f'<p class="picture"><img src="{data}" alt="{escape(alt, quote=True)}"></p>'
+
+
+def thumbnail(image: Image.Image, side: int = 320) -> str:
+    """An image as part of a page: a data URI, at most so large, small ones without loss."""
+    image = image.convert("RGB")
+    small = max(image.size) <= 128
+    if small and max(image.size) < side // 2:  # or a screen blurs them
+        image = image.resize((image.width * 2, image.height * 2), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    file = BytesIO()
+    image.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
+    return data_uri(file.getvalue(), "png" if small else "jpeg")
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,52 @@
+"""The files that an evaluation leaves in its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlm.callbacks.writing import named, write_text
+from vlm.report.confusion import confusion_picture
+from vlm.report.evaluation import curves_beside, evaluation_page, pictures_of
+from vlm.tasks.base import Task
+
+
+def write_results(folder: Path, task: Task, results: dict[str, float], data: Any) -> None:
+    """Writes metrics.json, predictions.json, report.html and, where the task has any, details.json and their picture.
+
+    Args:
+        folder: Where to; it is made.
+        task: What was evaluated, as the evaluation left it.
+        results: The scores as split/metric.
+        data: The data that it was evaluated on, for the report's images.
+    Raises:
+        OSError: A file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    details, predictions = task.details(), task.predictions()
+    files = {"metrics": results, "predictions": predictions, **({"details": details} if details else {})}
+    for name, content in files.items():
+        write_text(folder / f"{name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    confusion = None
+    if "confusion" in details:
+        with named(folder / "confusion.png") as path:
+            confusion_picture(np.array(details["confusion"]), details["classes"], str(path))
+            confusion = path.read_bytes()
+    split, name = task.test_split, str(getattr(task, "name", "evaluation"))
+    text = evaluation_page(
+        title=f"{name.replace('_', ' ').capitalize()}: {_source(data)}",
+        split=split,
+        results=results,
+        predictions=predictions,
+        details=details,
+        picture=pictures_of(data.split(split)),
+        confusion=confusion,
+        curves=curves_beside(folder),
+    )
+    write_text(folder / "report.html", text)
+
+
+def _source(data: Any) -> str:
+    source = getattr(data, "source", data)
+    return getattr(source, "name", type(source).__name__)
