@@ -47,6 +47,7 @@ def evaluate_checkpoint(
     if out is not None:
         try:
             write_results(Path(out), task, results, data)
+            print(f"\nreport  {Path(out) / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0

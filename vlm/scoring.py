@@ -52,7 +52,7 @@ def score_files(
     """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
 
     Args:
-        results: COCO's result format: a list of ``{"image_id", "caption"}``.
+        results: COCO's result format: a list of ``{"image_id", "caption"}``; in a .jsonl file, one a line.
         references: COCO's annotation format: ``{"annotations": [{"image_id", "caption"}]}``.
         per_image: Tell the scores of each image too.
         form: "text", "json" or "csv".
@@ -122,7 +122,10 @@ def read_references(path: str) -> dict[str, list[str]]:
 
 def _load(path: str) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if path.endswith(".jsonl"):  # as training leaves them in samples/
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
     except (ValueError, RecursionError) as error:

@@ -122,13 +122,16 @@ def resume_command(folder: Path) -> str:
 def closing(folder: Path, results: dict[str, float], example: str) -> str:
     """What a finished run prints: its scores, where everything is, and the next command to try."""
     best = folder / "checkpoints" / "best.ckpt"
-    places = [f"run         {folder}", f"checkpoint  {best}", f"try         {example} -c {shlex.quote(str(best))}"]
+    report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
+    places = [f"run         {folder}", f"checkpoint  {best}", f"report      {report}"]
+    places.append(f"try         {example} -c {shlex.quote(str(best))}")
     return "\n".join(["", "the best checkpoint", table(results), "", *places])
 
 
 def table(results: dict[str, float]) -> str:
     """Scores with their controls beside them, a line a metric."""
-    controls = list(dict.fromkeys(name.split("@")[1] for name in results if "@" in name))
+    found = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    controls = sorted(found, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
     split = next(iter(results)).split("/")[0]
     names = [name.split("/")[1] for name in results if "@" not in name]
     width = max(map(len, names)) + 2

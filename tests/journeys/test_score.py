@@ -127,6 +127,14 @@ def test_odd_texts_are_scored(tmp_path, capsys) -> None:
     assert found["images"] == len(odd) and 0 < found["bleu1"] <= 1 + 1e-9
 
 
+def test_json_lines_are_read_too(tmp_path, capsys) -> None:
+    results, references = files(tmp_path)
+    rows = json.loads(Path(results).read_text())
+    (tmp_path / "step_9.jsonl").write_text("".join(json.dumps({**row, "loss": 1.0}) + "\n" for row in rows))
+    found = scores(capsys, str(tmp_path / "step_9.jsonl"), references)
+    assert found == scores(capsys, results, references)
+
+
 RESULT = [{"image_id": 1, "caption": "a"}]
 
 

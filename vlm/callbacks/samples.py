@@ -1,8 +1,10 @@
 """What the model made of a few inputs of each validation."""
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 
@@ -11,7 +13,10 @@ from vlm.tasks.base import Task
 
 
 class Samples(L.Callback):
-    """Prints a few samples of each validation, and keeps more in samples/.
+    """Prints a few samples of each validation, and keeps more in samples/ and in TensorBoard, where that is on.
+
+    A captioner's are records of COCO's result format with their references and loss, a line each; `vlm score` reads
+    them.
 
     Args:
         show: How many are printed.
@@ -37,3 +42,17 @@ class Samples(L.Callback):
         ]
         text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
         write_text(folder / f"step_{trainer.global_step}.jsonl", text)
+        for logger in trainer.loggers:
+            board = getattr(logger, "experiment", None)
+            if hasattr(board, "add_image"):
+                with suppress(OSError):  # a full disk is warned of where metrics are written
+                    show_samples(board, samples[: self.show], trainer.global_step)
+
+
+def show_samples(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Adds samples to TensorBoard: their lines as text, and their images, one under each number."""
+    lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
+    board.add_text("val/samples", "\n".join(lines), step)  # indented, Markdown leaves them as they are
+    for place, sample in enumerate(samples):
+        if "image" in sample:
+            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)
