@@ -1,0 +1,282 @@
+"""Captions a second: ours against Hugging Face's `VisionEncoderDecoderModel.generate`, in one process.
+
+    python benchmarks/generate.py [--shapes S M] [--rounds 7] [--queue 512] [--out FILE.json]
+
+Random weights of theirs are copied into ours, in float32; each makes the captions of the same images from pixels, in
+turns, and ratios are medians over rounds. Theirs runs as its documentation says, token ids only, so does ours. 32
+tokens are forced on both by having no end token. In the queue, images end after a number of tokens drawn once (mean
+12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size, in order.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, VisionEncoderDecoderModel, ViTConfig, ViTModel
+
+from vlm.generation.engine import decode
+from vlm.generation.options import Decoding
+from vlm.models.context import Context
+from vlm.models.decode_state import DecodeState
+from vlm.models.decoder import Decoder
+from vlm.models.hugging_face import load_hugging_face
+from vlm.models.vision_language import VisionLanguageModel
+from vlm.models.vit import ViT
+from vlm.nn.decoding import lay_out_for_decoding
+
+SHAPES = {
+    "S": {"image": 96, "dim": 256, "heads": 4, "encoder": 6, "decoder": 6},
+    "M": {"image": 224, "dim": 384, "heads": 6, "encoder": 12, "decoder": 6},
+}
+VOCAB, TOKENS, BOS, EOS = 8000, 32, 1, 2
+CASES = {"batch 1": (1, 1), "batch 8": (8, 1), "batch 32": (32, 1), "beam 4, batch 8": (8, 4)}
+QUEUE_ROWS = 32
+
+
+def models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
+    size = SHAPES[shape]
+    torch.manual_seed(0)
+    sizes = {"hidden_size": size["dim"], "num_attention_heads": size["heads"], "intermediate_size": 4 * size["dim"]}
+    vit = ViTConfig(image_size=size["image"], patch_size=16, num_hidden_layers=size["encoder"], **sizes)
+    gpt2 = GPT2Config(
+        vocab_size=VOCAB,
+        n_positions=TOKENS + 2,
+        n_embd=size["dim"],
+        n_layer=size["decoder"],
+        n_head=size["heads"],
+        bos_token_id=BOS,
+        eos_token_id=None,
+        pad_token_id=0,
+        add_cross_attention=True,
+        is_decoder=True,
+    )
+    theirs = VisionEncoderDecoderModel(encoder=ViTModel(vit, add_pooling_layer=False), decoder=GPT2LMHeadModel(gpt2))
+    theirs.decoder.base_model.wpe.weight.data *= 8  # or a random model repeats one token
+    theirs.generation_config.update(decoder_start_token_id=BOS, pad_token_id=0)
+    common = {"dim": size["dim"], "num_heads": size["heads"]}
+    encoder = ViT(
+        image_size=size["image"], patch_size=16, depth=size["encoder"], class_token=True, norm_eps=1e-12, **common
+    )
+    decoder = Decoder(
+        vocab_size=VOCAB,
+        max_len=TOKENS + 2,
+        depth=size["decoder"],
+        context_dim=size["dim"],
+        activation="gelu_tanh",
+        **common,
+    )
+    ours = VisionLanguageModel(encoder=encoder, decoder=decoder).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        load_hugging_face(ours, folder)
+    lay_out_for_decoding(ours.decoder)
+    return ours, theirs.eval()
+
+
+@torch.inference_mode()
+def run_ours(
+    decoder: Any, model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, eos: int, rows: int
+) -> list[list[int]]:
+    chunks = (
+        (range(at, min(at + rows, len(images))), model.encode(images[at : at + rows]))
+        for at in range(0, len(images), rows)
+    )
+    found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=eos, rows=rows))
+    return [found[place][0].tokens for place in range(len(images))]
+
+
+def side_by_side(
+    ours: Callable[[], list[list[int]]], theirs: Callable[[], list[list[int]]], *, rounds: int
+) -> dict[str, float]:
+    """Seconds of both, in turns, and how many times as fast ours is."""
+    texts = ours(), theirs()
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    times: list[tuple[float, float]] = []
+    for number in range(rounds):
+        pair = {}
+        for name, work in (("ours", ours), ("peer", theirs))[:: 1 if number % 2 else -1]:
+            start = time.perf_counter()
+            work()
+            pair[name] = time.perf_counter() - start
+        times.append((pair["ours"], pair["peer"]))
+    ratios = sorted(peer / own for own, peer in times)
+    return {
+        "ours_s": statistics.median(own for own, _ in times),
+        "peer_s": statistics.median(peer for _, peer in times),
+        "ratio": statistics.median(ratios),
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+        "same_captions": same,
+        "images": len(texts[0]),
+    }
+
+
+def fixed(shape: str, batch: int, beam: int, *, rounds: int) -> dict[str, float]:
+    """A batch of captions of 32 tokens each."""
+    ours, theirs = models(shape)
+    images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
+    decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
+    options = {"max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
+    return side_by_side(
+        lambda: run_ours(ours.decoder, ours, images, decoding, eos=-1, rows=batch),
+        lambda: theirs.generate(images, **options)[:, 1:TOKENS].tolist(),  # as ours is cut
+        rounds=rounds,
+    )
+
+
+def lengths(count: int) -> list[int]:
+    """Tokens of each caption, the end token counted: mean 12, at most 30."""
+    drawn = np.random.default_rng(0).gamma(4.0, 3.0, count).round()
+    return [int(length) for length in drawn.clip(4, 30)]
+
+
+class EndAt(LogitsProcessor):
+    """Makes the end token certain once a caption has its length, and impossible before."""
+
+    def __init__(self, wanted: list[int]) -> None:
+        self.wanted = torch.tensor(wanted)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, EOS] = torch.where(input_ids.shape[1] >= self.wanted, torch.inf, -torch.inf)
+        return scores
+
+
+def queue(shape: str, count: int, *, rounds: int) -> dict[str, float]:
+    """Captions of many lengths, more than a batch of them."""
+    ours, theirs = models(shape)
+    images = torch.randn(count, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
+    wanted = lengths(count)
+    decoding = Decoding(max_tokens=TOKENS, logprobs=False)
+
+    def engine() -> list[list[int]]:
+        return run_ours(Ends(ours.decoder, wanted), ours, images, decoding, eos=EOS, rows=QUEUE_ROWS)  # type: ignore[arg-type]
+
+    def peer() -> list[list[int]]:
+        texts: list[list[int]] = []
+        for at in range(0, count, QUEUE_ROWS):
+            part = slice(at, at + QUEUE_ROWS)
+            options = {"logits_processor": [EndAt(wanted[part])], "eos_token_id": EOS, "do_sample": False}
+            rows = theirs.generate(images[part], max_new_tokens=TOKENS, **options)[:, 1:].tolist()
+            texts += [row[:length] for row, length in zip(rows, wanted[part], strict=True)]
+        return texts
+
+    return side_by_side(engine, peer, rounds=rounds)
+
+
+class Ends:
+    """Our decoder with texts of given lengths: it is told which image each row is, and changes the logits as EndAt."""
+
+    def __init__(self, decoder: Decoder, wanted: list[int]) -> None:
+        self.decoder, self.max_len = decoder, decoder.max_len
+        self.waiting = iter(wanted)
+        self.wanted = self.age = torch.empty(0)
+
+    def keys_values(self, context: Context) -> Any:
+        return self.decoder.keys_values(context)
+
+    def start(self, context: Context, **options: Any) -> DecodeState:
+        state = self.decoder.start(context, **options)
+        self.wanted = torch.tensor([next(self.waiting) for _ in range(len(context.states))])
+        self.age = torch.zeros_like(self.wanted)
+        replace, select = state.replace, state.select
+
+        def replaced(rows: Tensor, *given: Any) -> None:
+            self.wanted[rows] = torch.tensor([next(self.waiting) for _ in rows])
+            self.age[rows] = 0
+            replace(rows, *given)
+
+        def selected(rows: Tensor) -> None:
+            self.wanted, self.age = self.wanted[rows], self.age[rows]
+            select(rows)
+
+        state.replace, state.select = replaced, selected  # type: ignore[method-assign]
+        return state
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        self.age += 1
+        return self.decoder.step(tokens, state)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits = self.decoder.head(hidden)
+        logits[:, EOS] = torch.where(self.age >= self.wanted, torch.inf, -torch.inf)
+        return logits
+
+
+def memory(side: str, shape: str, case: str) -> None:
+    """Prints how many megabytes one side needs at most beyond the model (Linux)."""
+    batch, beam = CASES[case]
+    ours, theirs = models(shape)
+    images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = _status("VmRSS")
+    if side == "ours":
+        run_ours(ours.decoder, ours, images, Decoding(beam=beam, max_tokens=TOKENS - 1), eos=-1, rows=batch)
+    else:
+        theirs.generate(images, max_new_tokens=TOKENS, num_beams=beam, do_sample=False)
+    print((_status("VmHWM") - before) / 1024)
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def measured_memory(shape: str, case: str) -> dict[str, float]:
+    """Megabytes of both, each in a process of its own."""
+    found = {}
+    for side in ("ours", "peer"):
+        command = [sys.executable, __file__, "--memory", side, shape, case]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[f"{side}_mb"] = float(done.stdout.split()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, "queue"], default=[*CASES, "queue"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--queue", type=int, default=512, help="Images of the queue.")
+    parser.add_argument("--out")
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory:
+        memory(*args.memory)
+        return
+    rows = {}
+    print(
+        f"{'':<24}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}{'min':>8}{'max':>8}"
+        f"{'same':>10}{'ours MB':>9}{'peer MB':>9}"
+    )
+    for shape in args.shapes:
+        for case in args.cases:
+            if case == "queue":
+                row = queue(shape, args.queue, rounds=min(args.rounds, 3))
+            else:
+                row = fixed(shape, *CASES[case], rounds=args.rounds) | measured_memory(shape, case)
+            rows[f"{shape}, {case}"] = row
+            cells = [f"{row['ours_s'] * 1e3:>10.1f}{row['peer_s'] * 1e3:>10.1f}"]
+            cells += [f"{row[key]:>8.2f}" for key in ("ratio", "ratio_min", "ratio_max")]
+            cells += [f"{row['same_captions']:>5.0f}/{row['images']:<4.0f}"]
+            cells += [f"{row[key]:>9.0f}" for key in ("ours_mb", "peer_mb") if key in row]
+            print(f"{f'{shape}, {case}':<24}" + "".join(cells), flush=True)
+    if args.out is not None:
+        Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
