@@ -169,3 +169,12 @@ def test_two_real_processes_agree_with_one(tmp_path: Path) -> None:
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [expected, expected]
+
+
+def test_the_interval_holds_the_accuracy() -> None:
+    metric = update(ClassificationMetric(num_classes=5), made(300, 5), list(range(300)))
+    accuracy, found = metric.compute()["accuracy"], metric.intervals(seed=0)
+    assert found.keys() == {"accuracy@low", "accuracy@high"}
+    half = 1.96 * (accuracy * (1 - accuracy) / 300) ** 0.5
+    assert found["accuracy@low"] == pytest.approx(accuracy - half, abs=0.015)
+    assert found["accuracy@high"] == pytest.approx(accuracy + half, abs=0.015)

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from vlm.errors import UserError
+from vlm.metrics.bootstrap import intervals, mean_scorer
 from vlm.metrics.records import RecordMetric
 
 TOP = 5
@@ -108,6 +109,11 @@ class ClassificationMetric(RecordMetric):
             counts: Training samples of each class.
         """
         return {"accuracy@constant": float((self._labels == int(np.argmax(counts))).mean())}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over samples."""
+        right = (self._classes[:, :1] == self._labels[:, None]).astype(np.float64)
+        return intervals(["accuracy"], mean_scorer(right), len(right), seed=seed)
 
     def _start(self) -> None:
         super()._start()

@@ -83,6 +83,7 @@ class Classification(Task):
         self.samples = [{**record, "line": _line(record)} for record in spread[:SAMPLES]]
         if final:
             results |= self.metric.constant(self.trainer.datamodule.counts("train"))  # type: ignore[attr-defined]
+            results |= self.metric.intervals(seed=self.seed)
         return results
 
     def predictions(self) -> list[dict[str, Any]]:
