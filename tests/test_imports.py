@@ -15,10 +15,10 @@ FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 BASE = ("vlm", "vlm.errors", "vlm.randomness")  # import nothing of vlm but each other; anybody may import them
 ORDER = ["vlm.nn", "vlm.models", "vlm.generation", "vlm.inference", "vlm.tasks", ("vlm.callbacks", "vlm.report")]
 LEVELS = {name: level for level, names in enumerate(ORDER) for name in ([names] if isinstance(names, str) else names)}
-LEVELS["vlm.checkpoint"] = LEVELS["vlm.models"]
+LEVELS["vlm.checkpoint"] = LEVELS["vlm.verify"] = LEVELS["vlm.models"]
 TOP = len(ORDER)  # train.py, cli.py and what puts a run together for them
 SIDES = ("vlm.metrics", "vlm.data")
-SHARED = ("vlm.data.image", "vlm.data.tokenizer")
+SHARED = ("vlm.data.image", "vlm.data.image_guard", "vlm.data.tokenizer")
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.hugging_face_files", "safetensors")}  # only when used
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "vlm", *sys.stdlib_module_names}
 

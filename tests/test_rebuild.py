@@ -151,7 +151,9 @@ def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
     whole["state_dict"]["model.claim"] = claim
     ckpt.write(tmp_path / "model.ckpt", whole)
     assert (tmp_path / "model.ckpt").stat().st_size < 100_000
-    refused_quickly(ckpt.read(tmp_path / "model.ckpt"))
+    refused_quickly(whole)
+    with pytest.raises(UserError, match=r"model\.ckpt: is damaged or is no checkpoint of vlm \("):
+        ckpt.read(tmp_path / "model.ckpt")
 
 
 @pytest.mark.parametrize(

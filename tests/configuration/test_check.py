@@ -270,8 +270,8 @@ def test_spec_is_plain_and_holds_no_target():
             "root": "/r",
         },
     }
-    assert spec({"_target_": "vlm.errors.UserError", "message": "m"}) == {
-        "name": "errors.UserError",
+    assert spec({"_target_": "vlm.data.image.ImageError", "message": "m"}) == {
+        "name": "data.image.ImageError",
         "args": {"message": "m"},
     }
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageCms
 
 from vlm.data.image import MAX_BYTES, MAX_SIDE, ImageError, Preprocess, load_image
+from vlm.errors import printable
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.image sets
 
@@ -242,7 +243,7 @@ def refused(source, match):
     assert caught.value.status == 1
     assert "\n" not in message
     if not isinstance(source, bytes):
-        assert message.startswith(f"{source}: ")
+        assert message.startswith(printable(f"{source}: "))
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])

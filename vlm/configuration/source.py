@@ -17,17 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_EXPRESSIONS = (
-    ast.Name,
-    ast.Attribute,
-    ast.Subscript,
-    ast.BinOp,
-    ast.BitOr,
-    ast.Constant,
-    ast.Tuple,
-    ast.List,
-    ast.Load,
-)
 _WITHOUT_FIELDS = {"ABC", "Generic", "Protocol", "object"}  # bases that add no constructor
 _SOME_DEFAULT = object()  # one that is no literal
 
@@ -226,20 +215,14 @@ def _parameter(module: str, arg: ast.arg, kind: Any, default: ast.expr | None) -
     return inspect.Parameter(arg.arg, kind, default=value, annotation=annotation)
 
 
-class _Scope(dict[str, Any]):
-    """The names that an annotation may use; those that cannot be read say nothing."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__(__builtins__={})
-        self.module = module
-
-    def __missing__(self, name: str) -> Any:
-        try:
-            return lookup(self.module, name)
-        except Missing:
-            return getattr(builtins, name, Any)
-        except Unreadable:
-            return Any
+def _named(module: str, name: str) -> Any:
+    """What a name in an annotation means; one that cannot be read says nothing."""
+    try:
+        return lookup(module, name)
+    except Missing:
+        return getattr(builtins, name, Any)
+    except Unreadable:
+        return Any
 
 
 def _evaluate(module: str, expression: ast.expr) -> Any:
@@ -248,13 +231,30 @@ def _evaluate(module: str, expression: ast.expr) -> Any:
             expression = ast.parse(expression.value, mode="eval").body
         except SyntaxError:
             return Any
-    # Only what annotations are made of is evaluated: a call could do anything.
-    if not all(isinstance(node, _EXPRESSIONS) for node in ast.walk(expression)):
-        return Any
     try:
-        return eval(compile(ast.Expression(expression), module, "eval"), _Scope(module))
+        return _hint(module, expression)
     except Exception:  # whatever a stranger's annotation raises, it says nothing then
         return Any
+
+
+def _hint(module: str, node: ast.expr) -> Any:
+    """Only what annotations are made of: a call could do anything."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return _named(module, name)
+        case ast.Attribute(value=value, attr=name):
+            return getattr(_hint(module, value), name)
+        case ast.Subscript(value=value, slice=inside):
+            return _hint(module, value)[_hint(module, inside)]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _hint(module, left) | _hint(module, right)
+        case ast.Tuple(elts=parts):
+            return tuple(_hint(module, part) for part in parts)
+        case ast.List(elts=parts):
+            return [_hint(module, part) for part in parts]
+    raise Unreadable(ast.dump(node))
 
 
 @cache

@@ -12,7 +12,8 @@ from vlm.configuration.types import did_you_mean, hints, nearest
 from vlm.errors import UserError
 
 _allowed = ["vlm", "lightning", "torch.optim"]
-_CLASSES_ONLY = ("lightning", "torch")  # their functions do things to files and processes
+_CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
+_ROOMS = ("vlm.callbacks", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks")  # where the parts of a run are
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def _refuse_strangers(name: Any) -> None:
 
 def _refuse_unbuildable(name: str, target: Target) -> None:
     # A name may pass through a module's own imports (vlm.x.os.system): what counts is where the thing was defined.
-    if not _inside(f"{target.home}.", _allowed) or (_inside(name, _CLASSES_ONLY) and not target.is_class):
+    home = f"{target.home}."
+    elsewhere = _inside(home, ["vlm"]) and not _inside(home, _ROOMS)
+    if elsewhere or not _inside(home, _allowed) or (_inside(name, _CLASSES_ONLY) and not target.is_class):
         raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
 
 

@@ -8,7 +8,8 @@ import logging
 import os
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -21,6 +22,7 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
+from vlm.data.image_guard import guard
 from vlm.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
@@ -31,11 +33,13 @@ SUFFIXES = frozenset({
 })
 # fmt: on
 MAX_BYTES = 2**28
-MAX_PIXELS = 2**27
+MAX_PIXELS = 2**26  # decoding takes up to eight bytes a pixel, in every worker
 MAX_SIDE = 2**16
-# Pillow decodes these variants of PPM in Python, at about a second for a million pixels.
-SLOW_CODECS = ("ppm", "ppm_plain")
+# Pillow decodes these variants of PPM and BMP in Python, at about a second for a million pixels.
+SLOW_CODECS = ("ppm", "ppm_plain", "bmp_rle")
 MAX_SLOW_PIXELS = 2**22
+MAX_WEBP_PIXELS = 2**25  # its decoder holds three copies
+MAX_SLOW_BYTES = 2**25
 MAX_IMAGE_SIZE = 4096
 
 RESIZES = ("crop", "squash", "pad")
@@ -44,7 +48,7 @@ PAD_COLOR = (128, 128, 128)
 
 Box = tuple[float, float, float, float]
 
-_ORIENTATION_TAG = 0x0112
+_BAND = 2**20  # pixels that are converted at once where that takes further copies
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -112,31 +116,27 @@ def _read_regular(path: str) -> bytes:
 def _decode(data: bytes) -> Image.Image:
     if not data:
         raise ValueError("the file is empty")
+    data, orientation = guard(data)
     with Image.open(BytesIO(data), formats=FORMATS) as image:
-        _check_size(image)
+        _check_size(image, len(data))
         image.load()
-        turn = _upright(image)
         rgb = to_rgb(image)
         # A copy where nothing else made one: what is returned shall not carry the file's metadata.
-        rgb = rgb.transpose(turn) if turn is not None else rgb.copy() if rgb is image else rgb
+        rgb = rgb.copy() if rgb is image else rgb
+    del image  # its pixels, before they are copied once more
     rgb.info = {}
-    return rgb
+    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
 
-def _check_size(image: ImageFile.ImageFile) -> None:
+def _check_size(image: ImageFile.ImageFile, size: int) -> None:
     width, height = image.size
     slow = any(tile[0] in SLOW_CODECS for tile in image.tile)
-    most = MAX_SLOW_PIXELS if slow else MAX_PIXELS
+    most = MAX_SLOW_PIXELS if slow else MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
     if max(width, height) > MAX_SIDE or width * height > most:
-        kind = "this variant of PPM may have" if slow else "an image may have"
+        kind = f"{'this variant of ' if slow else ''}{image.format} may have"
         raise ValueError(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
-
-
-def _upright(image: Image.Image) -> Image.Transpose | None:
-    try:
-        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # damaged metadata does not spoil the pixels
-        return None
+    if slow and size > MAX_SLOW_BYTES:
+        raise ValueError(f"the file has {size:,} bytes; this variant of {image.format} may have {MAX_SLOW_BYTES:,}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -144,28 +144,53 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _eight_bits(image)
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
         white = Image.new("RGB", image.size, "white")
-        white.paste(layer, mask=layer.getchannel("A"))
+        for top, band in _bands(image):
+            layer = band.convert("RGBA")
+            white.paste(layer, (0, top), layer.getchannel("A"))
         return white
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
+def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The image in bands of full width from top to bottom: what is made of them is bounded, whatever its size."""
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
 def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        grey = (values >> 8).astype(np.uint8)  # the high byte, which is what Pillow takes of colour in 16 bits
-        transparent = image.info.get("transparency")
-        if transparent is not None:
-            grey[values == transparent] = 255
-        return Image.fromarray(grey)
-    scaled = np.array(values, dtype=np.float64)
-    scaled[~np.isfinite(scaled)] = 0
-    low, high = min(float(scaled.min()), 0.0), float(scaled.max())
-    top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
-    scaled -= low
-    scaled *= 255 / ((top - low) or 1.0)
-    return Image.fromarray(np.rint(scaled, out=scaled).astype(np.uint8))
+    scale: Callable[[Image.Image], np.ndarray] = _high_byte
+    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format != "PPM"):
+        values = (_finite(band) for _, band in _bands(image))
+        ends = [(float(band.min()), float(band.max())) for band in values]
+        low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
+        top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
+        scale = partial(_scaled, low=low, span=(top - low) or 1.0)
+    grey = Image.new("L", image.size)
+    for top, band in _bands(image):
+        grey.paste(Image.fromarray(scale(band)), (0, top))
+    return grey
+
+
+def _high_byte(band: Image.Image) -> np.ndarray:
+    """What Pillow takes of colour in 16 bits."""
+    values = np.asarray(band)
+    grey = (values >> 8).astype(np.uint8)
+    transparent = band.info.get("transparency")
+    if transparent is not None:
+        grey[values == transparent] = 255
+    return grey
+
+
+def _scaled(band: Image.Image, low: float, span: float) -> np.ndarray:
+    return np.rint((_finite(band) - low) * (255 / span)).astype(np.uint8)
+
+
+def _finite(band: Image.Image) -> np.ndarray:
+    values = np.array(band, dtype=np.float64)
+    values[~np.isfinite(values)] = 0
+    return values
 
 
 def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpolation: str) -> Image.Image:

@@ -149,7 +149,7 @@ def _read_header(path: Path) -> Header:
                 raise damaged
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file of tokens") from error
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+    except (KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise damaged from error
     return header
 

@@ -20,7 +20,7 @@ def read_config(folder: str) -> dict[str, Any]:
         raise UserError(f"model.init_from: {folder} has no config.json; give a folder that save_pretrained wrote")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
+    except (OSError, RecursionError, ValueError) as fault:
         raise UserError(f"model.init_from: {path} cannot be read ({fault}); restore the file") from fault
     if not isinstance(config, dict):
         raise UserError(f"model.init_from: {path} describes no model; restore the file")
@@ -53,7 +53,7 @@ def _weight_files(folder: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             return [folder / Path(name).name for name in names]  # the name alone: a shard lies beside its index
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as fault:
             raise UserError(f"model.init_from: {index} cannot be read ({fault!r}); fetch it again") from fault
     if any(folder.glob("pytorch_model*.bin*")):
         raise UserError(
