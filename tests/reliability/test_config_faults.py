@@ -1,0 +1,138 @@
+"""Every fault of a config is told in a line, with status 2, before data is touched and with nothing created."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm.training import main
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 15
+
+# Of each fault: the overrides, and what is said: the key, and the nearest right name where there is one.
+CAPTIONING = [
+    (["modle.size.dim=32"], ["modle", "did you mean model?"]),
+    (["model.size.dmi=32"], ["model.size.dmi", "did you mean dim?"]),
+    (["model.encoder.dpeth=2"], ["model.encoder.dpeth", "did you mean depth?"]),
+    (["model.decoder.num_haeds=2"], ["model.decoder.num_haeds", "did you mean num_heads?"]),
+    (["model=tinny"], ["model=tinny", "did you mean tiny?"]),
+    (["model/encoder=vitt"], ["model/encoder=vitt", "did you mean vit?"]),
+    (["data=flikr8k"], ["data=flikr8k", "did you mean flickr8k?"]),
+    (["optim=adamm"], ["optim=adamm", "did you mean adamw?"]),
+    (["optim.lrr=1"], ["optim.lrr", "did you mean lr?"]),
+    (["optim.lr=fast"], ["optim.lr", "'fast'", "expected float"]),
+    (["optim.betas=[0.9]"], ["optim.betas", "expected"]),
+    (["lr=0.1"], ["lr", "did you mean optim.lr?"]),
+    (["seed=one"], ["seed", "'one'", "expected int"]),
+    (["seed=1,2"], ["seed=1,2", "has several values"]),
+    (["trainer.max_epoch=3"], ["trainer.max_epoch", "did you mean max_epochs?"]),
+    (["trainer.max_epochs=many"], ["trainer.max_epochs", "'many'"]),
+    (["callbacks.checkpoints.mode=most"], ["callbacks.checkpoints.mode", "choose from min, max"]),
+    (["callbacks.bad_samples.limti=1"], ["callbacks.bad_samples.limti", "did you mean limit?"]),
+    (["model.encoder.num_heads=5"], ["model.encoder.num_heads", "does not divide dim"]),
+    (["model.encoder.patch_size=15"], ["patch_size", "does not divide image_size"]),
+    (["data.batch_size=0"], ["data.batch_size", "at least 1"]),
+    (["data.max_len=0"], ["data.max_len", "at least 1"]),
+    (["tokenizer.vocab_size=7"], ["tokenizer.vocab_size", "raise it"]),
+    (["tokenizer.model_type=words"], ["tokenizer.model_type", "'words'"]),
+    (["+data.preprocess.resize=fit"], ["resize", "crop, squash, pad"]),
+    (["data=captions"], ["data.root", "has no value"]),
+    (["data=captions", "data.root=absent"], ["data.root=absent", "no such folder"]),
+    (["data=flickr8k", "data.root=absent"], ["data.root=absent", "no such folder"]),
+    (["+model.encoder._target_=os.system"], ["model.encoder._target_"]),
+    (["optim._target_=os.system"], ["optim._target_", "may not be built"]),
+    (["task._target_=vlm.tasks.captioning.Captoning"], ["task._target_", "did you mean"]),
+    (["trainer._target_=lightning.Trianer"], ["trainer._target_", "did you mean"]),
+    (["+logger.csv.folder=/tmp"], ["logger.csv.folder", "filled in by the program"]),
+    (["name=${nothing.here}"], ["name", "nothing.here"]),
+    (["--epochs", "5"], ["--epochs", "KEY=VALUE"]),
+    (["captioning"], ["captioning", "KEY=VALUE"]),
+    (["resume=absent"], ["resume=absent", "no such run"]),
+    (["resume=last"], ["resume=last", "no run"]),
+]
+CLASSIFICATION = [
+    (["task.mixpu=0.1"], ["task.mixpu", "did you mean mixup?"]),
+    (["data=cifar11"], ["data=cifar11", "did you mean cifar10?"]),
+    (["data=image_folder", "data.root=absent"], ["data.root=absent", "no such folder"]),
+    (["data=image_tar", "data.path=absent.tar"], ["data.path=absent.tar", "no such file"]),
+    (["model.pool=max"], ["model.pool", "'max'"]),
+    (["data.repeats=3", "data.batch_size=32"], ["data.repeats", "does not divide"]),
+]
+LANGUAGE_MODELING = [
+    (["data=text"], ["data.path"]),
+    (["data=text", "data.path=absent.txt"], ["data.path=absent.txt", "no such file"]),
+    (["model.size.depht=2"], ["model.size.depht", "did you mean depth?"]),
+    (["tokenizer=chra"], ["tokenizer=chra", "did you mean char?"]),
+    (["data.stride=100000"], ["data.stride"]),
+    (["schedule=cosin"], ["schedule=cosin", "did you mean cosine?"]),
+]
+FAULTS = [
+    *[("captioning", *fault) for fault in CAPTIONING],
+    *[("classification", *fault) for fault in CLASSIFICATION],
+    *[("language_modeling", *fault) for fault in LANGUAGE_MODELING],
+]
+
+
+def name_of(fault):
+    return f"{fault[0]} {' '.join(fault[1])}" if isinstance(fault, tuple) else None
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VLM_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+
+def argv(task, overrides):
+    alone = overrides[0].startswith(("resume=", "-"))
+    return overrides if alone else [f"task={task}", "trainer=cpu", *overrides]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=name_of)
+def test_a_fault_is_told_and_nothing_is_created(fault, tmp_path, capfd):
+    task, overrides, expected = fault
+    assert main(argv(task, overrides)) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert all(part in said.err for part in expected), said.err
+    assert len(said.err.splitlines()) <= 3 and "Traceback" not in said.err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_all_faults_are_told_at_once(tmp_path, capfd):
+    wrong = ["model.encoder.dpeth=3", "optim.lr=fast", "trainer.max_epoch=3", "data=flikr8k", "seed=one"]
+    assert main(["task=captioning", *wrong]) == 2
+    said = capfd.readouterr().err
+    for part in ("model.encoder.dpeth", "optim.lr", "trainer.max_epoch", "data=flikr8k", "seed"):
+        assert part in said
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides", [["optim.lrr=1"], ["task=classification", "data.root=absent", "data=image_folder"]], ids=" ".join
+)
+def test_a_process_says_so_in_seconds(overrides, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *overrides],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Time of a processor: what else the machine does is not counted.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,108 @@
+"""Files from strangers, used in a process that is watched: they run, write, read and reach nothing, and are refused.
+
+`hostile_files.py` and `hostile_data.py` make the files, and `watched.py` uses them, all in one process, for a start
+costs more than they do.
+"""
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile_files as files
+import pytest
+import watched_cases as cases
+
+from vlm import checkpoint as ckpt
+from vlm.training import main
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 5
+MEGABYTES = 1500  # with torch, Lightning and timm
+PERSONAL = {files.SECRET, "HOME", "USER", "LOGNAME", "PATH", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What became of each file, by name."""
+    folder = tmp_path_factory.mktemp("strangers") / "files"
+    folder.mkdir()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("watched.py")), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {line["name"]: line for line in lines if "name" in line}
+    return found | {key: line[key] for line in lines if "name" not in line for key in line}
+
+
+def test_a_good_checkpoint_is_used(told):
+    """Without this, all would be refused for a reason that has nothing to do with what is hostile in it."""
+    assert (told["good"]["status"], told["good info"]["status"]) == (0, 0)
+    assert told["good"]["said"].startswith("image.png\t")
+
+
+@pytest.mark.parametrize("name", cases.REFUSED)
+def test_a_hostile_file_is_refused_and_does_nothing(name, told):
+    case = told[name]
+    assert case["status"] == (1 if name in cases.FAILING else 2), case["said"]
+    assert "error: " in case["said"] and "Traceback" not in case["said"]
+    assert len([line for line in case["said"].splitlines() if line.startswith("error: ")]) == 1
+    assert case["seen"] == []
+    assert not PERSONAL & set(case["read"]) - ({"PATH"} if name in cases.FAILING else set())
+    assert case["seconds"] < SECONDS
+
+
+def test_nothing_is_left_behind(told):
+    assert told["canaries"] == []
+    assert told["megabytes"] < MEGABYTES
+
+
+def test_using_a_checkpoint_reads_no_variable_that_a_good_one_does_not(told):
+    for name in files.CHECKPOINTS:
+        assert set(told[f"caption {name}"]["read"]) <= {*told["good"]["read"], "VLM_DEBUG"}, name
+
+
+def test_what_looks_like_an_interpolation_in_a_checkpoint_is_text(told):
+    assert json.loads(told["interpolation"]["said"]) == [f"${{oc.env:{files.SECRET}}}"] * 2
+    assert files.SECRET not in told["interpolation"]["read"]
+
+
+def test_members_of_a_tar_that_lead_out_of_it_are_passed_over_and_the_others_are_read_in_memory(told):
+    names = json.loads(told["tar"]["said"])
+    assert names == [f"{folder}/{number}.png" for folder in "ab" for number in range(8)]
+    assert (told["tar"]["status"], told["tar"]["seen"]) == (0, [])
+
+
+def strings(value):
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from (*strings(key), *strings(child))
+    elif isinstance(value, list | tuple | set):
+        for child in value:
+            yield from strings(child)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_a_checkpoint_tells_nothing_of_the_machine_that_made_it(tmp_path, monkeypatch):
+    personal = {files.SECRET: "a secret value", "HOME": str(tmp_path / "somebodys-home"), "USER": "somebody-or-other"}
+    for name, value in personal.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    sizes = [f"model.size.{name}" for name in ("dim=32", "num_heads=2", "encoder_depth=1", "decoder_depth=1")]
+    scenes = ["data.source.train_scenes=8", "data.source.val_scenes=4", "data.source.test_scenes=4"]
+    assert main([*files.SMALL, *sizes, *scenes, "data.batch_size=8", "trainer.max_epochs=1"]) == 0
+    telling = [*personal.values(), str(tmp_path), str(ROOT), sys.prefix]
+    telling += [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 5]
+    paths = list(tmp_path.glob("runs/*/*/checkpoints/*.ckpt"))
+    assert paths
+    for path in paths:
+        everything = "\n".join(strings(ckpt.read(path)))
+        assert [name for name in telling if name in everything] == []
+        assert [name for name in telling if name.encode() in path.read_bytes()] == []

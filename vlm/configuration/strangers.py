@@ -1,0 +1,64 @@
+"""What config files may not do, since they are passed on: change how Hydra itself runs, or read the environment.
+
+Hydra builds what its own part of a config names, whatever it is, before a line of ours runs. On a command line all of
+this stays possible, for that is typed by whoever bears the consequences.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
+
+from vlm.errors import UserError
+
+# Differ from one composition to the next, or are harmless: what a sweep goes through.
+_FREE = ("hydra.runtime", "hydra.overrides", "hydra.job", "hydra.searchpath", "hydra.mode", "hydra.sweeper.params")
+_FIXED = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
+
+_readable: set[str] = set()
+
+
+def check_hydra(own: Any, shipped: Any) -> None:
+    """Compares Hydra's own part of a composed config with the one of the shipped config alone.
+
+    Raises:
+        UserError: A config file sets what decides how Hydra runs.
+    """
+    ours, theirs = (OmegaConf.to_container(node, resolve=False) for node in (shipped, own))
+    if found := list(_differences(theirs, ours, "hydra")):
+        said = "decides how Hydra runs, and no config file may set it; give it on the command line"
+        raise UserError("\n".join(f"{key}: {said}" for key in found[:5]))
+
+
+def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
+    fixed = any(name.startswith(key) or key.startswith(name) for name in _FIXED)
+    if one == other or (not fixed and any(key == name or key.startswith(f"{name}.") for name in _FREE)):
+        return
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        yield key
+        return
+    for name in sorted({*one, *other}, key=str):
+        yield from _differences(one.get(name), other.get(name), f"{key}.{name}")
+
+
+@contextmanager
+def readable(overrides: list[str]) -> Iterator[None]:
+    """Lets ``${oc.env:NAME}`` read the environment variables that these overrides name, and no others."""
+    names = set(re.findall(r"oc\.env:\s*['\"]?(\w+)", " ".join(overrides))) - _readable
+    _readable.update(names)
+    try:
+        yield
+    finally:
+        _readable.difference_update(names)
+
+
+def _environment(name: str, *default: str | None) -> str | None:
+    if name not in _readable:
+        raise UserError(f"reads the environment variable {name}; give the value itself on the command line")
+    return oc.env(name, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", _environment, replace=True)

@@ -1,0 +1,215 @@
+"""What is checked of an image file before a decoder sees it, so that no file takes memory or time without bound.
+
+Decoders trust some numbers of a file that cost nothing to write: a JPEG may tell of a million scans over the same
+pixels, every entry of a TIFF may claim the same hundred megabytes as its own, and metadata may come in millions of
+pieces that are read one by one. Metadata change no pixel, save for the orientation: where they are in the way they are
+left out.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+
+MAX_PIECES = 2**17  # chunks, segments or blocks of a file; encoders write pieces of some kilobytes
+MAX_SCANS = 100  # of a JPEG, as libtiff and djpeg have it; encoders write up to a dozen or so
+MAX_SCANNED = 2**30  # pixels of all scans of a JPEG together
+MAX_VALUES = 2**18  # of an entry of a TIFF that is not bytes: a strip for each of 65,536 rows is fine
+MAX_WEBP_SIDE = 2**14  # pixels, as in the format's own images
+MAX_HEADER = 2**16  # bytes before the pixels of a PPM
+MAX_TILE = 2**22  # pixels of a tile of a TIFF, unless the image is as large itself
+
+ORIENTATION = 0x0112
+
+_JPEG_KEPT = {0xE0, 0xEE}  # of the application segments: JFIF and Adobe say how colours are stored
+_JPEG_BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a segment
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_PNG_ANCILLARY = {b"tRNS"}
+_PPM = re.compile(rb"P[14](?:(?:\s|#[^\r\n]*[\r\n])+\d+){2}\s|P[^14](?:(?:\s|#[^\r\n]*[\r\n])+[-+.\w]+){3}\s")
+_TIFF_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_TIFF_DIRECTORIES = (0x8769, 0x8825, 0xA005)  # Exif, GPS, interoperability: entries that lead to further ones
+
+Guarded = tuple[bytes, int]
+
+
+def guard(data: bytes) -> Guarded:
+    """What a decoder may be given of a file, and the orientation that is still to be undone (1 is upright).
+
+    Raises:
+        ValueError: The file asks for more than any picture needs.
+    """
+    for prefix, check in _CHECKS.items():
+        if data.startswith(prefix):
+            try:
+                return check(data)
+            except (struct.error, IndexError) as error:
+                raise ValueError("the file is truncated or damaged") from error
+    return data, 1
+
+
+def _pieces(found: int) -> None:
+    if found > MAX_PIECES:
+        raise ValueError(f"the file is in more than {MAX_PIECES:,} pieces")
+
+
+def _jpeg(data: bytes) -> Guarded:
+    kept, exif = [data[:2]], b""
+    at, start, found, scans, pixels = 2, 2, 0, 0, 0
+    while at + 4 <= len(data):
+        found += 1
+        _pieces(found)
+        if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # within a scan, or what a decoder skips as well
+            marker = _JPEG_MARKER.search(data, at)
+            at = marker.start() if marker else len(data)
+            continue
+        kind = data[at + 1]
+        if kind == 0xD9:
+            break
+        end = at + 2 if kind in _JPEG_BARE else at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if kind in _JPEG_FRAMES:
+            pixels = max(
+                pixels, int.from_bytes(data[at + 5 : at + 7], "big") * int.from_bytes(data[at + 7 : at + 9], "big")
+            )
+        elif kind == 0xDA:
+            scans += 1
+            if scans > MAX_SCANS or scans * pixels > MAX_SCANNED:
+                raise ValueError(
+                    f"the file has {scans} scans and more; {MAX_SCANS} are the most, fewer of large images"
+                )
+        elif kind == 0xFE or (0xE0 <= kind <= 0xEF and kind not in _JPEG_KEPT):
+            if kind == 0xE1 and not exif and data[at + 4 : at + 10] == b"Exif\0\0":
+                exif = data[at + 10 : end]
+            kept.append(data[start:at])
+            start = end
+        at = end
+    return b"".join([*kept, data[start:]]), _exif_orientation(exif)
+
+
+def _png(data: bytes) -> Guarded:
+    kept, exif, start = [data[:8]], b"", 8
+    for at, kind, size in _chunks(data, 8, ">I4s", 12, 1):
+        if kind[:1].islower() and kind not in _PNG_ANCILLARY:
+            exif = data[at + 8 : at + 8 + size] if kind == b"eXIf" else exif
+            kept.append(data[start:at])
+            start = at + 12 + size
+        if kind == b"IEND":
+            break
+    return b"".join([*kept, data[start:]]), _exif_orientation(exif)
+
+
+def _webp(data: bytes) -> Guarded:
+    exif = b""
+    for at, kind, size in _chunks(data, 12, "<4sI", 8, 2):
+        sides = [1 + int.from_bytes(data[at + place : at + place + 3], "little") for place in (12, 15)]
+        if kind == b"VP8X" and max(sides) > MAX_WEBP_SIDE:  # a decoder makes room for the whole canvas at once
+            raise ValueError(f"{sides[0]} x {sides[1]} is too large; WebP goes to {MAX_WEBP_SIDE:,} a side")
+        if kind == b"EXIF":
+            exif = data[at + 8 : at + 8 + size].removeprefix(b"Exif\0\0")
+    return data, _exif_orientation(exif)
+
+
+def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterator[tuple[int, bytes, int]]:
+    """Where each chunk begins, its kind and the size of its content.
+
+    Args:
+        around: Bytes of a chunk beside its content.
+        even: Multiple that sizes are padded to.
+    """
+    found = 0
+    while at + 8 <= len(data):
+        found += 1
+        _pieces(found)
+        parts = struct.unpack_from(header, data, at)
+        kind, size = parts if isinstance(parts[0], bytes) else parts[::-1]
+        yield at, kind, size
+        at += around + -(-size // even) * even
+
+
+def _gif(data: bytes) -> Guarded:
+    """Leaves out what stands before the first image, save for its transparency; later images are not read."""
+    at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
+    kept, found = [data[:at]], 0
+    while data[at] == 0x21:
+        end = at + 2
+        while data[end]:
+            found += 1
+            _pieces(found)
+            end += 1 + data[end]
+        if data[at + 1] == 0xF9:
+            kept.append(data[at : end + 1])
+        at = end + 1
+    return b"".join([*kept, data[at:]]), 1
+
+
+def _ppm(data: bytes) -> Guarded:
+    if not _PPM.match(data[:MAX_HEADER]):
+        raise ValueError(f"the header is damaged, or longer than {MAX_HEADER:,} bytes")
+    return data, 1
+
+
+def _tiff(data: bytes) -> Guarded:
+    """Pillow undoes the orientation of a TIFF itself."""
+    _Directories(data).check()
+    return data, 1
+
+
+def _exif_orientation(exif: bytes) -> int:
+    try:
+        return _Directories(exif).first().get(ORIENTATION, 1) if exif else 1
+    except (struct.error, ValueError):  # damaged metadata do not spoil the pixels
+        return 1
+
+
+class _Directories:
+    """The directories of a TIFF or of Exif, which is one without pixels (TIFF 6.0, section 2; BigTIFF)."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.order = data, {b"II": "<", b"MM": ">"}.get(data[:2], "<")
+        self.big = self._read("H", 2) == 43
+        self.left = len(data)  # what all values may take: no two of them share their bytes
+
+    def first(self) -> dict[int, int]:
+        """The first value of each entry of the first directory, where it is a whole number."""
+        return self._entries(self._read("Q", 8) if self.big else self._read("I", 4))
+
+    def check(self) -> None:
+        values = self.first()
+        for tag in _TIFF_DIRECTORIES:
+            if tag in values:
+                inner = self._entries(values[tag])
+                if 0xA005 in inner:
+                    self._entries(inner[0xA005])
+        tile, image = (values.get(a, 0) * values.get(b, 0) for a, b in ((322, 323), (256, 257)))
+        if tile > max(MAX_TILE, 2 * image):
+            raise ValueError(f"the tiles have {tile:,} pixels, far more than the image")
+
+    def _entries(self, offset: int) -> dict[int, int]:
+        count = self._read("Q" if self.big else "H", offset)
+        start, width, inline = (offset + 8, 20, 8) if self.big else (offset + 2, 12, 4)
+        _pieces(count)
+        values = {}
+        for at in range(start, start + count * width, width):
+            tag, kind = self._read("H", at), self._read("H", at + 2)
+            size, number = _TIFF_WIDTHS.get(kind, 1), self._read("Q" if self.big else "I", at + 4)
+            if number * size > inline:
+                self.left -= number * size
+            if self.left < 0 or (size > 1 and number > MAX_VALUES):
+                raise ValueError("the file's entries claim more than it can hold")
+            code = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(kind)
+            if code and number == 1:
+                values[tag] = self._read(code, at + width - inline)
+        return values
+
+    def _read(self, code: str, offset: int) -> int:
+        return struct.unpack_from(self.order + code, self.data, offset)[0]
+
+
+_CHECKS: dict[bytes, Callable[[bytes], Guarded]] = {
+    b"\xff\xd8": _jpeg,
+    b"\x89PNG\r\n\x1a\n": _png,
+    b"RIFF": _webp,
+    b"GIF8": _gif,
+    b"II": _tiff,
+    b"MM": _tiff,
+    b"P": _ppm,
+}
