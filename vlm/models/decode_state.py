@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache
-from vlm.nn.decoding import Sight, as_bias
+from vlm.nn.decoding import Sight, StepBlock, as_bias
 from vlm.nn.position import Placed, Positions
 
 KeysValues = tuple[Tensor, Tensor]
@@ -20,6 +20,7 @@ class DecodeState:
     of them wrote at every step, and `lineage` says which of these a beam descends from, so that it sees no others.
 
     Args:
+        blocks: The decoder's, as steps call them.
         caches: One a block; a step's G beams lie side by side.
         context: Keys and values of each block, or None.
         mask: Of the context.
@@ -30,6 +31,7 @@ class DecodeState:
         context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, lineage (B, G, steps, G) or None
     """
 
+    blocks: list[StepBlock]
     caches: list[KeyValueCache]
     context: list[KeysValues | None]
     mask: Tensor | None

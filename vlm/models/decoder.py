@@ -10,7 +10,7 @@ from vlm.models.context import Context
 from vlm.models.decode_state import DecodeState, KeysValues
 from vlm.nn.attention import KeyValueCache, MayAttend, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
-from vlm.nn.decoding import step_block
+from vlm.nn.decoding import StepBlock
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
@@ -135,7 +135,8 @@ class Decoder(nn.Module):
             for block in self._blocks()
         ]
         mask = None if context is None else context.mask
-        return DecodeState(caches, keys_values, mask, starts, beams, max_len)
+        blocks = [StepBlock(block) for block in self._blocks()]
+        return DecodeState(blocks, caches, keys_values, mask, starts, beams, max_len)
 
     def keys_values(self, context: Context | None) -> list[KeysValues | None]:
         """Each block's keys and values of the context, laid out so that every step reads them in one go."""
@@ -150,6 +151,6 @@ class Decoder(nn.Module):
         x = self.token_embed(tokens)
         x = (x if added is None else x + added).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
-        for block, cache, keys_values in zip(self._blocks(), state.caches, state.context, strict=True):
-            x = step_block(block, x, sight, cache, keys_values, bias)
+        for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
+            x = block.step(x, sight, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)

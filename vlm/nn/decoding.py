@@ -4,13 +4,16 @@ A step of a small model takes as long as the calls around its products, so nothi
 need: no dropout, no closures, no mask where everything may be seen. Rows are images (or texts), each with G beams.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from vlm.nn.attention import CrossAttention, KeyValueCache, SelfAttention
+from vlm.nn.attention import KeyValueCache
 from vlm.nn.position import Placed
 
 
@@ -33,56 +36,87 @@ class Sight:
     bias: Tensor | None
 
 
-def step_block(
-    block: Any,
-    x: Tensor,
-    sight: Sight,
-    cache: KeyValueCache,
-    context: tuple[Tensor, Tensor] | None,
-    context_bias: Tensor | None,
-) -> Tensor:
-    """Moves the residual stream of new tokens through a DecoderBlock.
+class StepBlock:
+    """A DecoderBlock as a step calls it: its functions and weights at hand, without the machinery of modules.
 
-    Shapes:
-        x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
+    Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
     """
-    pre, cross = block.pre_norm, block.cross_attn
-    x = x + attend_cache(block.attn, block.norm1(x) if pre else x, sight, cache)
-    x = x if pre else block.norm1(x)
-    if cross is not None and context is not None:
-        x = x + attend_context(cross, block.norm_cross(x) if pre else x, context, context_bias)
-        x = x if pre else block.norm_cross(x)
-    x = x + block.mlp(block.norm2(x) if pre else x)
-    return x if pre else block.norm2(x)
+
+    def __init__(self, block: Any) -> None:
+        self.pre = block.pre_norm
+        self.norm1, self.norm2, self.mlp = bare(block.norm1), bare(block.norm2), bare(block.mlp)
+        attn, cross = block.attn, block.cross_attn
+        self.attn, self.cross = attn, cross
+        self.qkv, self.proj = bare(attn.qkv), bare(attn.proj)
+        self.heads = (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads)
+        self.head_dim, self.cosine = attn.head_dim, attn.cosine
+        self.scale = None if attn.cosine is None else 1.0
+        if cross is not None:
+            self.norm_cross, self.cross_q, self.cross_proj = bare(block.norm_cross), bare(cross.q), bare(cross.proj)
+
+    def step(
+        self,
+        x: Tensor,
+        sight: Sight,
+        cache: KeyValueCache,
+        context: tuple[Tensor, Tensor] | None,
+        context_bias: Tensor | None,
+    ) -> Tensor:
+        """Moves the residual stream of new tokens through the block.
+
+        Shapes:
+            x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
+        """
+        pre = self.pre
+        x = x + self.attend_cache(self.norm1(x) if pre else x, sight, cache)
+        x = x if pre else self.norm1(x)
+        if self.cross is not None and context is not None:
+            x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
+            x = x if pre else self.norm_cross(x)
+        x = x + self.mlp(self.norm2(x) if pre else x)
+        return x if pre else self.norm2(x)
+
+    def attend_cache(self, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+        """Self-attention to the cache, which takes the new tokens' keys and values in."""
+        placed, beams, length = sight.placed, sight.beams, sight.length
+        rows = x.shape[0] // (beams * length)
+        qkv = self.qkv(placed.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
+        q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
+        if self.cosine is not None:
+            q, k = self.cosine.queries(q), self.cosine.keys(k)
+        if placed.rotation is not None:
+            q, k = placed.rotate(q), placed.rotate(k)
+        if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
+            k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
+        k, v = cache.append(k, v)
+        out = self.attn.attend(q, k, v, bias=sight.bias, scale=self.scale)
+        return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
+
+    def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
+        """Cross-attention; the beams of a row are more queries of it."""
+        k, v = context
+        queries = x.shape[0] // max(1, k.shape[0])  # no -1 for the view to guess: a batch may have no rows
+        q = self.cross_q(x).view(k.shape[0], queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
+        if self.cross.cosine is not None:
+            q = self.cross.cosine.queries(q)
+        out = self.cross.attend(q, k, v, bias=bias, scale=self.scale)
+        return self.cross_proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
 
-def attend_cache(layer: SelfAttention, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
-    """Self-attention of new tokens to the cache, which takes their keys and values in: x (B * G * L, D) -> the same."""
-    placed, beams, length = sight.placed, sight.beams, sight.length
-    rows = x.shape[0] // (beams * length)
-    heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
-    qkv = layer.qkv(placed.add(x)).view(rows, beams * length, sum(heads), layer.head_dim)
-    q, k, v = qkv.transpose(1, 2).split(heads, 1)  # each (B, N, G * L, K)
-    if layer.cosine is not None:
-        q, k = layer.cosine.queries(q), layer.cosine.keys(k)
-    if placed.rotation is not None:
-        q, k = placed.rotate(q), placed.rotate(k)
-    if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
-        k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
-    k, v = cache.append(k, v)
-    out = layer.attend(q, k, v, bias=sight.bias, scale=None if layer.cosine is None else 1.0)
-    return layer.proj(out.transpose(1, 2).reshape(x.shape[0], -1))
-
-
-def attend_context(layer: CrossAttention, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """Cross-attention of new tokens; the beams of a row are more queries of it: x (B * G * L, D) -> the same."""
-    k, v = context
-    queries = x.shape[0] // max(1, k.shape[0])  # no -1 for the view to guess: a batch may have no rows
-    q = layer.q(x).view(k.shape[0], queries, layer.num_heads, layer.head_dim).transpose(1, 2)  # (B, N, G * L, K)
-    if layer.cosine is not None:
-        q = layer.cosine.queries(q)
-    out = layer.attend(q, k, v, bias=bias, scale=None if layer.cosine is None else 1.0)
-    return layer.proj(out.transpose(1, 2).reshape(x.shape[0], layer.num_heads * layer.head_dim))
+def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What a module computes, as a function, where it is known and nobody listens to it; else the module."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return module
+    if type(module) is nn.Linear:
+        return partial(F.linear, weight=module.weight, bias=module.bias)
+    if type(module) is nn.LayerNorm:
+        weights: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
+        return partial(torch.layer_norm, normalized_shape=module.normalized_shape, **weights)
+    children = dict(module.named_children())
+    if set(children) == {"fc1", "fc2"} and hasattr(module, "activation"):  # MLP
+        first, second, activation = bare(children["fc1"]), bare(children["fc2"]), module.activation
+        return lambda x: second(activation(first(x)))  # type: ignore[operator]
+    return module
 
 
 def as_bias(seen: Tensor, like: Tensor) -> Tensor:
@@ -90,12 +124,12 @@ def as_bias(seen: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
-def lay_out_for_decoding(module: torch.nn.Module) -> None:
+def lay_out_for_decoding(module: nn.Module) -> None:
     """Stores the weights of widening linear layers and of embeddings input-major; their values and shapes stay.
 
     A product of few rows by such a matrix reads memory in order, and takes 0.3 to 0.9 of the time on a CPU (MKL).
     Narrowing layers are faster as they are.
     """
     for layer in module.modules():
-        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding) and layer.weight.shape[0] >= layer.weight.shape[1]:
+        if isinstance(layer, nn.Linear | nn.Embedding) and layer.weight.shape[0] >= layer.weight.shape[1]:
             layer.weight.data = layer.weight.data.t().contiguous().t()
