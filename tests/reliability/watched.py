@@ -185,7 +185,8 @@ def main():
         used(f"evaluate {name}", lambda path=path: cli.run(["evaluate", "-c", str(path), "--device", "cpu"]))
         used(f"resume {name}", lambda path=path: train([f"resume={path}"]))
     used("interpolation", lambda: interpolated(files, made))
-    used("run folder", lambda: train([f"resume={strange_folder(files, made)}"]))
+    used("run folder", lambda: train([f"resume={strange_folder(files, made, 'strange')}"]))
+    used("run folder that laughs", lambda: train([f"resume={strange_folder(files, made, 'laughs', LAUGHS)}"]))
     data = [*small, "data.image_size=32", "trainer.max_epochs=1", "data.batch_size=4"]
     for name in hostile_data.COCO:
         root = made / "pipes" if "pipe" in name else made
@@ -213,6 +214,7 @@ def main():
 
 
 INFO = ("billion laughs", "zip bomb", "pickle of os.system", "spec of wrong type", "vlm of wrong type")
+LAUGHS = "x:\n  a0: &a0 [ha, ha]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 50))
 HYDRA = "# @package _global_\nhydra:\n"
 HANDLER = "    handlers:\n      x:\n"
 CONFIG_FILES = {
@@ -289,17 +291,17 @@ def interpolated(files, made):
     return 0
 
 
-def strange_folder(files, made):
+def strange_folder(files, made, name, more=""):
     """The folder of a good checkpoint, with a config beside it that is not its own."""
     import yaml
 
-    place = made / "strange" / "checkpoints" / "last.ckpt"
+    place = made / name / "checkpoints" / "last.ckpt"
     place.parent.mkdir(parents=True)
     files.changed(lambda checkpoint: None)(place)
     strange = files.composed("task=captioning")
     strange["model"] = {"_target_": "os.system", "command": "touch canary"}
-    (made / "strange" / "config.yaml").write_text(yaml.safe_dump(strange))
-    return made / "strange"
+    (made / name / "config.yaml").write_text(more + yaml.safe_dump(strange))
+    return made / name
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ REFUSED = [
     *(f"info {name}" for name in INFO),
     *(f"{use} {name}" for name in CONFIGS for use in ("evaluate", "resume")),
     "run folder",
+    "run folder that laughs",
     *(f"coco {name}" for name in COCO),
     "tar huge",
     *(f"folder {name}" for name in FOLDERS),
