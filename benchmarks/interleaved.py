@@ -17,10 +17,11 @@ class Interleaved(L.Callback):
         peer: Takes one training step of the peer.
         block: Steps of a block.
         rounds: Blocks of each that count, after one that does not.
+        units: What a step of ours and one of the peer's do, such as captions; times are a unit's.
     """
 
-    def __init__(self, peer: Callable[[], Any], *, block: int, rounds: int) -> None:
-        self.peer, self.block, self.rounds = peer, block, rounds
+    def __init__(self, peer: Callable[[], Any], *, block: int, rounds: int, units: tuple[int, int] = (1, 1)) -> None:
+        self.peer, self.block, self.rounds, self.units = peer, block, rounds, units
         self.ours: list[float] = []
         self.theirs: list[float] = []
         self._start = 0.0
@@ -31,17 +32,17 @@ class Interleaved(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if trainer.global_step % self.block:
             return
-        self.ours.append((time.perf_counter() - self._start) / self.block)
+        self.ours.append((time.perf_counter() - self._start) / self.block / self.units[0])
         start = time.perf_counter()
         for _ in range(self.block):
             self.peer()
-        self.theirs.append((time.perf_counter() - start) / self.block)
+        self.theirs.append((time.perf_counter() - start) / self.block / self.units[1])
         if len(self.ours) > self.rounds:
             trainer.should_stop = True
         self._start = time.perf_counter()
 
     def result(self) -> dict[str, float]:
-        """Seconds a step of both, and how many times as fast ours is: median, least and most of the blocks' ratios."""
+        """Seconds a unit of both, and how many times as fast ours is: median, least and most of the ratios."""
         ours, theirs = self.ours[1:], self.theirs[1:]
         ratios = sorted(peer / own for own, peer in zip(ours, theirs, strict=True))
         return {

@@ -10,6 +10,7 @@ import os
 import pkgutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,22 +20,25 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vlm.errors import UserError
+from vlm.verify import check_archive, check_content
 
 FORMAT = 1
 ROOMS = ("models", "nn")  # the packages of vlm whose classes a checkpoint may name
+MAX_PARTS = 1000  # of a specification: one may refer to the same part again and again
 
 
-def write(path: str | os.PathLike, checkpoint: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
     """Writes a checkpoint beside its place, syncs it, and renames it into its place: a kill leaves the old one whole.
 
+    Args:
+        keep: Where what stood at the path goes; by default it is gone.
     Raises:
         UserError: The disk is full or the folder cannot be written; what stood there before is untouched.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a process killed while it wrote
-            left.unlink(missing_ok=True)
+        remove_unfinished(path.parent, path.name)
         handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -42,16 +46,32 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(beside, 0o644)
+            if keep is not None:
+                os.replace(path, keep)
             os.replace(beside, path)
         except BaseException:
             Path(beside).unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
-        reason = fault.strerror if isinstance(fault, OSError) else str(fault).splitlines()[0]
+        reason = _reason(fault)
         raise UserError(
             f"{path}: cannot write the checkpoint ({reason}); free space or choose another folder", 1
         ) from fault
+
+
+def _reason(fault: BaseException) -> str:
+    """What the system said, which torch's writer may hide behind a complaint of its own."""
+    first: BaseException | None = fault
+    while first is not None and not isinstance(first, OSError):
+        first = first.__context__
+    return (first.strerror if isinstance(first, OSError) else None) or str(fault).splitlines()[0]
+
+
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Removes what processes left in a folder that were killed while they wrote a checkpoint of this name, or any."""
+    for left in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -63,7 +83,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written.
+    """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
 
     Raises:
         UserError: There is none, it is no checkpoint of vlm, or it is damaged.
@@ -76,16 +96,12 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: is not a checkpoint, or was cut short; give a .ckpt file that vlm wrote")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is None:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        check_archive(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        check_content(checkpoint)
     except Exception as fault:
-        raise UserError(
-            f"{path}: is damaged or is no checkpoint of vlm ({type(fault).__name__}); use another"
-        ) from fault
-    if damaged is not None:
-        raise UserError(f"{path}: is damaged (checksum of {damaged}); use another checkpoint of the run")
+        reason = str(fault) if type(fault) is ValueError else type(fault).__name__
+        raise UserError(f"{path}: is damaged or is no checkpoint of vlm ({reason}); use another") from fault
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
     if checkpoint["format"] != FORMAT:
@@ -130,8 +146,15 @@ def rebuild(spec: Mapping[str, Any], *, trust: str | None = None) -> nn.Module:
     Raises:
         UserError: A name is not a module class of vlm.models or vlm.nn, nor of the trusted package.
     """
+    return _build(spec, trust, Counter())
+
+
+def _build(spec: Mapping[str, Any], trust: str | None, built: Counter) -> nn.Module:
+    built.update(["parts"])
+    if built.total() > MAX_PARTS:
+        raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
     args = {
-        name: rebuild(value, trust=trust) if _is_spec(value) else value for name, value in dict(spec["args"]).items()
+        name: _build(value, trust, built) if _is_spec(value) else value for name, value in dict(spec["args"]).items()
     }
     name = spec["name"]
     if name == "models.timm_encoder.TimmEncoder":

@@ -26,6 +26,16 @@ Seed = Annotated[int, typer.Option(help="Of what is drawn at random; the same se
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")]
 Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")]
 Trust = Annotated[str | None, typer.Option(help="Package of your own whose model classes may be loaded.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of searching for the most probable.")]
+Temperature = Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")]
+TopK = Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")]
+MinP = Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")]
+Prefix = Annotated[str, typer.Option(help="How every caption begins.")]
+NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No run of this many tokens comes twice.")]
+Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 shuns tokens that came before.")]
+Ban = Annotated[list[str] | None, typer.Option(help="A word that no caption has; may be given again.", metavar="WORD")]
+Require = Annotated[list[str] | None, typer.Option(help="A word that each has; may be given again.", metavar="WORD")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
 
 
@@ -72,23 +82,97 @@ def caption(
     checkpoint: Checkpoint,
     device: Device = "auto",
     batch_size: BatchSize = 32,
-    form: Format = "text",
+    form: Annotated[str, typer.Option("--format", help="text, jsonl, csv or html.")] = "text",
     out: Out = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest caption, in tokens.")] = None,
+    min_tokens: Annotated[int, typer.Option(min=0, help="Shortest caption, in tokens.")] = 0,
+    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept; 1 takes the most probable token.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Beams rank by log-probability / length to this power.")] = 1.0,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's tokens.")] = 1,
+    diversity: Annotated[float, typer.Option(help="What a token costs that an earlier group took.")] = 0.5,
+    results: Annotated[int, typer.Option(min=1, help="Captions an image.")] = 1,
+    sample: Sample = False,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    prefix: Prefix = "",
+    no_repeat_ngram: NoRepeat = 0,
+    repetition_penalty: Repetition = 1.0,
+    ban: Ban = None,
+    require: Require = None,
+    seed: Seed = 0,
+    trace: Annotated[str | None, typer.Option(help="Write the trees of beam search as JSON.", metavar="FILE")] = None,
+    resume: Annotated[bool, typer.Option("--continue", help="Skip images that --out has; append the others.")] = False,
     trust: Trust = None,
 ) -> int:
-    """Caption images: one line an image, PATH<TAB>CAPTION."""
-    from vlm.inference.files import Writer, find_images
+    """Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin."""
+    from vlm.inference.continuing import begun
+    from vlm.inference.files import find_images
 
     paths = find_images(images)
-    writer = Writer(form=form, fields=("image", "caption"), out=out)
+    if resume:
+        if out is None or form == "html":
+            raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
+        has = begun(out, form=form, results=results)
+        paths = [path for path in paths if not has(path)]
+    if trace is not None and beam == 1:
+        raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
+    writer = _caption_writer(form, out, append=resume)
+    from vlm.generation.logits import Sampling
+    from vlm.generation.options import Decoding
     from vlm.inference.captioning import Captioner, caption_files
 
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     captioner = Captioner(checkpoint, device=choose_device(device), trust=trust)
+    rules = captioner.rules(
+        prefix=prefix,
+        ban=ban or (),
+        require=require or (),
+        min_tokens=min_tokens,
+        no_repeat_ngram=no_repeat_ngram,
+        repetition_penalty=repetition_penalty,
+    )
+    decoding = Decoding(
+        beam=beam,
+        groups=groups,
+        diversity=diversity,
+        length_penalty=length_penalty,
+        results=results,
+        sampling=sampling if sample else None,
+        rules=rules,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    trees: dict | None = None if trace is None else {}
     try:
-        return caption_files(captioner, paths, writer, batch_size=batch_size, max_tokens=max_tokens)
+        return caption_files(captioner, paths, writer, batch_size=batch_size, decoding=decoding, trees=trees)
     finally:
         writer.close()
+        if trace is not None:
+            _write_json(trees, trace)
+
+
+def _caption_writer(form: str, out: str | None, *, append: bool):
+    from vlm.inference.files import Writer
+
+    if form != "html":
+        return Writer(form=form, fields=("image", "caption"), out=out, append=append)
+    if out is None:
+        raise UserError("--format html needs --out FILE")
+    from vlm.report.caption_page import CaptionPage
+
+    return CaptionPage(out)
+
+
+def _write_json(content: object, path: str) -> None:
+    import json
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False)
+    except OSError as fault:
+        raise UserError(f"--trace {path}: cannot be written ({fault.strerror}); choose another file", 1) from fault
 
 
 @app.command()
@@ -124,10 +208,10 @@ def generate(
     ] = None,
     max_tokens: MaxTokens = 256,
     sample: Annotated[bool, typer.Option("--sample/--greedy", help="Draw tokens, or take the most probable.")] = True,
-    temperature: Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")] = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = 0,
     device: Device = "auto",
     batch_size: BatchSize = 32,
@@ -166,9 +250,12 @@ def predict(
 ) -> int:
     """Use a model of any task: what caption, classify or generate do, with their defaults."""
     from vlm import checkpoint as ckpt
+    from vlm.verify import refusing
 
     options = {"device": device, "batch_size": batch_size, "form": form, "out": out, "trust": trust}
-    task = ckpt.read(checkpoint)["vlm"]["task"]
+    loaded = ckpt.read(checkpoint)
+    with refusing(checkpoint):
+        task = loaded["vlm"]["task"]
     if task == "language_modeling":
         return generate(checkpoint, prompt=inputs, **options)  # type: ignore[arg-type]
     return (classify if task == "classification" else caption)(inputs, checkpoint, **options)  # type: ignore[arg-type]

@@ -19,10 +19,13 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
-from vlm.configuration.check import build, check, spec, supply, takes
+from vlm.configuration.check import build, check, misfit, spec, supply, takes
 from vlm.configuration.faults import Check, explain, group_names, not_utf8, option_faults
 from vlm.configuration.overrides import apply, check_resume_overrides, parse, plain, quote, split_resume
+from vlm.configuration.stored import check_stored, contained
+from vlm.configuration.strangers import check_hydra, readable
 from vlm.configuration.target import load, trust
 from vlm.errors import UserError
 
@@ -30,9 +33,12 @@ __all__ = [
     "build",
     "check",
     "check_resume_overrides",
+    "check_stored",
     "compose",
     "conf_dir",
+    "contained",
     "load",
+    "misfit",
     "node",
     "override",
     "report",
@@ -120,7 +126,7 @@ def override(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
         return apply(config, values, chosen)
 
 
-def run(main: Main, argv: list[str], check: Check | None = None) -> int:
+def run(main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None) -> int:
     """Runs ``main`` with the config that a command line in Hydra's own form asks for; once for each job of a sweep.
 
     Args:
@@ -128,6 +134,8 @@ def run(main: Main, argv: list[str], check: Check | None = None) -> int:
         argv: The command line, without the program's name.
         check: What ``main`` checks a config by. Where composing finds faults, it is asked for what else is wrong, so
             that all is said at once.
+        suit: Raises a UserError where the chosen options do not suit one another, which may be why a key that one
+            refers to is not there; it is given a config that is not resolved.
     Returns:
         The exit status, the worst one of a sweep; 2 where the config or the command line is at fault.
     """
@@ -135,7 +143,8 @@ def run(main: Main, argv: list[str], check: Check | None = None) -> int:
         options = _parse(argv)
         overrides = [quote(text, _sweeps(options)) for text in options.overrides]
         with _explained(options, overrides, check):
-            return _run(main, options, overrides, prefix=_prefix(argv))
+            _check_strangers(options, overrides)
+            return _run(lambda config: main(_resolved(config, suit)), options, overrides, prefix=_prefix(argv))
     except UserError as fault:
         return report(fault)
     except KeyboardInterrupt:
@@ -152,7 +161,16 @@ def report(fault: UserError) -> int:
     return fault.status
 
 
-def _run(main: Main, options: Namespace, overrides: list[str], prefix: list[str]) -> int:
+def _resolved(config: DictConfig, suit: Check | None) -> dict[str, Any]:
+    try:
+        return plain(config)
+    except UserError as fault:
+        if suit and isinstance(fault.__cause__, InterpolationKeyError):
+            suit(dict(OmegaConf.to_container(config, resolve=False)))  # type: ignore[arg-type]
+        raise
+
+
+def _run(main: Callable[[DictConfig], int | None], options: Namespace, overrides: list[str], prefix: list[str]) -> int:
     statuses: list[int] = []
     process, typed = os.getpid(), sys.argv
 
@@ -187,13 +205,13 @@ def _run(main: Main, options: Namespace, overrides: list[str], prefix: list[str]
     return max(statuses, default=0)
 
 
-def _call(main: Main, config: DictConfig, command: list[str]) -> int:
+def _call(main: Callable[[DictConfig], int | None], config: DictConfig, command: list[str]) -> int:
     """Runs one job as if Hydra were not there; nothing but a signal gets past."""
     holder = HydraConfig.instance()
     hydras, holder.cfg = holder.cfg, None  # with it set, Lightning starts further processes in a way of its own
     try:
         with _argv(command):
-            return main(plain(config)) or 0
+            return main(config) or 0
     except UserError as fault:
         return report(fault)
     except SystemExit as exit:
@@ -250,14 +268,23 @@ def _prefix(argv: list[str]) -> list[str]:
     return sys.argv[:before] if before > 0 and sys.argv[before:] == argv else sys.argv[:1]
 
 
-def _composed(options: Namespace, overrides: list[str]) -> DictConfig:
+def _check_strangers(options: Namespace, overrides: list[str]) -> None:
+    """Looks at what config files that are not ours do to Hydra; what was typed is let be."""
+    searched = [text for text in overrides if text.startswith("hydra.searchpath=")]
+    if options.config_dir or options.config_path or options.config_name or searched:
+        typed = [text for text in overrides if not text.lstrip("+~").startswith(("hydra.", "hydra/"))]
+        own = _composed(options, [*searched, *typed], return_hydra_config=True)
+        check_hydra(own.hydra, _composed(_SHIPPED, [], return_hydra_config=True).hydra)
+
+
+def _composed(options: Namespace, overrides: list[str], **how: bool) -> DictConfig:
     search = []
     if options.config_dir:
         folder = quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
         search = [f"hydra.searchpath=[{folder}]"]
     root = options.config_path or str(conf_dir())
     with hydra.initialize_config_dir(root, version_base=_VERSION):
-        return hydra.compose(options.config_name or _ROOT, [*search, *overrides])
+        return hydra.compose(options.config_name or _ROOT, [*search, *overrides], **how)
 
 
 @contextmanager
@@ -275,7 +302,8 @@ def _explained(options: Namespace, overrides: list[str], check: Check | None = N
         more = explain(None, mended, composed, groups, check) if mended is not None else []
         raise UserError("\n".join(found + more))
     try:
-        yield
+        with readable(overrides):
+            yield
     except UserError:
         raise
     except UnicodeDecodeError as error:

@@ -26,16 +26,21 @@ def evaluate_checkpoint(
     from vlm.report.results import write_results
     from vlm.run import build_data, build_task, build_trainer, check_fit, evaluate
     from vlm.training import quiet, table
+    from vlm.verify import refusing
 
     quiet()
     loaded = ckpt.read(path)
-    config = conf.override(loaded["vlm"]["config"], overrides)
+    with refusing(path):
+        conf.check_stored(loaded["vlm"]["config"])
+        config = conf.contained(loaded["vlm"]["config"], Path(path).resolve().parent.parent)
+    config = conf.override(config, overrides)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
     data = build_data(config)
-    data.restore(loaded["vlm"])
+    with refusing(path):
+        data.restore(loaded["vlm"])
     split = split or data.final_split
     data.split(split)
     task = build_task(config, ckpt.load_model(loaded, trust=trust), data)

@@ -1,31 +1,31 @@
 """One run: what its config says, built and put together."""
 
-import os
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from torch import nn
 
 from vlm import checkpoint as ckpt
 from vlm import config as conf
+from vlm import slurm
 from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.callbacks.progress import Progress
+from vlm.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.callbacks.steady_logger import SteadyLogger
 from vlm.data.module import Data
 from vlm.errors import UserError
+from vlm.folder import clean, create, new_folder
 from vlm.launcher import oversee
+from vlm.processes import agree, check_devices, first, first_alone
 from vlm.randomness import key
 from vlm.report.results import write_results
 from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
 
 PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
-FOLDER = "VLM_RUN_FOLDER"  # how the first process tells those that it starts where the run lives
 
 
 def build_data(config: dict[str, Any]) -> Data:
@@ -85,17 +85,9 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
         node["precision"] = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    leave_signals_to_us(trainer)
     oversee(trainer)
     return trainer
-
-
-def check_devices(config: dict[str, Any], trainer: L.Trainer) -> None:
-    """Refuses a global batch that the devices cannot share evenly."""
-    if config["data"]["batch_size"] % trainer.world_size:
-        raise UserError(
-            f"data.batch_size: {config['data']['batch_size']} samples cannot be divided among {trainer.world_size} "
-            "devices; give a multiple"
-        )
 
 
 class Run:
@@ -109,7 +101,7 @@ class Run:
 
     def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         self.config, self.checkpoint = config, checkpoint
-        self.folder = folder or new_folder(config)
+        self.folder = folder or Path(agree(lambda: str(new_folder(config))))
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.data = self._open_data(loaded)
         model, spec = build_model(config, self.data.sizes)
@@ -123,19 +115,20 @@ class Run:
         self.trainer = build_trainer(
             config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
         )
-        check_devices(config, self.trainer)
+        check_devices(config["data"]["batch_size"], self.trainer.world_size)
         if loaded is not None:
             self._check_same_data(loaded)
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
-        data = build_data(self.config)
-        if loaded is not None:
-            data.restore(loaded["vlm"])
-            return data
-        for line in skipped_lines(data.skipped):
-            print(line, flush=True)
-        data.prepare()
+        with first_alone():  # what it puts into the cache, the others read
+            data = build_data(self.config if loaded is None else conf.contained(self.config, self.folder))
+            if loaded is not None:
+                data.restore(loaded["vlm"])
+                return data
+            for line in skipped_lines(data.skipped) if first() else ():
+                print(line, flush=True)
+            data.prepare()
         return data
 
     def _check_same_data(self, loaded: dict[str, Any]) -> None:
@@ -148,7 +141,11 @@ class Run:
 
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
-        return [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built = [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        # What is saved, and left, after a step is all that the others made of it.
+        return sorted(
+            built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
+        )
 
     def _loggers(self) -> list[Any]:
         given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
@@ -163,8 +160,10 @@ class Run:
     def fit(self) -> None:
         """Trains to the end."""
         if self.trainer.is_global_zero and self.checkpoint is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+            create(self.folder, self.config)
+            slurm.mark(self.folder)
+        elif self.trainer.is_global_zero:
+            clean(self.folder)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
@@ -198,17 +197,6 @@ def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
     lines = [f"skipped: {reason}" for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
-
-
-def new_folder(config: dict[str, Any]) -> Path:
-    """runs/NAME/DATE_TIME, the same in all processes of the run."""
-    if os.environ.get("LOCAL_RANK", "0") != "0" and FOLDER in os.environ:
-        return Path(os.environ[FOLDER])
-    folder = Path(config["runs"]) / config["name"] / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    while folder.exists():
-        folder = folder.with_name(f"{folder.name}_")
-    os.environ[FOLDER] = str(folder)
-    return folder
 
 
 def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:

@@ -35,12 +35,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         resume, overrides = conf.split_resume(argv)
         if resume is None:
-            return conf.run(train, overrides, check)
+            return conf.run(train, overrides, check, check_suited)
         from vlm.resume import resume_run
 
         return resume_run(resume, overrides)
     except UserError as fault:
         return conf.report(fault)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def check(config: dict[str, Any]) -> None:
@@ -48,8 +50,28 @@ def check(config: dict[str, Any]) -> None:
     nodes = {group: conf.node(config, group) for group in ("data", "model")}
     conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
     faults = list(size_faults(nodes, ""))
+    faults += model_faults(config)
     if faults:
         raise UserError("\n".join(faults))
+
+
+def model_faults(config: dict[str, Any]) -> list[str]:
+    """A line where the model is not of the kind that the task trains."""
+    wrong = conf.misfit(config["model"], config["task"], "model")
+    if wrong is None:
+        return []
+    given, wanted = wrong
+    what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
+    return [f"{what}; choose another model, or none, and the task brings its own"]
+
+
+def check_suited(config: dict[str, Any]) -> None:
+    """Reports data and models that are for another task; asked where a config cannot be resolved, as it then is."""
+    if found := model_faults(config):
+        raise UserError("\n".join(found))
+    from vlm.run import check_fit
+
+    check_fit(config)
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:
@@ -76,28 +98,53 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
         UserError: The config, the data or the machine is at fault.
     """
     check(config)
-    from vlm.callbacks.signals import Stopped
+    from vlm import slurm
+    from vlm.callbacks.signals import Stopped, stopping
+    from vlm.folder import release
+    from vlm.resume import resume_run
     from vlm.run import Run
 
+    if folder is None and (begun := slurm.begun(config)):
+        return resume_run(str(begun), [])
     quiet()
     run = None
     try:
-        run = Run(config, folder=folder, checkpoint=checkpoint)
-        run.fit()
-        results = run.test()
+        with stopping():
+            run = Run(config, folder=folder, checkpoint=checkpoint)
+            run.fit()
+            results = run.test()
+            if run.trainer.is_global_zero:
+                print(closing(run.folder, results, run.example()), flush=True)
     except Stopped as stop:
-        print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
-        return stop.status
-    except (KeyboardInterrupt, SystemExit) as stop:
-        # Outside of training itself there is nothing to save; Lightning turns Ctrl-C into an exit of its own.
-        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
-            raise
-        return 128 + signal.SIGINT
+        return leave(run, stop)
     except Exception as fault:
         return fail(run, fault)
-    if run.trainer.is_global_zero:
-        print(closing(run.folder, results, run.example()), flush=True)
+    finally:
+        release(run.folder if run else folder)
     return 0
+
+
+def leave(run: Any, stop: Any) -> int:
+    """Says what becomes of a run that a signal stopped, and returns the exit status.
+
+    Args:
+        run: The run; None if it was stopped while it was put together.
+        stop: The vlm.callbacks.signals.Stopped.
+    """
+    from vlm import slurm
+    from vlm.processes import first
+
+    if not first():  # when all have saved, another status would have the first one killed while it speaks
+        return 0 if stop.saved else stop.status
+    if run and not stop.saved and run.trainer.strategy.launcher:
+        run.trainer.strategy.launcher.kill(signal.SIGTERM)
+    if stop.saved:
+        print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    elif run and run.checkpoints.last.is_file():
+        print(f"\n{stop}. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    if stop.signum == signal.SIGUSR1:
+        print(slurm.requeue(), flush=True)
+    return stop.status
 
 
 def fail(run: Any, fault: Exception) -> int:

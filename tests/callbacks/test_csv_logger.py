@@ -27,12 +27,12 @@ def test_a_row_a_step_and_a_column_a_metric(tmp_path):
     ]
 
 
-def test_a_resumed_run_goes_on_in_the_file_and_replaces_what_it_does_again(tmp_path):
+def test_a_resumed_run_goes_on_in_the_file_and_says_anew_what_it_does_again(tmp_path):
     log(tmp_path, (9, {"loss": 3.0}), (19, {"loss": 8.0, "old": 1.0}), (29, {"loss": 9.0}))
     log(tmp_path, (19, {"loss": 2.0}), (29, {"loss": 1.0}), (39, {"loss": 0.5, "new": 1.0}))
     assert rows(tmp_path) == [
         {"step": "9", "loss": "3.0", "old": "", "new": ""},
-        {"step": "19", "loss": "2.0", "old": "", "new": ""},
+        {"step": "19", "loss": "2.0", "old": "1.0", "new": ""},
         {"step": "29", "loss": "1.0", "old": "", "new": ""},
         {"step": "39", "loss": "0.5", "old": "", "new": "1.0"},
     ]

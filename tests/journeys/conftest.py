@@ -5,27 +5,57 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journey import only_run
+from journey import draw_classes, only_run
 
 from vlm.data.scenes import COLORS
 from vlm.data.shapes import Shapes, write_coco
 from vlm.training import main
 
-# A model of a few thousand weights on the main job's own task and data.
-SMALL = [
+QUIET = [
     "trainer=cpu",
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
     "data.num_workers=0",
     "data.batch_size=8",
     "data.eval_batch_size=16",
+    "model.size.dim=32",
+    "model.size.num_heads=2",
+]
+
+# Models of a few thousand weights, each on its task's own data.
+SMALL = [
+    *QUIET,
     "data.source.train_scenes=48",
     "data.source.val_scenes=16",
     "data.source.test_scenes=20",
-    "model.size.dim=32",
-    "model.size.num_heads=2",
     "model.size.encoder_depth=1",
     "model.size.decoder_depth=1",
+]
+SMALL_CLASSES = [
+    "task=classification",
+    *QUIET,
+    "data.image_size=32",
+    "data.source.colors=[red,green,blue]",
+    "data.source.shapes=[circle,cross]",
+    "data.source.train_scenes=240",
+    "data.source.val_scenes=24",
+    "data.source.test_scenes=36",
+    "model.size.encoder_depth=1",
+    "model.encoder.patch_size=8",
+    "optim.lr=1e-2",
+]
+SMALL_TEXT = [
+    "task=language_modeling",
+    *QUIET,
+    "data.max_len=32",
+    "data.source.train_documents=8",
+    "data.source.val_documents=3",
+    "data.source.test_documents=4",
+    "model.size.depth=1",
+    "task.sampled_batches=3",
+    "task.prompts=[A red]",
+    "task.prompt_tokens=8",
+    "optim.lr=1e-2",
 ]
 
 
@@ -35,11 +65,45 @@ def small() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def small_classes() -> list[str]:
+    return list(SMALL_CLASSES)
+
+
+@pytest.fixture(scope="session")
+def small_text() -> list[str]:
+    return list(SMALL_TEXT)
+
+
+def train(overrides: list[str], runs: Path) -> Path:
+    """The folder of a finished run."""
+    assert main([*overrides, f"runs={runs}"]) == 0
+    return only_run(runs)
+
+
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of two epochs."""
-    runs = tmp_path_factory.mktemp("runs")
-    assert main([*SMALL, "trainer.max_epochs=2", f"runs={runs}"]) == 0
-    return only_run(runs)
+    return train([*SMALL, "trainer.max_epochs=2"], tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a classifier's finished run of three epochs."""
+    return train([*SMALL_CLASSES, "trainer.max_epochs=3"], tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def trained_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a language model's finished run of two epochs."""
+    return train([*SMALL_TEXT, "trainer.max_epochs=2"], tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three class folders, each with twelve noisy pictures of a colour."""
+    root = tmp_path_factory.mktemp("classes")
+    draw_classes(root, {"dark": (40, 40, 60), "light": (230, 230, 200), "red": (220, 30, 30)}, count=12)
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,27 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
 from vlm import checkpoint as ckpt
+from vlm.randomness import numpy_rng
 
 
 def only_run(runs: Path) -> Path:
     (folder,) = runs.glob("*/20*")
     return folder
+
+
+def draw_classes(root: Path, colors: dict[str, tuple[int, int, int]], *, count: int) -> None:
+    """Draws so many noisy pictures of each colour into the folder that names it."""
+    for name, color in colors.items():
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            noise = numpy_rng("picture", name, index).integers(-20, 21, (40, 48, 3))
+            pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{index}.png")
 
 
 def same_weights(one: Path, other: Path) -> bool:

@@ -58,12 +58,59 @@ def test_a_few_bad_images_are_skipped_and_named(broken, small, tmp_path, capsys)
         (["seed=one"], "seed"),
         (["callbacks.checkpoints.mode=most"], "callbacks.checkpoints.mode"),
         (["tokenizer.model_type=words"], "tokenizer.model_type"),
+        (["task=classification", "data=image_folder"], "data.root: has no value; give data.root="),
+        (["task=classification", "data=image_folder", "data.root=nowhere"], "data.root=nowhere: no such folder"),
+        (["task=classification", "data=image_tar"], "data.path: has no value; give data.path="),
+        (["task=classification", "data=image_tar", "data.path=no.tar"], "data.path=no.tar: no such file"),
+        (["task=classification", "task.mixup=-1"], "task.mixup"),
+        (["task=classification", "data.augment.policy=strong"], "policy='strong'"),
+        (["task=classification", "data=mnist"], "model.encoder.patch_size: 16 does not divide image_size, 28"),
+        (["task=classification", "model.pool=class"], "class_token=true"),
+        (["task=language_modeling", "data=text"], "data.path=FILE"),
+        (["task=language_modeling", "data=text", "data.path=no.txt"], "data.path=no.txt: no such file"),
+        (["task=language_modeling", "data=text", "data.root=nowhere"], "data.root=nowhere: no such folder"),
+        (["task=language_modeling", "data.stride=100"], "data.stride"),
+        (["task=captoining"], "did you mean captioning?"),
     ],
 )
 def test_a_wrong_config_is_status_2_and_creates_nothing(overrides, said, small, tmp_path, capsys) -> None:
-    own = small if not any(value.startswith("data=") for value in overrides) else []
+    own = small if not any(value.startswith(("data=", "task=")) for value in overrides) else []
     assert main([*own, f"runs={tmp_path / 'runs'}", *overrides]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and said in captured.err, captured.err
     assert len(captured.err.splitlines()) <= 2 and "Traceback" not in captured.err
     assert not (tmp_path / "runs").exists()
+
+
+MODELS = {"captioning": "VisionLanguageModel", "classification": "Classifier", "language_modeling": "Decoder"}
+SHIPPED = {"tiny": "captioning", "classifier_tiny": "classification", "lm_tiny": "language_modeling"}
+
+
+@pytest.mark.parametrize(("task", "model"), [(t, m) for t in MODELS for m, own in SHIPPED.items() if own != t])
+def test_a_model_for_another_task_is_refused_before_data_are_read(task, model, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("vlm.run.build_data", lambda config: pytest.fail("data were read"))
+    assert main([f"task={task}", f"model={model}", f"runs={tmp_path / 'runs'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: model: {MODELS[SHIPPED[model]]} does not fit task={task}, ")
+    assert f"needs a {MODELS[task]};" in said and len(said.splitlines()) <= 2 and "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+DATA = {"captioning": "shapes", "classification": "shapes_classes", "language_modeling": "shapes_text"}
+
+
+@pytest.mark.parametrize(("task", "other"), [(t, o) for t in DATA for o in DATA if o != t])
+def test_data_for_another_task_are_refused_before_they_are_read(task, other, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("vlm.run.build_data", lambda config: pytest.fail("data were read"))
+    assert main([f"task={task}", f"data={DATA[other]}", f"runs={tmp_path / 'runs'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: data: ") and f"does not fit task={task}" in said
+    assert len(said.splitlines()) <= 2 and "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_size_that_nothing_gives_is_named(tmp_path, capsys) -> None:
+    """Data and model suit the task here: what is wrong is the reference itself."""
+    assert main(["model.size.dim=${data.width}", f"runs={tmp_path / 'runs'}"]) == 2
+    said = capsys.readouterr().err
+    assert "data.width" in said and "does not fit" not in said and len(said.splitlines()) <= 2

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from journey import only_run, same_weights
 
+from vlm import checkpoint as ckpt
 from vlm.callbacks.audit import Audit
 from vlm.training import main
 
@@ -58,6 +60,68 @@ def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, 
         for run in (folder, whole.parents[1])
     )
     assert mine == reference
+
+
+MIXED = [
+    "data.source.train_scenes=48",
+    "task.mixup=0.2",
+    "task.cutmix=1.0",
+    "data.augment.policy=randaugment",
+    "data.augment.min_scale=0.5",
+    "data.augment.erase=0.25",
+    "callbacks=ema",
+    "callbacks.progress=null",
+    "model.size.dropout=0.1",
+    "trainer.max_epochs=3",  # of 6 steps
+]
+WINDOWS = ["data.max_len=64", "model.size.dropout=0.1", "trainer.max_epochs=-1", "trainer.max_steps=8"]
+
+
+@pytest.fixture(scope="module")
+def wholes(small_classes: list[str], small_text: list[str], tmp_path_factory: pytest.TempPathFactory):
+    """For each of the other tasks its options, and the last checkpoint of a run that nothing disturbed."""
+    options = {"classification": [*small_classes, *MIXED], "language_modeling": [*small_text, *WINDOWS]}
+    found = {}
+    for task, given in options.items():
+        runs = tmp_path_factory.mktemp(task)
+        assert main([*given, f"runs={runs}"]) == 0
+        found[task] = given, only_run(runs) / "checkpoints" / "last.ckpt"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task", "step", "workers"),
+    [
+        ("classification", 3, 0),
+        ("classification", 10, 2),
+        ("language_modeling", 2, 0),
+        ("language_modeling", 6, 0),
+    ],
+)
+def test_resume_of_other_tasks_is_exact(task, step, workers, wholes, tmp_path, monkeypatch) -> None:
+    options, whole = wholes[task]
+    with monkeypatch.context() as patch:
+        interrupt_at(step, signal.SIGTERM, patch)
+        assert main([*options, f"runs={tmp_path}", f"data.num_workers={workers}"]) == 143
+    folder = only_run(tmp_path)
+    stopped = ckpt.read(folder / "checkpoints" / "last.ckpt")
+    assert stopped["global_step"] == step + 1
+    assert main([f"resume={folder}"]) == 0
+    assert same_weights(folder / "checkpoints" / "last.ckpt", whole)
+    mine, reference = ckpt.read(folder / "checkpoints" / "last.ckpt"), ckpt.read(whole)
+    assert mine.get("ema", {}).keys() == reference.get("ema", {}).keys()
+    assert all(torch.equal(tensor, reference["ema"][name]) for name, tensor in mine.get("ema", {}).items())
+    results = [run / "evaluation" / "test" / "metrics.json" for run in (folder, whole.parents[1])]
+    assert results[0].read_text() == results[1].read_text()
+
+
+def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
+    classes, text = (ckpt.read(wholes[task][1]) for task in ("classification", "language_modeling"))
+    assert classes["global_step"] == 18 and classes["ema"]
+    assert text["global_step"] == 8
+    # The last step of all lies in the middle of an epoch.
+    batches = text["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"]
+    assert 0 < batches < 8
 
 
 def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path, monkeypatch) -> None:

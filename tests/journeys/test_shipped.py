@@ -1,22 +1,66 @@
 """Every config that is shipped, and every command of the README."""
 
+import io
 import re
 import shlex
 import shutil
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from journey import draw_classes
 
 from vlm import config as conf
 from vlm.cli import run as vlm
 from vlm.data.shapes import Shapes
+from vlm.run import check_fit
 from vlm.training import check, main
 
 ROOT = Path(__file__).parents[2]
 TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
-GROUPS = ["model", "model/encoder", "tokenizer", "optim", "schedule", "trainer", "logger", "callbacks", "data"]
-OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+# Each group with the tasks that its options are tried with.
+GROUPS = {
+    "model": (),
+    "model/encoder": ("captioning", "classification"),
+    "model/position": ("captioning", "language_modeling"),
+    "data": (),
+    "tokenizer": ("captioning", "language_modeling"),
+    "optim": TASKS,
+    "schedule": ("captioning",),
+    "trainer": ("captioning",),
+    "logger": ("captioning",),
+    "callbacks": ("captioning",),
+    "debug": TASKS,
+}
+# Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
+OWN = {
+    "classification": "classifier_.*|shapes_classes|image_folder|image_tar|cifar10|fashion_mnist|mnist",
+    "language_modeling": "lm_.*|gpt2|text|shapes_text",
+}
+# What a data set cannot do without: where it is, or patches that divide its images.
+NEEDS = {
+    "captions": ["data.root=."],
+    "image_folder": ["data.root=."],
+    "image_tar": ["data.path=classes.tar"],
+    "fashion_mnist": ["model.encoder.patch_size=4"],
+    "mnist": ["model.encoder.patch_size=4"],
+}
+
+
+def tasks_of(group: str, option: str) -> list[str]:
+    if GROUPS[group]:
+        return list(GROUPS[group])
+    return [next((task for task, names in OWN.items() if re.fullmatch(names, option)), "captioning")]
+
+
+OPTIONS = [
+    [f"task={task}", f"{group}={path.stem}", *(NEEDS.get(path.stem, []) if group == "data" else [])]
+    for group in GROUPS
+    for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
+    for task in tasks_of(group, path.stem)
+]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line.removeprefix("$ ")
@@ -54,10 +98,37 @@ def flickr8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *([option] for option in OPTIONS)])
-def test_every_option_composes_and_passes_the_check(overrides: list[str], tmp_path: Path) -> None:
-    config = conf.compose([*overrides, f"data.root={tmp_path}"] if "data=captions" in overrides else overrides)
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of class folders."""
+    folder = tmp_path_factory.mktemp("flowers")
+    draw_classes(folder, {"daisy": (240, 240, 230), "rose": (200, 20, 60), "tulip": (230, 160, 40)}, count=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cifar10(flowers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar of class folders."""
+    path = tmp_path_factory.mktemp("cifar10") / "cifar10.tar"
+    with tarfile.open(path, "w") as archive:
+        for split in ("train", "test"):
+            archive.add(flowers, arcname=split)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of text."""
+    path = tmp_path_factory.mktemp("tinyshakespeare") / "input.txt"
+    path.write_text("ROMEO:\nBut, soft! what light through yonder window breaks?\n\n" * 60)
+    return path
+
+
+@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
+def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
+    config = conf.compose(overrides)
     check(config)
+    check_fit(config)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -65,30 +136,55 @@ def test_an_override_of_a_task_counts(task: str) -> None:
     assert conf.compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
 
 
+# Of a language model, so that its evaluation is short too.
+SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_a_step(experiment: str, flickr8k: Path, tmp_path: Path) -> None:
+def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, tmp_path) -> None:
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
-    assert f"python train.py experiment={experiment}" in said
-    fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}", f"data.root={flickr8k}"]
-    assert main([f"experiment={experiment}", *fast]) == 0
+    assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
+    data = {
+        "captioning_flickr8k": [f"data.root={flickr8k}"],
+        "flowers": [f"data.root={flowers}"],
+        "cifar10": [f"data.path={cifar10}"],
+        "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
+        "shakespeare": [f"data.path={shakespeare}", *SHORT],
+    }
+    own = next(given for name, given in data.items() if experiment.startswith(name))
+    fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}"]
+    assert main([f"experiment={experiment}", *fast, *own]) == 0
 
 
 def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) >= 7
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_readmes_commands_run_as_written(command, trained, photos, flickr8k, read_captions, tmp_path, monkeypatch):
-    program, *arguments = shlex.split(command)
-    arguments = arguments[1:] if program == "python" else arguments
-    run = tmp_path / "runs" / "captioning" / "DATE_TIME"
-    shutil.copytree(trained, run)
+@pytest.fixture
+def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_captions, tmp_path, monkeypatch) -> Path:
+    """A folder with the data that the README's commands name, in which they run."""
+    shutil.copytree(trained, tmp_path / "runs" / "captioning" / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
     shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
+    shutil.copytree(flowers, tmp_path / "data" / "flowers")
+    shutil.copy(cifar10, tmp_path / "data" / "cifar10.tar")
+    shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
+    shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readmes_commands_run_as_written(command, place, trained_classifier, trained_text) -> None:
+    program, *arguments = shlex.split(command)
+    arguments = arguments[1:] if program == "python" else arguments
+    for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
+        text = name == "language_modeling" or name.startswith("shakespeare")
+        shutil.copytree(trained_text if text else trained_classifier, place / "runs" / name / "DATE_TIME")
     wrong = "dpeth" in command
     if program == "vlm":
         assert vlm(arguments) == 0
@@ -96,4 +192,5 @@ def test_the_readmes_commands_run_as_written(command, trained, photos, flickr8k,
         assert main(arguments) == 0
     else:
         small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
+        small += SHORT if "language_modeling" in command or "shakespeare" in command else []
         assert main([*arguments, *small]) == (2 if wrong else 0)

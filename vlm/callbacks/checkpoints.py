@@ -3,31 +3,47 @@
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from vlm import checkpoint as ckpt
+from vlm.tasks.base import Task
+from vlm.tasks.counters import validates
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class VerifiedIO(CheckpointIO):
-    """Leads every save and load of Lightning through vlm.checkpoint: atomic writes, verified and safe reads."""
+    """Leads every save and load of Lightning through vlm.checkpoint: atomic writes, verified and safe reads.
+
+    The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
+    must not take the place of a good one.
+    """
+
+    def __init__(self) -> None:
+        self._whole: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
-        ckpt.write(path, checkpoint)
+        place = Path(path).resolve()
+        keep = place.with_name(PREVIOUS) if place.name == LAST and place in self._whole else None
+        ckpt.write(path, checkpoint, keep=keep)
+        self._whole.add(place)
 
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return ckpt.read(path)
+        checkpoint = ckpt.read(path)
+        self._whole.add(Path(path).resolve())
+        return checkpoint
 
     def remove_checkpoint(self, path: str | os.PathLike) -> None:
         Path(path).unlink(missing_ok=True)
 
 
 class Checkpoints(L.Callback):
-    """Keeps `last.ckpt`, where training goes on, and `best.ckpt`, the best validated one.
+    """Keeps `last.ckpt`, where training goes on, `previous.ckpt`, the one before, and `best.ckpt`, the best validated.
 
     Args:
         monitor: Metric that says which is best; None for the latest, where nothing may be chosen by a score.
@@ -54,22 +70,32 @@ class Checkpoints(L.Callback):
     def last(self) -> Path:
         """Where `last.ckpt` is kept."""
         assert self.folder is not None, "no run has been set up"
-        return self.folder / "last.ckpt"
+        return self.folder / LAST
 
     @property
     def best(self) -> Path:
         """Where `best.ckpt` is kept."""
-        return self.last.with_name("best.ckpt")
+        return self.last.with_name(BEST)
 
-    def save_last(self, trainer: L.Trainer) -> None:
-        """Saves `last.ckpt` unless this step already is."""
-        if trainer.global_step != self._saved_step:
-            trainer.save_checkpoint(self.last)
-            self._saved_step = trainer.global_step
+    def save_last(self, trainer: L.Trainer, *, validation_due: bool = False) -> None:
+        """Saves `last.ckpt` unless this step already is.
+
+        Args:
+            validation_due: Whether a run that is resumed from it starts with a validation.
+        """
+        if trainer.global_step == self._saved_step and not validation_due:
+            return
+        task = cast(Task, trainer.lightning_module)
+        task.validation_due = validation_due
+        trainer.save_checkpoint(self.last)
+        task.validation_due = False
+        self._saved_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         step = trainer.global_step
-        if step != self._saved_step and step % self.every_n_steps == 0 and not accumulating(trainer):
+        due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulating(trainer)
+        if due and not validates(trainer):  # a validation saves after itself
+            log_step(trainer)
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -79,7 +105,11 @@ class Checkpoints(L.Callback):
         if self.monitor is None or (score is not None and self._is_better(float(score))):
             self.best_score = None if score is None else float(score)
             trainer.save_checkpoint(self.best)
-        self._saved_step = -1  # the best score is part of `last`
+        if not accumulating(trainer):  # in the middle of an optimiser step its gradients would be lost
+            self._saved_step = -1  # the best score is part of `last`
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save_last(trainer)
 
     def _is_better(self, score: float) -> bool:
@@ -93,6 +123,11 @@ class Checkpoints(L.Callback):
 
 def accumulating(trainer: L.Trainer) -> bool:
     """Whether the last batch ended in the middle of an optimiser step."""
-    batches = trainer.fit_loop.epoch_loop.batch_progress
-    done = batches.current.ready
-    return done % trainer.accumulate_grad_batches != 0 and not batches.is_last_batch
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
+
+
+def log_step(trainer: L.Trainer) -> None:
+    """Writes the metrics of the step now: the trainer does so after the hook that saves, which may be the last."""
+    trainer._logger_connector.on_batch_end()
+    trainer._logger_connector.update_train_step_metrics()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from vlm.configuration.target import find, load
-from vlm.configuration.types import coerce, describe_mismatch, did_you_mean, fits, hints, nearest
+from vlm.configuration.types import coerce, describe_mismatch, did_you_mean, fits, hints, nearest, show
 from vlm.errors import UserError
 
 _RESERVED = {"_target_", "_partial_"}
@@ -80,6 +80,20 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
 def takes(node: dict[str, Any], argument: str) -> bool:
     """Whether what a node names takes an argument of this name."""
     return _takes(node["_target_"], argument)
+
+
+def misfit(node: dict[str, Any], taker: dict[str, Any], argument: str) -> tuple[str, str] | None:
+    """What a node gives and what is wanted, where the taker's argument of this name asks for something else.
+
+    Like ``check`` it imports nothing. It is for what the program fills in, such as a task's model.
+
+    Returns:
+        Such as ``("Decoder", "Classifier")``; None where the two fit.
+    """
+    wanted = find(taker["_target_"]).parameters.get(argument)
+    if wanted is None or fits(node, wanted.annotation, _product):
+        return None
+    return show(_product(node)), show(wanted.annotation)
 
 
 def supply(value: Any, given: Mapping[str, Any]) -> Any:

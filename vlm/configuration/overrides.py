@@ -10,9 +10,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from vlm.configuration.check import parameters
+from vlm.configuration.strangers import readable
 from vlm.configuration.types import did_you_mean, nearest
 from vlm.errors import UserError
 
@@ -100,7 +101,8 @@ def apply(config: dict[str, Any], overrides: list[str], chosen: Mapping[str, Any
             faults.append(unknown_key(parsed.key_or_group, config))
     if faults:
         raise UserError("\n".join(faults))
-    return plain(tree)
+    with readable(overrides):
+        return plain(tree)
 
 
 def plain(tree: DictConfig) -> dict[str, Any]:
@@ -114,6 +116,9 @@ def plain(tree: DictConfig) -> dict[str, Any]:
         if missing:
             raise UserError("\n".join(f"{key}: has no value; give {key}=VALUE" for key in missing))
         container = OmegaConf.to_container(tree, resolve=True)
+    except InterpolationToMissingValueError as error:
+        key = str(error).splitlines()[0].rpartition(": ")[2]
+        raise UserError(f"{key}: has no value; give {key}=VALUE") from error
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
     assert isinstance(container, dict)

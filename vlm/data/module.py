@@ -8,6 +8,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from vlm.data.sampler import EvalBatches, TrainBatches, count_batches
+from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -147,6 +148,7 @@ class Data(L.LightningDataModule):
             batch_sampler=batches,  # keys are (epoch, index), not bare indices
             collate_fn=self.collate(),
             num_workers=self.num_workers,
+            worker_init_fn=leave_signals_to_owner,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )

@@ -1,8 +1,10 @@
 """Captioning images with a trained model: load, preprocess, predict, format."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import exp
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
@@ -11,10 +13,22 @@ from torch import Tensor
 from vlm import checkpoint as ckpt
 from vlm.data.image import Preprocess
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import UserError
-from vlm.generation.search import greedy
-from vlm.inference.files import Writer, read_images
+from vlm.generation.engine import Chunk, decode
+from vlm.generation.options import Decoding, Hypothesis
+from vlm.generation.rules import Rules
+from vlm.generation.search import search
+from vlm.generation.trace import as_json
+from vlm.inference.files import read_images
+from vlm.inference.loading import check_outputs, read_for
 from vlm.models.vision_language import VisionLanguageModel
+from vlm.nn.decoding import lay_out_for_decoding
+from vlm.verify import refusing
+
+
+class Records(Protocol):
+    """Where records of captions go."""
+
+    def write(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -26,21 +40,42 @@ class Caption:
     confidence: float
 
 
-@torch.inference_mode()
 def caption_pixels(
-    model: VisionLanguageModel, tokenizer: Tokenizer, preprocess: Preprocess, pixels: Tensor, *, max_tokens: int
+    model: VisionLanguageModel,
+    tokenizer: Tokenizer,
+    preprocess: Preprocess,
+    pixels: Tensor,
+    *,
+    max_tokens: int,
+    decoding: Decoding | None = None,
 ) -> list[Caption]:
-    """Captions preprocessed images; validation, evaluation and `vlm caption` all decode through here.
+    """The best caption of each preprocessed image; validation and evaluation decode through here.
 
+    Args:
+        decoding: How captions are searched for; by default greedily.
     Shapes:
         pixels uint8 (B, 3, H, W) -> B captions
     """
-    context = model.encode(preprocess.normalize(pixels))
-    found = greedy(model.decoder, context, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id, max_tokens=max_tokens)
-    return [
-        Caption(tokenizer.decode(tokens), sum(logprobs), exp(sum(logprobs) / max(1, len(logprobs))))
-        for tokens, logprobs in zip(found.tokens, found.logprobs, strict=True)
-    ]
+    decoding = replace(decoding or Decoding(), max_tokens=max_tokens)
+    with torch.inference_mode():
+        context = model.encode(preprocess.normalize(pixels))
+    bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
+    ids = image_ids(pixels, decoding)
+    found = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, ids=ids)
+    return [_caption(tokenizer, decoding, texts[0]) for texts in found]
+
+
+def image_ids(pixels: Tensor, decoding: Decoding) -> Sequence[int | str]:
+    """What tells images apart where captions are drawn: their content, wherever it is stored."""
+    if decoding.sampling is None:
+        return range(len(pixels))
+    return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]
+
+
+def _caption(tokenizer: Tokenizer, decoding: Decoding, text: Hypothesis) -> Caption:
+    logprob = sum(text.logprobs)
+    written = tokenizer.decode([*decoding.rules.prefix, *text.tokens])
+    return Caption(written, logprob, exp(logprob / max(1, len(text.logprobs))))
 
 
 class Captioner:
@@ -55,40 +90,114 @@ class Captioner:
     """
 
     def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
-        loaded = ckpt.read(path)
+        loaded = read_for("captioning", path)
         about = loaded["vlm"]
-        if about["task"] != "captioning":
-            raise UserError(f"{path}: holds a model for {about['task']}, not for captioning; use `vlm predict`")
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
-        self.preprocess = Preprocess.from_state(about["preprocess"])
-        self.max_tokens: int = about["max_tokens"]
-        self.model = ckpt.load_model(loaded, trust=trust).to(device)
         self.device = device
+        with refusing(path):
+            self.tokenizer = tokenizer_from_state(about["tokenizer"])
+            self.preprocess = Preprocess.from_state(about["preprocess"])
+            self.max_tokens = int(about["max_tokens"])
+            self.model: VisionLanguageModel = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
+            check_outputs(self._logits(), self.tokenizer.vocab_size, "tokens")
+        if torch.device(device).type == "cpu":
+            lay_out_for_decoding(self.model.decoder)
+
+    @torch.inference_mode()
+    def _logits(self) -> Tensor:
+        """What the model says of no image, if its parts go together at all."""
+        blank = self.preprocess.normalize(self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device))
+        return self.model.head(self.model(blank, torch.tensor([[self.tokenizer.bos_id]], device=self.device)))
 
     def pixels(self, image: Image.Image) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W)."""
         return self.preprocess(image)
 
+    def rules(self, *, prefix: str = "", ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any) -> Rules:
+        """Rules with words as people write them; other options as in Rules.
+
+        A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
+        longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
+        tokens: a model that spells a word in other tokens than the tokenizer does is not caught at it.
+        """
+        encode = self.tokenizer.encode
+        forms = {form for word in ban for form in (word, word.capitalize()) if word}
+        banned = {tuple(encode(space + form)) for form in forms for space in ("", " ")}
+        required = tuple((tuple(encode(f" {word}")),) for word in require if word)
+        begin = tuple(encode(prefix.rstrip())) if prefix else ()
+        return Rules(prefix=begin, banned=tuple(sorted(banned)), required=required, **options)
+
     def caption(self, pixels: Sequence[Tensor], *, max_tokens: int | None = None) -> list[Caption]:
         """Captions a batch of images that `pixels` made."""
         batch = torch.stack(list(pixels)).to(self.device)
         limit = self.max_tokens if max_tokens is None else max_tokens
-        return caption_pixels(self.model, self.tokenizer, self.preprocess, batch, max_tokens=limit)  # type: ignore[arg-type]
+        return caption_pixels(self.model, self.tokenizer, self.preprocess, batch, max_tokens=limit)
+
+    def stream(
+        self, batches: Iterable[Sequence[Tensor]], decoding: Decoding, *, rows: int, trees: dict[int, Any] | None = None
+    ) -> Iterator[list[Caption]]:
+        """The captions of each image of a queue, in its order, best first.
+
+        Args:
+            batches: What `pixels` made; taken as there is room for more.
+            rows: Images at a time.
+            trees: As in `decode`.
+        """
+        if decoding.max_tokens is None:
+            decoding = replace(decoding, max_tokens=self.max_tokens)
+        ends = {"bos_id": self.tokenizer.bos_id, "eos_id": self.tokenizer.eos_id}
+        waiting, turn = {}, 0
+        chunks = self._encoded(batches, decoding)
+        for place, texts in decode(
+            self.model.decoder, chunks, decoding, rows=rows, device=self.device, trees=trees, **ends
+        ):
+            waiting[place] = texts
+            while turn in waiting:
+                yield [_caption(self.tokenizer, decoding, text) for text in waiting.pop(turn)]
+                turn += 1
+
+    def _encoded(self, batches: Iterable[Sequence[Tensor]], decoding: Decoding) -> Iterator[Chunk]:
+        for batch in batches:
+            if batch:
+                pixels = torch.stack(list(batch))
+                with torch.inference_mode():
+                    context = self.model.encode(self.preprocess.normalize(pixels.to(self.device)))
+                yield image_ids(pixels, decoding), context
 
 
 def caption_files(
-    captioner: Captioner, paths: Sequence[str], writer: Writer, *, batch_size: int, max_tokens: int | None = None
+    captioner: Captioner,
+    paths: Sequence[str],
+    writer: Records,
+    *,
+    batch_size: int,
+    decoding: Decoding | None = None,
+    trees: dict[str, Any] | None = None,
 ) -> int:
-    """Captions image files in batches and writes a record for each; returns the exit status.
+    """Captions image files and writes a record for each caption, as they come; returns the exit status.
 
     A file that cannot be read is named on stderr and does not keep the others from being captioned.
+
+    Args:
+        batch_size: Images at a time; captions do not depend on it.
+        trees: Takes the tree of each image's beam search, ready to be written as JSON.
     """
+    read: list[str] = []
     failed = 0
-    for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size):
-        failed += bad
-        found = captioner.caption(pixels, max_tokens=max_tokens) if good else []
-        for path, caption in zip(good, found, strict=True):
-            writer.write({"image": path, "caption": caption.text, **_scores(caption)})
+
+    def batches() -> Iterator[list[Tensor]]:
+        nonlocal failed
+        for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size):
+            failed += bad
+            read.extend(good)
+            yield pixels
+
+    decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
+    for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
+        for rank, caption in enumerate(captions, start=1):
+            ranked = {"rank": rank} if decoding.results > 1 else {}
+            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption)})
+        if trees is not None and found is not None:
+            trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
     return 1 if failed else 0
 
 

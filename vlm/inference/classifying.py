@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from vlm import checkpoint as ckpt
 from vlm.data.image import Preprocess
-from vlm.errors import UserError
 from vlm.inference.files import Writer, read_images
+from vlm.inference.loading import check_outputs, read_for
+from vlm.verify import refusing
 
 
 @torch.inference_mode()
@@ -35,14 +36,15 @@ class ImageClassifier:
     """
 
     def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
-        loaded = ckpt.read(path)
+        loaded = read_for("classification", path)
         about = loaded["vlm"]
-        if about["task"] != "classification":
-            raise UserError(f"{path}: holds a model for {about['task']}, not for classification; use `vlm predict`")
-        self.preprocess = Preprocess.from_state(about["preprocess"])
-        self.classes: list[str] = about["classes"]
-        self.model = ckpt.load_model(loaded, trust=trust).to(device)
         self.device = device
+        with refusing(path):
+            self.preprocess = Preprocess.from_state(about["preprocess"])
+            self.classes = ["".join(name) for name in about["classes"]]
+            self.model = ckpt.load_model(loaded, trust=trust).to(device)
+            blank = self.pixels(Image.new("RGB", (1, 1)))
+            check_outputs(self.classify([blank]), len(self.classes), "classes")
 
     def pixels(self, image: Image.Image) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W)."""

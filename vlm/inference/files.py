@@ -8,23 +8,26 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from PIL import Image
 from torch import Tensor
 
 from vlm.data.image import SUFFIXES, ImageError, load_image
-from vlm.errors import UserError
+from vlm.errors import UserError, printable
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
     """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
 
+    "-" stands for the files, folders and patterns that stdin names, one a line.
+
     Raises:
         UserError: A folder or pattern holds no image.
     """
     found: list[str] = []
-    for given in inputs:
+    lines = [line.rstrip("\n") for line in sys.stdin] if "-" in inputs else []
+    for given in (name for item in inputs for name in (filter(None, lines) if item == "-" else [item])):
         if os.path.isdir(given):
             matches = sorted(str(path) for path in Path(given).rglob("*") if path.suffix.lower() in SUFFIXES)
         elif not os.path.exists(given) and glob.has_magic(given):
@@ -60,11 +63,6 @@ def read_images(
         yield good, read, len(batch) - len(good)
 
 
-def printable(text: str) -> str:
-    """Text that stays on one line and sends no commands to a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 class Writer:
     """Writes records as they come, to a file or to stdout.
 
@@ -72,19 +70,21 @@ class Writer:
         form: "text" (the given fields between tabs), "jsonl" or "csv".
         fields: The fields of a line of text.
         out: Path of the file; None for stdout.
+        append: Whether to go on after what the file holds.
     Raises:
         UserError: The form is unknown, or the file cannot be written.
     """
 
-    def __init__(self, *, form: str, fields: Sequence[str], out: str | None = None) -> None:
+    def __init__(self, *, form: str, fields: Sequence[str], out: str | None = None, append: bool = False) -> None:
         if form not in ("text", "jsonl", "csv"):
             raise UserError(f"--format: {form!r} is unknown; choose text, jsonl or csv")
         self.form, self.fields = form, fields
         try:
-            self.file: TextIO = sys.stdout if out is None else open(out, "w", encoding="utf-8", newline="")  # noqa: SIM115
+            mode: Literal["a", "w"] = "a" if append else "w"
+            self.file: TextIO = sys.stdout if out is None else open(out, mode, encoding="utf-8", newline="")  # noqa: SIM115
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
-        self._header = form == "csv"
+        self._header = form == "csv" and not (append and out is not None and os.path.getsize(out))
 
     def write(self, record: dict[str, Any]) -> None:
         if self.form == "text":

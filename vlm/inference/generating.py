@@ -8,11 +8,12 @@ import torch
 
 from vlm import checkpoint as ckpt
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import UserError
 from vlm.generation.logits import Sampling
 from vlm.generation.text import continue_texts
 from vlm.inference.files import Writer, printable
+from vlm.inference.loading import check_outputs, read_for
 from vlm.models.decoder import Decoder
+from vlm.verify import refusing
 
 
 @dataclass
@@ -85,12 +86,13 @@ class Generator:
     """
 
     def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
-        loaded = ckpt.read(path)
+        loaded = read_for("language_modeling", path)
         about = loaded["vlm"]
-        if about["task"] != "language_modeling":
-            raise UserError(f"{path}: holds a model for {about['task']}, which writes no free text; use `vlm predict`")
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
-        self.model: Decoder = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
+        with refusing(path), torch.inference_mode():
+            self.tokenizer = tokenizer_from_state(about["tokenizer"])
+            self.model: Decoder = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
+            hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=device))
+            check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
 
 def generate_texts(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlm import checkpoint as ckpt
+from vlm.errors import printable
+from vlm.verify import refusing
 
 
 def describe(path: str) -> str:
@@ -13,6 +15,11 @@ def describe(path: str) -> str:
         UserError: There is no such checkpoint, or it cannot be read.
     """
     loaded = ckpt.read(path)
+    with refusing(path):
+        return "\n".join(_lines(loaded))
+
+
+def _lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     data = about["config"]["data"]
@@ -27,7 +34,7 @@ def describe(path: str) -> str:
         f"trained     {loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun",
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
-    return "\n".join(lines)
+    return [printable(line) for line in lines]
 
 
 def _parts(about: dict[str, Any]) -> Iterator[str]:

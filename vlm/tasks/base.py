@@ -14,7 +14,7 @@ from vlm.checkpoint import FORMAT
 from vlm.data.module import Data
 from vlm.randomness import key
 from vlm.tasks import steps
-from vlm.tasks.counters import settle, total_steps
+from vlm.tasks.counters import settle, total_steps, validates
 from vlm.tasks.optim import Optimization
 from vlm.tasks.sharding import gather, load, scatter, shard
 
@@ -196,4 +196,5 @@ class Task(L.LightningModule):
         if loops:
             steps.refuse_non_finite(self.trainer, checkpoint)
             batches = int(self.trainer.num_training_batches)
-            settle(loops, epoch_batches=batches, step=self.global_step, validation_due=self.validation_due)
+            after = {"validates": validates(self.trainer), "validation_due": self.validation_due}
+            settle(loops, epoch_batches=batches, step=self.global_step, **after)

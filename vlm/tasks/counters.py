@@ -19,7 +19,15 @@ def total_steps(trainer: L.Trainer) -> int:
     return min(limits, default=1)
 
 
-def settle(loops: dict[str, Any], *, epoch_batches: int, step: int, validation_due: bool = False) -> None:
+def validates(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the last training batch, be it done or still to come."""
+    loop = trainer.fit_loop
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def settle(
+    loops: dict[str, Any], *, epoch_batches: int, step: int, validates: bool = False, validation_due: bool = False
+) -> None:
     """Writes the trainer's counters as they stand between two batches, wherever in a batch they were read.
 
     Lightning counts a batch as completed only after the hooks that save, and repeats or skips work on resume depending
@@ -30,7 +38,8 @@ def settle(loops: dict[str, Any], *, epoch_batches: int, step: int, validation_d
         loops: The state of the trainer's fit loop.
         epoch_batches: Training batches of an epoch.
         step: Optimiser steps done.
-        validation_due: Whether a resumed run starts with the validation that follows this batch.
+        validates: Whether a validation follows this batch.
+        validation_due: Whether it is still to come: a resumed run starts with it.
     """
     batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
     over = batches["current"]["ready"] >= epoch_batches and not validation_due
@@ -45,5 +54,5 @@ def settle(loops: dict[str, Any], *, epoch_batches: int, step: int, validation_d
     if over:
         batches["current"].update(ready=0, started=0, processed=0, completed=0)
     batches["is_last_batch"] = False
-    # A step counts as logged only after the validation that follows it.
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - begun
+    # The trainer returns to the end of a batch that a validation follows, even if only to skip it, and counts it there.
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step - (validates and not over)

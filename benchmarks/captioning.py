@@ -1,0 +1,148 @@
+"""Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
+
+    python benchmarks/captioning.py --root FOLDER [--shape S] [--out FILE.json]
+
+Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
+VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
+batch, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions, vocabulary,
+precision and learning rate are equal. Blocks of steps of both alternate in one process; ratios are medians over blocks.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from interleaved import Interleaved, report
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
+
+from vlm import config as conf
+from vlm.run import Run
+from vlm.training import quiet
+
+SHAPES = {
+    "S": {"image_size": 96, "encoder_depth": 6, "decoder_depth": 6, "dim": 256, "num_heads": 4},
+    "M": {"image_size": 224, "encoder_depth": 12, "decoder_depth": 6, "dim": 384, "num_heads": 6},
+}
+VOCAB, MAX_LEN, LR = 8000, 40, 3e-4
+
+
+class Pairs(Dataset):
+    """Every caption with its image, read anew each time."""
+
+    def __init__(self, data: Any) -> None:
+        self.split, self.tokenizer, self.preprocess = data.split("train"), data.tokenizer, data.preprocess
+        self.pairs = [(i, k) for i in range(len(self.split)) for k in range(len(self.split.captions(0, i)))]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        index, number = self.pairs[at]
+        pixels = self.preprocess.normalize(self.preprocess(self.split.image(0, index)))
+        body = self.tokenizer.encode(self.split.captions(0, index)[number])[: MAX_LEN - 2]
+        return pixels, torch.tensor([self.tokenizer.bos_id, *body, self.tokenizer.eos_id])
+
+
+def collate(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([pixels for pixels, _ in rows]), nn.utils.rnn.pad_sequence([ids for _, ids in rows], True)
+
+
+def peer_model(shape: dict[str, int]) -> VisionEncoderDecoderModel:
+    dim, heads = shape["dim"], shape["num_heads"]
+    encoder = ViTConfig(
+        hidden_size=dim,
+        num_hidden_layers=shape["encoder_depth"],
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+        image_size=shape["image_size"],
+        patch_size=16,
+    )
+    decoder = GPT2Config(
+        vocab_size=VOCAB,
+        n_positions=MAX_LEN,
+        n_embd=dim,
+        n_layer=shape["decoder_depth"],
+        n_head=heads,
+        add_cross_attention=True,
+        is_decoder=True,
+    )
+    model = VisionEncoderDecoderModel(encoder=ViTModel(encoder), decoder=GPT2LMHeadModel(decoder))
+    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
+    return model
+
+
+class Peer:
+    """A training step of the peer, and what its captions' losses were."""
+
+    def __init__(self, data: Any, shape: dict[str, int], batch: int) -> None:
+        self.batch, self.losses = batch, []
+        self.model = peer_model(shape)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
+        self.batches = self._read(
+            DataLoader(
+                Pairs(data), batch, shuffle=True, collate_fn=collate, num_workers=data.num_workers, drop_last=True
+            )
+        )
+
+    @staticmethod
+    def _read(loader: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield from loader
+
+    def step(self) -> None:
+        pixels, ids = next(self.batches)
+        labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
+        logits = self.model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())
+
+
+def compare(root: str, name: str, *, images: int, pairs: int, block: int, rounds: int) -> dict[str, Any]:
+    shape = SHAPES[name]
+    sizes = {key: value for key, value in shape.items() if key != "image_size"}
+    with tempfile.TemporaryDirectory() as runs:
+        given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
+        given += ["model=small", *(f"model.size.{key}={value}" for key, value in sizes.items()), "trainer=cpu"]
+        given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
+        given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]
+        config = conf.compose([*given, "schedule=constant", "model.size.dropout=0.1"])
+        run = Run(config)
+        peer = Peer(run.data, shape, pairs)
+        captions = len(run.data.split("train").captions(0, 0)) * images
+        timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
+        run.trainer.callbacks.append(timed)
+        run.fit()
+    return timed.result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--shape", choices=SHAPES, default="S")
+    parser.add_argument("--images", type=int, default=32, help="images of our batch, each with all its captions")
+    parser.add_argument("--pairs", type=int, default=32, help="pairs of the peer's batch")
+    parser.add_argument("--block", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    quiet()
+    options = {"images": args.images, "pairs": args.pairs, "block": args.block, "rounds": args.rounds}
+    report({f"shape {args.shape}, a caption": compare(args.root, args.shape, **options)}, args.out)
+
+
+if __name__ == "__main__":
+    main()

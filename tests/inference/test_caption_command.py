@@ -1,0 +1,121 @@
+"""`vlm caption` with each option, on a small model that was never trained."""
+
+import json
+
+import pytest
+
+from vlm.cli import run
+from vlm.inference.captioning import Captioner
+from vlm.training import main
+
+SCENES = "data/sample"
+TINY = [
+    "debug=fast",
+    "trainer=cpu",
+    "data.num_workers=0",
+    "model.size.dim=32",
+    "model.size.num_heads=2",
+    "model.size.encoder_depth=1",
+    "model.size.decoder_depth=1",
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    assert main([*TINY, f"runs={folder}"]) == 0
+    return str(next(folder.rglob("last.ckpt")))
+
+
+@pytest.fixture
+def caption(checkpoint, tmp_path):
+    def caption(*options, form="jsonl", images=SCENES, out="out"):
+        path = tmp_path / out
+        assert run(["caption", images, "-c", checkpoint, "--format", form, "--out", str(path), *options]) == 0
+        text = path.read_text()
+        return [json.loads(line) for line in text.splitlines()] if form == "jsonl" else text
+
+    return caption
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--beam", "3", "--length-penalty", "0.5"],
+        ["--beam", "4", "--groups", "2", "--results", "2"],
+        ["--sample", "--temperature", "1.3", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--seed", "4"],
+        ["--sample", "--results", "3"],
+        ["--no-repeat-ngram", "2", "--repetition-penalty", "1.2", "--min-tokens", "3", "--max-tokens", "9"],
+    ],
+)
+def test_captions_do_not_depend_on_the_batch_size(caption, options):
+    one, many = (caption(*options, "--batch-size", size) for size in ("1", "32"))
+    assert [row["caption"] for row in one] == [row["caption"] for row in many]
+    assert [row["image"] for row in one] == [row["image"] for row in many]
+    for row, other in zip(one, many, strict=True):
+        assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+        assert 0 < row["confidence"] <= 1
+
+
+def test_words_are_begun_with_banned_and_required(caption):
+    assert all(row["caption"].startswith("a red") for row in caption("--prefix", "a red"))
+    assert all(" blue" in row["caption"] for row in caption("--beam", "3", "--require", "blue"))
+    assert not any('"' in row["caption"] for row in caption("--ban", '"'))
+
+
+def test_a_word_is_banned_in_all_its_forms(checkpoint):
+    captioner = Captioner(checkpoint)
+    encode = captioner.tokenizer.encode
+    banned = captioner.rules(ban=["red"]).banned
+    assert set(banned) == {tuple(encode(form)) for form in ("red", " red", "Red", " Red")}
+
+
+def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
+    trace = tmp_path / "trace.json"
+    rows = caption("--beam", "3", "--results", "2", "--trace", str(trace))
+    assert [row["rank"] for row in rows] == [1, 2] * (len(rows) // 2)
+    trees = json.loads(trace.read_text())
+    assert set(trees) == {row["image"] for row in rows}
+    assert all(tree["nodes"] for tree in trees.values())
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
+@pytest.mark.parametrize("results", [1, 2])
+def test_continue_skips_what_is_whole_and_mends_the_end(caption, checkpoint, tmp_path, form, results):
+    options = ["--beam", "2", "--results", str(results)]
+    caption(*options, form=form)
+    whole = (tmp_path / "out").read_bytes()
+    (tmp_path / "part").write_bytes(whole[: len(whole) // 2])
+    caption(*options, "--continue", form=form, out="part")
+    assert (tmp_path / "part").read_bytes() == whole
+    caption(*options, "--continue", form=form, out="part")
+    assert (tmp_path / "part").read_bytes() == whole
+
+
+def test_a_page_of_captions(caption):
+    text = caption("--beam", "2", "--results", "2", form="html")
+    assert text.count("<figure") == len(caption())
+    assert "data:image/" in text and "http" not in text
+
+
+def test_paths_from_stdin(caption, monkeypatch, tmp_path):
+    import io
+
+    names = [row["image"] for row in caption()][:2]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*names, ""])))
+    assert [row["image"] for row in caption(images="-")] == names
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (["--continue"], "--continue"),
+        (["--trace", "x"], "--trace"),
+        (["--format", "html"], "--format html"),
+        (["--sample", "--beam", "2"], "--sample"),
+        (["--results", "2"], "--results"),
+    ],
+)
+def test_wrong_use_is_told(checkpoint, options, named, capsys):
+    assert run(["caption", SCENES, "-c", checkpoint, *options]) == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,217 @@
+"""From training to classes, as a user goes."""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from journey import only_run
+from torch.nn.functional import cross_entropy
+
+from vlm import checkpoint as ckpt
+from vlm.cli import run as vlm
+from vlm.run import build_data
+from vlm.training import main
+
+CPU = ["--device", "cpu"]
+
+
+def best(run: Path) -> str:
+    return str(run / "checkpoints" / "best.ckpt")
+
+
+def results(folder: Path, name: str = "metrics") -> dict | list:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def pictures(trained_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images of the run's test split as files, each named as its sample is."""
+    folder = tmp_path_factory.mktemp("pictures")
+    split = build_data(ckpt.read(best(trained_classifier))["vlm"]["config"]).split("test")
+    for index in range(len(split)):
+        split.image(0, index).save(folder / f"{split.sample_id(0, index)}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(trained_classifier: Path) -> dict[str, dict]:
+    """What the run's own test said of each image."""
+    return {each["image"]: each for each in results(trained_classifier / "evaluation" / "test", "predictions")}
+
+
+def test_a_run_leaves_its_folder_as_documented(trained_classifier: Path) -> None:
+    run = trained_classifier
+    assert (run / "config.yaml").is_file()
+    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"last.ckpt", "best.ckpt"}
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    assert {"step", "epoch", "train/loss", "val/loss", "val/accuracy"} <= rows[0].keys()
+    evaluation = run / "evaluation" / "test"
+    names = {path.name for path in evaluation.iterdir()}
+    assert names >= {"metrics.json", "predictions.json", "details.json", "confusion.png"}
+    assert (evaluation / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    expected = {"loss", "accuracy", "top5", "balanced_accuracy", "calibration_error", "accuracy@constant"}
+    assert results(evaluation).keys() == {f"test/{name}" for name in expected}
+
+
+def test_the_figures_are_those_of_the_predictions(trained_classifier: Path, told: dict[str, dict]) -> None:
+    evaluation = trained_classifier / "evaluation" / "test"
+    metrics, details = results(evaluation), results(evaluation, "details")
+    classes = details["classes"]
+    assert len(told) == 36 and len({each["predicted"] for each in told.values()}) > 2
+    right = Counter(each["label"] for each in told.values() if each["label"] == each["predicted"])
+    total = Counter(each["label"] for each in told.values())
+    assert metrics["test/accuracy"] == pytest.approx(sum(right.values()) / 36)
+    assert metrics["test/balanced_accuracy"] == pytest.approx(sum(right[n] / total[n] for n in classes) / len(classes))
+    assert metrics["test/top5"] == pytest.approx(sum(e["label"] in e["top"] for e in told.values()) / 36)
+    assert metrics["test/accuracy@constant"] == pytest.approx(1 / 6)  # every class is as frequent
+    assert details["accuracy"] == {name: pytest.approx(right[name] / total[name]) for name in classes}
+    pairs = Counter((each["label"], each["predicted"]) for each in told.values())
+    assert details["confusion"] == [[pairs[true, taken] for taken in classes] for true in classes]
+
+
+def test_the_loss_is_the_cross_entropy_of_the_stored_weights(trained_classifier: Path, told: dict[str, dict]) -> None:
+    loaded = ckpt.read(best(trained_classifier))
+    model, about = ckpt.load_model(loaded), loaded["vlm"]
+    split = build_data(about["config"]).split("test")
+    images = torch.stack(
+        [
+            torch.frombuffer(bytearray(split.image(0, index).tobytes()), dtype=torch.uint8).view(32, 32, 3)
+            for index in range(len(split))
+        ]
+    )
+    with torch.inference_mode():
+        logits = model(((images / 255 - 0.5) / 0.5).permute(0, 3, 1, 2))
+    labels = torch.tensor([split.label(0, index) for index in range(len(split))])
+    metrics = results(trained_classifier / "evaluation" / "test")
+    assert metrics["test/loss"] == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5)
+    for index, row in enumerate(logits.softmax(-1)):
+        each = told[split.sample_id(0, index)]
+        assert each["label"] == about["classes"][labels[index]]
+        assert each["probability"] == pytest.approx(row.max().item(), rel=1e-4)
+
+
+def test_evaluation_gives_the_figures_of_the_runs_own_test(trained_classifier: Path, tmp_path: Path, capsys) -> None:
+    assert vlm(["evaluate", "-c", best(trained_classifier), "--out", str(tmp_path), *CPU]) == 0
+    own = trained_classifier / "evaluation" / "test"
+    for name in ("metrics", "predictions", "details"):
+        assert results(tmp_path, name) == results(own, name)
+    assert (tmp_path / "confusion.png").is_file()
+    said = capsys.readouterr().out
+    assert said.startswith("test ") and "constant" in said.splitlines()[0] and "calibration_error" in said
+
+
+def read(form: str, text: str) -> Iterator[tuple[str, str, float]]:
+    """Path, class and probability of each line."""
+    lines = text.splitlines()
+    if form == "text":
+        for path, found in (line.split("\t") for line in lines):
+            yield path, *found.rpartition(" ")[::2]
+    else:
+        for row in map(json.loads, lines) if form == "jsonl" else csv.DictReader(lines):
+            yield row["image"], row["class"], row["probability"]
+
+
+@pytest.mark.parametrize(("form", "size"), [("text", 1), ("jsonl", 7), ("csv", 36)])
+def test_classes_of_files_are_those_of_the_runs_test(form, size, trained_classifier, pictures, told, tmp_path) -> None:
+    out = tmp_path / "found"
+    options = ["--format", form, "--out", str(out), "--batch-size", str(size), *CPU]
+    assert vlm(["classify", str(pictures), "-c", best(trained_classifier), *options]) == 0
+    found = list(read(form, out.read_text()))
+    assert [Path(path).stem for path, _, _ in found] == sorted(told)
+    for path, name, probability in found:
+        each = told[Path(path).stem]
+        assert name == each["predicted"]
+        assert float(probability) == pytest.approx(each["probability"], abs=5.1e-5 if form == "text" else 1e-6)
+
+
+def test_the_likeliest_classes_come_in_order(trained_classifier: Path, pictures: Path, told, capsys) -> None:
+    image = str(pictures / "test-0-000004.png")
+    arguments = ["classify", image, "-c", best(trained_classifier), *CPU, "--top"]
+    assert vlm([*arguments, "5", "--format", "jsonl"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    expected = told["test-0-000004"]["top"]
+    assert list(record["top"]) == list(expected) and record["class"] == next(iter(expected))
+    assert list(record["top"].values()) == pytest.approx(list(expected.values()), abs=1e-6)
+    assert vlm([*arguments, "3"]) == 0
+    path, found = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert path == image
+    assert found == "  ".join(f"{name} {value:.4f}" for name, value in list(record["top"].items())[:3])
+    assert vlm([*arguments, "2", "--format", "csv"]) == 0
+    header, row = csv.reader(capsys.readouterr().out.splitlines())
+    assert header == ["image", "class", "probability", "class_2", "probability_2"]
+    assert [row[1], row[3]] == list(expected)[:2]
+    assert vlm([*arguments, "100", "--format", "jsonl"]) == 0  # more than there are
+    top = json.loads(capsys.readouterr().out)["top"]
+    assert len(top) == 6 and math.isclose(sum(top.values()), 1, abs_tol=1e-6)
+
+
+def test_a_bad_image_is_named_and_the_others_are_classified(trained_classifier, pictures, tmp_path, capsys) -> None:
+    bad, good = tmp_path / "bad.png", str(pictures / "test-0-000000.png")
+    bad.write_bytes(b"no image")
+    assert vlm(["classify", str(bad), good, str(tmp_path / "none.png"), "-c", best(trained_classifier), *CPU]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{good}\t") and len(captured.out.splitlines()) == 1
+    assert f"error: {bad}: " in captured.err and f"error: {tmp_path / 'none.png'}: " in captured.err
+    assert len(captured.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--top", "0"], "top"), (["--format", "xml"], "--format"), (["--device", "tpu"], "--device"), ([], "no images")],
+)
+def test_wrong_usage_is_status_2(options, said, trained_classifier, pictures, tmp_path, capsys) -> None:
+    place = pictures if options else tmp_path
+    assert vlm(["classify", str(place), "-c", best(trained_classifier), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and said in captured.err and len(captured.err.splitlines()) <= 2
+    assert captured.out == ""
+
+
+def test_info_says_what_the_file_holds(trained_classifier: Path, capsys) -> None:
+    assert vlm(["info", "-c", best(trained_classifier)]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
+    assert lines["task"].endswith(" classification") and "ShapeClasses" in lines["data"]
+    assert "red circle, red cross, " in lines["classes"] and "val/accuracy" in lines["scores"]
+    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(best(trained_classifier))).values())
+    assert f"{count:,} parameters" in lines["model"] and "Classifier" in said and "tokenizer" not in lines
+
+
+def test_eight_images_are_learnt_by_heart(class_folders: Path, small_classes, tmp_path: Path) -> None:
+    common = [value for value in small_classes if "data.source." not in value]
+    data = ["data=image_folder", f"data.root={class_folders}", "data.augment.min_scale=1.0"]
+    data += ["data.augment.min_ratio=1.0", "data.augment.horizontal_flip=false", "data.source.val_fraction=0.5"]
+    heart = ["debug=overfit", "trainer.max_epochs=60", "trainer.check_val_every_n_epoch=60", "optim.lr=5e-3"]
+    assert main([*common, *data, *heart, f"runs={tmp_path / 'runs'}"]) == 0
+    last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
+    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(tmp_path / "out"), *CPU]) == 0
+    metrics = results(tmp_path / "out")
+    assert metrics["train/accuracy"] == 1 and metrics["train/loss"] < 0.02
+    assert len(results(tmp_path / "out", "predictions")) == 8
+
+
+def test_a_classifier_of_ones_own_pictures_with_every_recipe(class_folders, small_classes, tmp_path, capsys) -> None:
+    common = [value for value in small_classes if "data.source." not in value]
+    recipe = ["task.mixup=0.2", "task.cutmix=1.0", "task.label_smoothing=0.1", "data.augment.policy=randaugment"]
+    recipe += ["data.augment.magnitude=3", "callbacks=ema", "callbacks.progress=null", "callbacks.ema.decay=0.9"]
+    recipe += ["data.augment.erase=0.25", "layer_decay=0.7", "model.size.encoder_depth=2", "schedule=constant"]
+    source = ["data=image_folder", f"data.root={class_folders}", "data.source.val_fraction=0.25"]
+    assert main([*common, *source, *recipe, "trainer.max_epochs=10", f"runs={tmp_path / 'runs'}"]) == 0
+    run = only_run(tmp_path / "runs")
+    assert "\nval " in capsys.readouterr().out  # there is no test split, and this is said
+    metrics = results(run / "evaluation" / "val")
+    assert metrics["val/accuracy"] >= 0.8 > 0.5 > metrics["val/accuracy@constant"]
+    loaded = ckpt.read(best(run))
+    assert loaded["vlm"]["classes"] == ["dark", "light", "red"]
+    raw, averaged = loaded["state_dict"], ckpt.weights(loaded)
+    assert not torch.equal(raw["model.head.weight"], averaged["head.weight"])
+    rates = {round(group["lr"], 9) for group in loaded["optimizer_states"][0]["param_groups"]}
+    assert rates == {round(1e-2 * 0.7**below, 9) for below in range(4)}  # head, two blocks, what stands below them
+    assert vlm(["classify", str(class_folders / "red"), "-c", best(run), *CPU]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 12 and sum("\tred " in line for line in said) >= 10

@@ -1,0 +1,42 @@
+"""The commands beside one another: `vlm predict` for any task, and each on a model that is for another."""
+
+from pathlib import Path
+
+import pytest
+
+from vlm.cli import run as vlm
+
+RUNS = {"caption": "trained", "classify": "trained_classifier", "generate": "trained_text"}
+
+
+@pytest.fixture
+def checkpoints(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The checkpoint that each command is for."""
+    runs = {command: request.getfixturevalue(name) for command, name in RUNS.items()}
+    return {command: str(run / "checkpoints" / "best.ckpt") for command, run in runs.items()}
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
+@pytest.mark.parametrize("command", RUNS)
+def test_predict_is_the_command_of_its_task(command, form, checkpoints, photos: Path, capsys) -> None:
+    images = [str(path) for path in sorted(photos.glob("*.png"))[:3]]
+    inputs = ["A red", "A large blue c"] if command == "generate" else images
+    options = ["-c", checkpoints[command], "--device", "cpu", "--format", form]
+    given = [part for prompt in inputs for part in ("--prompt", prompt)] if command == "generate" else inputs
+    assert vlm([command, *given, *options]) == 0
+    expected = capsys.readouterr().out
+    assert len(expected.splitlines()) >= 2
+    assert vlm(["predict", *inputs, *options]) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(("command", "right"), [(one, other) for one in RUNS for other in RUNS if one != other])
+def test_a_model_for_another_task_is_status_2_and_names_its_command(
+    command, right, checkpoints, photos: Path, capsys
+) -> None:
+    given = ["--prompt", "A"] if command == "generate" else [str(photos)]
+    assert vlm([command, *given, "-c", checkpoints[right]]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1
+    assert captured.err.startswith(f"error: {checkpoints[right]}: holds a model for ")
+    assert f"`vlm {right}`" in captured.err

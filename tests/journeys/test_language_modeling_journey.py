@@ -1,0 +1,250 @@
+"""From training to text, as a user goes."""
+
+import csv
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from journey import only_run
+from torch.nn.functional import cross_entropy
+
+from vlm import checkpoint as ckpt
+from vlm.cli import run as vlm
+from vlm.data.tokenizer import tokenizer_from_state
+from vlm.models.decoder import Decoder
+from vlm.run import build_data
+from vlm.training import main
+
+CPU = ["--device", "cpu"]
+PROMPTS = ["A", "A large red", "The small green triangle right of the circle is above a", ""]
+
+
+def best(run: Path) -> str:
+    return str(run / "checkpoints" / "best.ckpt")
+
+
+def results(folder: Path, name: str = "metrics") -> dict | list:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def ask(prompts: list[str]) -> list[str]:
+    return [part for prompt in prompts for part in ("--prompt", prompt)]
+
+
+@pytest.fixture
+def write(trained_text: Path, capsys):
+    """Runs `vlm generate` and returns its records."""
+
+    def run(*options: str, prompts: list[str] = PROMPTS) -> list[dict]:
+        arguments = [*ask(prompts), "-c", best(trained_text), *CPU, "--max-tokens", "20"]
+        assert vlm(["generate", *arguments, "--format", "jsonl", *options]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def test_a_run_leaves_its_folder_as_documented(trained_text: Path) -> None:
+    assert {path.name for path in (trained_text / "checkpoints").iterdir()} >= {"last.ckpt", "best.ckpt"}
+    rows = list(csv.DictReader((trained_text / "metrics.csv").open()))
+    assert {"step", "epoch", "train/loss", "val/loss", "val/bits_per_byte"} <= rows[0].keys()
+    evaluation = trained_text / "evaluation" / "test"
+    written = {path.name for path in evaluation.iterdir()}
+    assert written >= {"metrics.json", "predictions.json"} and "confusion.png" not in written
+    names = {"loss", "loss@sampled", "perplexity", "word_perplexity", "bits_per_byte"}
+    assert results(evaluation).keys() == {f"test/{name}" for name in names}
+    (sample,) = results(evaluation, "predictions")
+    assert sample["prompt"] == "A red" and sample["text"]
+    kept = sorted((trained_text / "samples").glob("step_*.jsonl"))
+    assert len(kept) == 2 and json.loads(kept[0].read_text()).keys() == {"prompt", "text"}
+
+
+def test_evaluation_gives_the_figures_of_the_runs_own_test(trained_text: Path, tmp_path: Path, capsys) -> None:
+    assert vlm(["evaluate", "-c", best(trained_text), "--out", str(tmp_path), *CPU]) == 0
+    own = trained_text / "evaluation" / "test"
+    for name in ("metrics", "predictions"):
+        assert results(tmp_path, name) == results(own, name)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["test", "model", "sampled"] and said[-1].startswith("bits_per_byte ")
+
+
+def test_the_figures_are_those_of_the_text(trained_text: Path) -> None:
+    metrics = results(trained_text / "evaluation" / "test")
+    source = build_data(ckpt.read(best(trained_text))["vlm"]["config"]).source
+    documents = ["".join(lines) for lines in source.documents("test")]
+    text = "".join(documents)
+    assert len(documents) == 4 and text.isascii()
+    nats = metrics["test/loss"] * (len(text) + len(documents))  # each character, and each document's end
+    assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]))
+    assert metrics["test/bits_per_byte"] == pytest.approx(nats / len(text) / math.log(2))
+    assert metrics["test/word_perplexity"] == pytest.approx(math.exp(nats / len(text.split())))
+    # The estimate is of a few windows: near the loss of the whole split, and not it.
+    assert 0 < abs(metrics["test/loss@sampled"] - metrics["test/loss"]) < 0.3
+
+
+def test_three_forms_hold_the_same_text(write, trained_text: Path, tmp_path: Path, capsys) -> None:
+    records = write()
+    assert all(record.keys() == {"prompt", "text", "logprob"} and record["logprob"] < 0 for record in records)
+    assert [record["prompt"] for record in records] == PROMPTS
+    assert all(record["text"] for record in records)
+    arguments = ["generate", *ask(PROMPTS), "-c", best(trained_text), *CPU, "--max-tokens", "20"]
+    assert vlm([*arguments, "--format", "csv", "--out", str(tmp_path / "out.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    assert [(row["prompt"], row["text"], float(row["logprob"])) for row in rows] == [
+        (record["prompt"], record["text"], record["logprob"]) for record in records
+    ]
+    assert vlm([*arguments, "--out", str(tmp_path / "out.txt")]) == 0
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == PROMPTS
+    assert vlm(arguments) == 0
+    shown = "\n---\n".join(record["prompt"] + record["text"] for record in records) + "\n"
+    harmless = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
+    assert capsys.readouterr().out == "".join(harmless)
+
+
+def test_text_goes_out_as_it_comes(trained_text: Path, monkeypatch, capsys) -> None:
+    happened: list[str] = []
+    step, put = Decoder.step, sys.stdout.write
+    monkeypatch.setattr(Decoder, "step", lambda *args, **kwargs: happened.append("step") or step(*args, **kwargs))
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (text and happened.append(text)) or put(text))
+    assert vlm(["generate", "--prompt", "A red", "-c", best(trained_text), *CPU, "--max-tokens", "6"]) == 0
+    assert happened[0] == "A red"
+    for place, event in enumerate(happened[1:-2], start=1):
+        assert (event == "step") == (place % 2 == 1)  # what a step drew is written before the next one
+    assert happened.count("step") == 6
+    assert "".join(event for event in happened if event != "step") == capsys.readouterr().out
+
+
+def test_prompts_of_different_lengths_at_once_are_as_each_alone(write) -> None:
+    together = write("--temperature", "1.3")
+    for prompt, record in zip(PROMPTS, together, strict=True):
+        (alone,) = write("--temperature", "1.3", prompts=[prompt])
+        assert alone["text"] == record["text"]
+        assert alone["logprob"] == pytest.approx(record["logprob"], abs=1e-3)
+    small = write("--temperature", "1.3", "--batch-size", "3")
+    assert [record["text"] for record in small] == [record["text"] for record in together]
+
+
+def test_prompts_come_from_stdin(write, trained_text: Path, monkeypatch, capsys) -> None:
+    expected = write(prompts=PROMPTS[:3])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(PROMPTS[:3]) + "\n"))
+    options = ["-c", best(trained_text), *CPU, "--max-tokens", "20", "--format", "jsonl"]
+    assert vlm(["generate", *options]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert vlm(["generate", *options]) == 2
+    assert "--prompt TEXT" in capsys.readouterr().err
+
+
+def test_the_seed_decides_the_text(write) -> None:
+    first = write("--seed", "1")
+    assert write("--seed", "1") == first
+    other = write("--seed", "2")
+    assert all(a["text"] != b["text"] for a, b in zip(first, other, strict=True))
+
+
+def test_greedy_takes_the_likeliest_token_as_an_uncached_model_finds_it(write, trained_text: Path) -> None:
+    (record,) = write("--greedy", prompts=["A large "])
+    assert write("--greedy", "--seed", "5", prompts=["A large "]) == [record]
+    loaded = ckpt.read(best(trained_text))
+    model, tokenizer = ckpt.load_model(loaded), tokenizer_from_state(loaded["vlm"]["tokenizer"])
+    ids, logprob = tokenizer.encode("A large "), 0.0
+    with torch.inference_mode():
+        for _ in range(20):
+            logprobs = model.head(model(torch.tensor([ids])))[0, -1].log_softmax(-1)
+            ids.append(int(logprobs.argmax()))
+            logprob += logprobs.max().item()
+            if ids[-1] == tokenizer.eos_id:
+                break
+    assert "A large " + record["text"] == tokenizer.decode(ids)
+    assert record["logprob"] == pytest.approx(logprob, abs=1e-3)
+
+
+def test_a_text_may_grow_longer_than_the_model_reads(write) -> None:
+    prompt = "A large red circle. " * 4
+    (record,) = write("--max-tokens", "90", "--top-k", "3", prompts=[prompt])
+    assert record["prompt"] == prompt and len(record["text"]) > 32
+
+
+def test_a_prompt_of_characters_never_seen_is_read(write) -> None:
+    first, second = write(prompts=["Ünïcödé 漢字", "Ünïcödé 漢"])
+    assert first["prompt"] == "Ünïcödé 漢字" and first["text"] != second["text"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--temperature", "-1"],
+        ["--temperature", "nan"],
+        ["--top-k", "0"],
+        ["--top-p", "0"],
+        ["--top-p", "1.5"],
+        ["--min-p", "2"],
+        ["--max-tokens", "0"],
+        ["--batch-size", "0"],
+        ["--top-k", "many"],
+        ["--format", "xml"],
+        ["--device", "tpu"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_value_is_status_2_and_named(options: list[str], trained_text: Path, capsys) -> None:
+    assert vlm(["generate", "--prompt", "A", "-c", best(trained_text), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and options[0] in captured.err
+    assert len(captured.err.splitlines()) <= 2 and captured.out == ""
+
+
+def test_info_says_what_the_file_holds(trained_text: Path, capsys) -> None:
+    assert vlm(["info", "-c", best(trained_text)]) == 0
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
+    assert lines["task"].endswith(" language_modeling") and "SceneText" in lines["data"]
+    assert "CharTokenizer" in lines["tokenizer"] and "val/bits_per_byte" in lines["scores"]
+    assert "Decoder" in said and "preprocess" not in lines and "classes" not in lines
+
+
+def test_eight_windows_are_learnt_by_heart(small_text: list[str], tmp_path: Path) -> None:
+    heart = ["debug=overfit", "trainer.max_epochs=200", "trainer.check_val_every_n_epoch=200"]
+    assert main([*small_text, *heart, "model.size.dim=64", f"runs={tmp_path / 'runs'}"]) == 0
+    last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
+    out = tmp_path / "out"
+    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(out), *CPU]) == 0
+    # How a window begins is no matter of memory: what stands before it is not seen.
+    assert results(out)["train/loss"] < 0.15
+
+
+TEXT = "Grüße aus 東京 — the quick brown fox\njumps over the lazy dog.\n" * 12
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bytes", "sentencepiece"])
+def test_a_model_of_ones_own_text(tokenizer: str, small_text: list[str], tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.txt").write_text(TEXT, encoding="utf-8")
+    common = [value for value in small_text if not value.startswith("data.source.")]
+    own = ["data=text", f"data.path={tmp_path / 'mine.txt'}", f"tokenizer={tokenizer}", "data.max_len=96"]
+    # A rate of zero leaves the model as it began.
+    untrained = ["optim.lr=0", "trainer.max_steps=1", f"runs={tmp_path / 'runs'}"]
+    assert main([*common, *own, *untrained]) == 0
+    assert "\nval " in capsys.readouterr().out
+    run = only_run(tmp_path / "runs")
+    loaded = ckpt.read(best(run))
+    model, read = ckpt.load_model(loaded), tokenizer_from_state(loaded["vlm"]["tokenizer"])
+    metrics = results(run / "evaluation" / "val")
+    assert metrics["val/loss"] == pytest.approx(math.log(read.vocab_size), rel=0.03)
+    held = TEXT[int(len(TEXT) * 0.9) :]  # the last tenth of the characters, as one document
+    ids = torch.tensor([[read.bos_id, *read.encode(held), read.eos_id]])
+    assert ids.shape[1] <= 97
+    with torch.inference_mode():
+        logits = model.head(model(ids[:, :-1]))
+    assert metrics["val/loss"] == pytest.approx(cross_entropy(logits[0], ids[0, 1:]).item(), rel=1e-5)
+    size = len(held.encode())
+    if tokenizer == "bytes":
+        assert read.vocab_size == 256 + 3 and ids.shape[1] == size + 2
+        # The document's end is a token and no byte.
+        bits = metrics["val/loss"] / math.log(2) * (size + 1) / size
+        assert metrics["val/bits_per_byte"] == pytest.approx(bits, rel=1e-9)
+    assert vlm(["generate", "--prompt", "Grüße", "-c", best(run), *CPU, "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("Grüße")

@@ -1,0 +1,37 @@
+"""Trainings of a few seconds, with everything that resuming could get wrong: dropout, augmentation, mixup, averages."""
+
+COMMON = ["trainer=cpu", "trainer.log_every_n_steps=1", "data.eval_batch_size=8", "callbacks=ema", "seed=3"]
+COMMON += ["callbacks.progress=null", "callbacks.checkpoints.every_n_steps=2", "callbacks.ema.decay=0.9"]
+COMMON += ["data.batch_size=8", "data.num_workers=0"]
+SCENES = ["data.source.train_scenes=60", "data.source.val_scenes=20", "data.source.test_scenes=12"]
+
+TASKS = {
+    "captioning": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
+        *["model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6"],
+    ],
+    "classification": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+        *["task.mixup=0.4", "task.cutmix=0.5", "data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
+    ],
+    "language_modeling": [
+        *[
+            "data.source.train_documents=40",
+            "data.train_samples=60",
+            "data.source.val_documents=6",
+            "data.source.test_documents=6",
+        ],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.depth=1", "model.size.dropout=0.2"],
+        *["task.sampled_batches=2", "task.prompt_tokens=4"],
+    ],
+}
+
+
+BATCHES = 8  # of an epoch of any of them
+
+
+def command(task: str, *more: str) -> list[str]:
+    """The arguments of a small training of a task."""
+    return [f"task={task}", *COMMON, *TASKS[task], *more]

@@ -1,0 +1,140 @@
+"""What cannot be resumed exactly is refused, and says why."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from kills import Nursery
+from small import command
+
+from vlm import checkpoint as ckpt
+
+
+@pytest.fixture(scope="module")
+def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs of a training that went to its end."""
+    cwd = tmp_path_factory.mktemp("finished")
+    ended = nursery.run(command("captioning", "trainer.max_epochs=1"), cwd=cwd)
+    assert ended.status == 0, ended.said
+    return cwd
+
+
+@pytest.fixture
+def cwd(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, stopped before its end: it was to have two epochs."""
+    shutil.copytree(finished, tmp_path / "cwd")
+    change_config(run_of(tmp_path / "cwd"), lambda config: config["trainer"].update(max_epochs=2))
+    return tmp_path / "cwd"
+
+
+def run_of(cwd: Path) -> Path:
+    (folder,) = cwd.glob("runs/*/20*")
+    return folder
+
+
+def change_config(folder: Path, change) -> None:
+    for path in folder.glob("checkpoints/*.ckpt"):
+        loaded = ckpt.read(path)
+        change(loaded["vlm"]["config"])
+        ckpt.write(path, loaded)
+
+
+def refused(nursery: Nursery, cwd: Path, *args: str) -> str:
+    """What is said when a command is refused, having changed nothing."""
+    before = listing(cwd)
+    ended = nursery.run(args, cwd=cwd)
+    assert ended.status == 2, ended.said
+    assert "Traceback" not in ended.said
+    assert listing(cwd) == before
+    return ended.said
+
+
+def listing(cwd: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in cwd.glob("runs/*/20*/**/*")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "before", "after"),
+    [
+        ("seed=4", "3", "4"),
+        ("data.batch_size=16", "8", "16"),
+        ("trainer.accumulate_grad_batches=2", "1", "2"),
+        ("data.source.max_objects=3", "2", "3"),
+        ("tokenizer.vocab_size=77", "", "77"),
+    ],
+)
+def test_another_seed_batch_data_or_tokenizer_is_refused_naming_both(override, before, after, nursery, cwd) -> None:
+    said = refused(nursery, cwd, "resume=last", override)
+    assert override.partition("=")[0] in said and before in said and after in said
+
+
+@pytest.mark.slow
+def test_data_that_are_not_as_they_were_are_refused(nursery, cwd) -> None:
+    change_config(run_of(cwd), lambda config: config["data"]["source"].update(seed=9))
+    path = run_of(cwd) / "config.yaml"
+    own = yaml.safe_load(path.read_text())
+    own["data"]["source"]["seed"] = 9
+    path.write_text(yaml.safe_dump(own))
+    said = refused(nursery, cwd, "resume=last")
+    assert "fingerprint" in said
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(nursery, cwd) -> None:
+    path = run_of(cwd) / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 3\n", "seed: 5\n", 1))
+    said = refused(nursery, cwd, "resume=last")
+    assert "another run" in said and "seed=5" in said and "seed=3" in said
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_lies_elsewhere_is_refused(nursery, cwd) -> None:
+    shutil.copy(run_of(cwd) / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
+    assert "config.yaml" in refused(nursery, cwd, "resume=moved.ckpt")
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so_and_is_left_alone(nursery, finished) -> None:
+    before = listing(finished)
+    ended = nursery.run(["resume=last"], cwd=finished)
+    assert ended.status == 0 and "finished" in ended.said
+    assert listing(finished) == before
+
+
+@pytest.mark.slow
+def test_with_nothing_there_resume_last_is_an_error(nursery, tmp_path) -> None:
+    assert "resume=last" in refused(nursery, tmp_path, "resume=last")
+    (tmp_path / "runs" / "a" / "1" / "checkpoints").mkdir(parents=True)
+    assert "resume=last" in refused(nursery, tmp_path, "resume=last")
+
+
+@pytest.mark.slow
+def test_a_run_that_still_goes_on_cannot_be_resumed(nursery, tmp_path) -> None:
+    pid = nursery.start(command("language_modeling", "trainer.max_epochs=400", "data.num_workers=1"), cwd=tmp_path)
+    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):
+        assert nursery.ended(pid) is None
+        time.sleep(0.05)
+    ended = nursery.run(["resume=last"], cwd=tmp_path)
+    assert ended.status == 2 and "another process" in ended.said, ended.said
+    os.kill(pid, signal.SIGKILL)
+    assert nursery.ended(pid, 10)
+    assert "less than" in refused(nursery, tmp_path, "resume=last", "trainer.max_epochs=0")
+    done = ckpt.read(run_of(tmp_path) / "checkpoints" / "last.ckpt")["epoch"]
+    ended = nursery.run(["resume=last", f"trainer.max_epochs={done + 1}"], cwd=tmp_path)
+    assert ended.status == 0, ended.said
+
+
+@pytest.mark.slow
+def test_a_run_that_was_moved_goes_on_where_it_is_now(nursery, finished, tmp_path) -> None:
+    shutil.copytree(run_of(finished), tmp_path / "elsewhere" / "run")
+    ended = nursery.run(["resume=elsewhere/run", "trainer.max_epochs=2"], cwd=tmp_path)
+    assert ended.status == 0, ended.said
+    assert not list((tmp_path / "runs").glob("*/20*"))
+    scores = json.loads((tmp_path / "elsewhere" / "run" / "evaluation" / "test" / "metrics.json").read_text())
+    assert "test/loss" in scores

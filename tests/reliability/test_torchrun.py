@@ -1,0 +1,131 @@
+"""Two processes that something else started: torchrun, or srun of SLURM."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from compare import check_same, rows
+from kills import ROOT, Nursery
+from small import command
+from trainings import ddp, places_of
+
+from vlm import checkpoint as ckpt
+
+TWO = ddp(2)
+
+# Writes down what a process opens for writing, renames or makes below the folder it is started in.
+WATCH = """
+import os, sys
+def watch(event, args):
+    if event == "open" and isinstance(args[0], (str, os.PathLike)) and isinstance(args[2], int):
+        made = [args[0]] if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else []
+    else:
+        made = args[:1] if event in ("os.mkdir", "os.rename", "os.remove") else []
+    for path in made:
+        if os.path.abspath(path).startswith(os.getcwd() + os.sep) and not os.path.isdir(path):
+            os.write(1, f"WROTE {path}\\n".encode())
+sys.addaudithook(watch)
+"""
+
+
+def run_of(cwd: Path) -> Path:
+    (folder,) = cwd.glob("runs/*/20*")
+    return folder
+
+
+def torchrun(*args: str, cwd: Path) -> subprocess.Popen:
+    """Starts `torchrun --nproc-per-node 2 train.py` with these arguments, as README.md says."""
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    log = (cwd / "torchrun.log").open("a")
+    return subprocess.Popen([*started, str(ROOT / "train.py"), *args], cwd=cwd, env=env, stdout=log, stderr=log)
+
+
+@pytest.mark.slow
+def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp_path: Path) -> None:
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    args = command("classification", "trainer.max_epochs=6", *TWO)
+    whole = [nursery.start(args, cwd=tmp_path / "whole", env=place) for place in places("torchrun")]
+    assert [nursery.ended(pid, 120).status for pid in whole] == [0, 0]
+    process = torchrun(*args, cwd=tmp_path / "stopped")
+    while not list((tmp_path / "stopped").glob("runs/*/*/checkpoints/last.ckpt")):
+        assert process.poll() is None, (tmp_path / "stopped" / "torchrun.log").read_text()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) != 0
+    said = (tmp_path / "stopped" / "torchrun.log").read_text()
+    assert "everything is saved" in said, said
+    assert torchrun("resume=last", cwd=tmp_path / "stopped").wait(120) == 0
+    check_same(run_of(tmp_path / "stopped"), run_of(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["torchrun", "srun"])
+def test_all_ranks_share_a_folder_and_only_the_first_writes(starter, nursery: Nursery, tmp_path: Path) -> None:
+    args = command("captioning", "trainer.max_epochs=1", *TWO)
+    pids = []
+    for place in places(starter):
+        pids.append(nursery.start(args, cwd=tmp_path, env=place, patch=WATCH))
+        time.sleep(1.1)  # a folder named by each one's own clock would be another
+    first, second = (nursery.ended(pid, 120) for pid in pids)
+    assert first and second and first.status == second.status == 0, (first, second)
+    assert "WROTE" in first.said and "WROTE" not in second.said
+    assert ckpt.read(run_of(tmp_path) / "checkpoints" / "last.ckpt")["global_step"] == 8
+
+
+@pytest.mark.slow
+def test_other_processes_than_the_trainer_reckons_with_are_refused(nursery: Nursery, tmp_path: Path) -> None:
+    args = command("classification", "trainer.max_epochs=1")
+    pids = [nursery.start(args, cwd=tmp_path, env=place) for place in places("torchrun")]
+    for pid in pids:
+        ended = nursery.ended(pid, 60)
+        assert ended and ended.status == 2 and "trainer.devices" in ended.said, ended
+    assert not list(tmp_path.glob("runs/*/20*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, tmp_path: Path) -> None:
+    for name in ("whole", "job", "bin"):
+        (tmp_path / name).mkdir()
+    args = command("language_modeling", "trainer.max_epochs=8")
+    assert nursery.run(args, cwd=tmp_path / "whole").status == 0
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    job = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train"}
+    job |= {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    job |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NODELIST": "localhost"}
+    pid = nursery.start(args, cwd=tmp_path / "job", env=job)
+    while not list((tmp_path / "job").glob("runs/*/*/metrics.csv")) or len(rows(run_of(tmp_path / "job"))) < 9:
+        assert nursery.ended(pid) is None
+        time.sleep(0.01)
+    os.kill(pid, signum)
+    ended = nursery.ended(pid, 30)
+    assert ended and ended.status == 128 + signum and "everything is saved" in ended.said, ended
+    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").is_file() else ""
+    # SLURM itself requeues what it has preempted, which it tells by SIGTERM.
+    assert asked == ("requeue 4711\n" if signum == signal.SIGUSR1 else "")
+    again = nursery.run(args, cwd=tmp_path / "job", env={**job, "SLURM_RESTART_COUNT": "1"})
+    assert again.status == 0 and "resuming" in again.said, again.said
+    (run_of(tmp_path / "job") / "slurm_job").unlink()
+    check_same(run_of(tmp_path / "job"), run_of(tmp_path / "whole"))
+    other = nursery.start(args, cwd=tmp_path / "job", env={**job, "SLURM_JOB_ID": "4712", "SLURM_RESTART_COUNT": "1"})
+    os.kill(other, signal.SIGKILL)
+    assert nursery.ended(other, 10)
+
+
+def places(starter: str) -> list[dict[str, str]]:
+    """The environment of each of two processes, as their starter gives it."""
+    if starter == "torchrun":
+        return places_of(2)
+    port = places_of(2)[0]["MASTER_PORT"]
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost", "SLURM_NNODES": "1"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]

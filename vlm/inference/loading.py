@@ -1,0 +1,36 @@
+"""Reading a checkpoint for the command of one task."""
+
+from typing import Any
+
+from torch import Tensor
+
+from vlm import checkpoint as ckpt
+from vlm.errors import UserError
+from vlm.verify import refusing
+
+COMMANDS = {"captioning": "caption", "classification": "classify", "language_modeling": "generate"}
+
+
+def read_for(task: str, path: str) -> dict[str, Any]:
+    """Reads a checkpoint that must hold a model for this task.
+
+    Raises:
+        UserError: As `vlm.checkpoint.read`, or the model is for another task; the message names the command for it.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        held = str(loaded["vlm"]["task"])
+    if held != task:
+        command = COMMANDS.get(held, "predict")
+        raise UserError(f"{path}: holds a model for {held}, not for {task}; use `vlm {command}`")
+    return loaded
+
+
+def check_outputs(logits: Tensor, count: int, what: str) -> None:
+    """Refuses a model that does not tell as many things apart as the checkpoint names.
+
+    Raises:
+        UserError: The two counts differ.
+    """
+    if logits.shape[-1] != count:
+        raise UserError(f"the checkpoint has {count} {what}, its model {logits.shape[-1]}; use another checkpoint")

@@ -1,0 +1,121 @@
+"""The processes of one run: what the first decides, all do."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from vlm.errors import UserError
+
+CHOICE = "VLM_RUN"  # how the first process tells those that Lightning starts for it what it chose
+PATIENCE = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster
+
+_stores: list[Any] = []  # what the first process serves must live until the others have read it
+
+
+def started() -> tuple[int, int] | None:
+    """This process's rank and their number, where torchrun or srun started several; None where we start them."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names = "RANK", "WORLD_SIZE"
+    elif "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        names = "SLURM_PROCID", "SLURM_NTASKS"
+    else:
+        return None
+    rank, world = (int(os.environ.get(name, default)) for name, default in zip(names, (0, 1), strict=True))
+    return (rank, world) if world > 1 else None
+
+
+def first() -> bool:
+    """Whether this is the process that decides and writes."""
+    ours = started()
+    return ours[0] == 0 if ours else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE not in os.environ
+
+
+def agree(choose: Callable[[], str]) -> str:
+    """What the first process chooses, in every process of the run.
+
+    Args:
+        choose: Makes the choice; called in the first process only.
+    Raises:
+        UserError: The choice failed, in all of them.
+    """
+    ours = started()
+    if ours:
+        return _agree_by_store(choose, *ours)
+    if first():
+        os.environ[CHOICE] = choose()
+    return os.environ[CHOICE]
+
+
+def _agree_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
+    store = _store(rank, world)
+    name = f"vlm choice {len(_stores)}"
+    if rank > 0:
+        chosen = store.get(name).decode()
+        store.add(f"{name} read", 1)
+        if chosen.startswith("!"):
+            raise UserError(chosen[1:])
+        return chosen
+    try:
+        chosen = choose()
+        store.set(name, chosen)
+    except UserError as fault:
+        store.set(name, f"!{fault}")
+        store.wait([f"{name} read"], PATIENCE)
+        raise
+    return chosen
+
+
+@contextmanager
+def first_alone() -> Iterator[None]:
+    """What is done in it, the first process does before the others, so that it writes and they read.
+
+    Where Lightning starts the others, they come after the first has done it anyway.
+    """
+    ours = started()
+    if not ours:
+        yield
+        return
+    rank, world = ours
+    store = _store(rank, world)
+    name = f"vlm turn {len(_stores)}"
+    if rank > 0:
+        store.wait([name], PATIENCE)
+    try:
+        yield
+    finally:
+        if rank == 0:
+            store.set(name, "done")
+
+
+def _store(rank: int, world: int) -> Any:
+    """A store that all processes reach; the one by which they will form their group."""
+    import torch
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        place = SLURMEnvironment(auto_requeue=False)
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
+    found, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=PATIENCE))
+    _stores.append(found)
+    return found
+
+
+def check_devices(batch_size: int, world_size: int) -> None:
+    """Refuses a trainer that has other processes than were started, and a batch that they cannot share evenly.
+
+    Args:
+        batch_size: Samples of the global batch.
+        world_size: Processes that the trainer reckons with.
+    """
+    ours = started()
+    if ours and ours[1] != world_size:
+        raise UserError(
+            f"trainer.devices: {ours[1]} processes were started, and the trainer is set to {world_size}; "
+            "give trainer=ddp and trainer.devices=N for the N processes of each machine"
+        )
+    if batch_size % world_size:
+        raise UserError(
+            f"data.batch_size: {batch_size} samples cannot be divided among {world_size} devices; give a multiple"
+        )
