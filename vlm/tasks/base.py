@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint import FORMAT
 from vlm.data.module import Data
-from vlm.randomness import key
+from vlm.randomness import key, seed_torch
 from vlm.tasks import steps
 from vlm.tasks.counters import settle, total_steps, validates
 from vlm.tasks.optim import Optimization
@@ -81,8 +81,13 @@ class Task(L.LightningModule):
             self.model.get_submodule(name).eval()
         return self
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        if device.type == "cpu":  # it is there already; looking through its names one by one would take a millisecond
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank))
+        seed_torch(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank), self.device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         total, count = self.loss(batch)

@@ -42,9 +42,13 @@ def token_loss(
         hidden (B, L, D), labels (B, L) -> sum (), count ()
     """
     labelled = labels != IGNORE
-    logits = head(hidden[labelled]).float()  # (T, V)
-    loss = F.cross_entropy(logits, labels[labelled], reduction="sum", label_smoothing=label_smoothing)
-    return loss, labelled.sum()
+    count = labelled.sum()
+    if count == labels.numel():  # windows of text: picking all would only copy, forward and backward
+        hidden, labels = hidden.flatten(0, 1), labels.flatten()
+    else:
+        hidden, labels = hidden[labelled], labels[labelled]
+    logits = head(hidden).float()  # (T, V)
+    return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing), count
 
 
 def row_losses(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:

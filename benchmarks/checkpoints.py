@@ -1,0 +1,75 @@
+"""What saving and verifying checkpoints costs a training at its default settings.
+
+    python benchmarks/checkpoints.py [--out FILE.json] [OVERRIDES]
+
+Trains as `python train.py OVERRIDES` does and times every write and every verified read of a checkpoint; prints their
+share of the whole time. Of a GPU the copy from the device is part of a write.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from vlm import checkpoint as ckpt
+from vlm import config as conf
+from vlm.run import Run
+from vlm.training import quiet
+
+
+class Clock:
+    """Adds up the time of calls.
+
+    Args:
+        function: What is called.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self.function, self.calls, self.seconds = function, 0, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.calls += 1
+            self.seconds += time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    quiet()
+    with tempfile.TemporaryDirectory() as runs:
+        run = Run(conf.compose([*args.overrides, f"runs={runs}"]))
+        # Everything of a save counts: what the trainer gathers before it writes, too.
+        save = Clock(run.trainer.save_checkpoint)
+        run.trainer.save_checkpoint = save  # type: ignore[method-assign]
+        read = Clock(ckpt.read)
+        start = time.perf_counter()
+        run.fit()
+        training = time.perf_counter() - start
+        read(run.checkpoints.last)
+    row = {
+        "training_s": training,
+        "saves": save.calls,
+        "save_s": save.seconds,
+        "verified_read_s": read.seconds,
+        "share": (save.seconds + read.seconds) / training,
+    }
+    print("".join(f"{name:>18}" for name in row))
+    print("".join(f"{value:>18.4f}" for value in row.values()))
+    if args.out is not None:
+        Path(args.out).write_text(json.dumps(row, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
