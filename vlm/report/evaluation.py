@@ -31,6 +31,7 @@ def evaluation_page(
     picture: Picture,
     confusion: bytes | None = None,
     curves: Mapping[str, charts.Line] | None = None,
+    attention: Sequence[tuple[str, bytes]] = (),
 ) -> str:
     """The whole page.
 
@@ -42,6 +43,7 @@ def evaluation_page(
         picture: Gives the image of a sample's name, or None where there is none to show.
         confusion: The picture of the confusion matrix as PNG.
         curves: Lines of the run by metric.
+        attention: Captions, each with a picture as PNG of where the model looked at each word.
     """
     scores = {name.split("/", 1)[1]: value for name, value in results.items()}
     samples = len(details.get("images", predictions))
@@ -49,6 +51,7 @@ def evaluation_page(
     body += [page.section("Curves of the run", drawn)] if (drawn := curve_charts(curves or {})) else []
     if "images" in details:
         body += caption_sections(details["images"], picture)
+        body += attention_section(attention)
     elif "confusion" in details:
         body += class_sections(predictions, details, picture, confusion)
     else:
@@ -119,6 +122,14 @@ def caption_sections(images: Mapping[str, Mapping[str, Any]], picture: Picture) 
     for title, names in kinds.items():
         made = (caption_card(name, images[name], picture) for name in names)
         yield page.section(title, page.cards(made))
+
+
+def attention_section(attention: Sequence[tuple[str, bytes]]) -> Iterator[str]:
+    """Where the model looked while it wrote each word."""
+    if attention:
+        note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
+        drawn = [page.picture(page.data_uri(png, "png"), caption) for caption, png in attention]
+        yield page.section("Where it looked", page.paragraph(note, "soft small"), *drawn)
 
 
 def caption_card(name: str, row: Mapping[str, Any], picture: Picture) -> str:

@@ -1,15 +1,18 @@
 """The files that an evaluation leaves in its folder."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vlm.callbacks.writing import named, write_text
+from vlm.report.attention import attention_picture, word_maps
 from vlm.report.confusion import confusion_picture
 from vlm.report.evaluation import curves_beside, evaluation_page, pictures_of
 from vlm.tasks.base import Task
+from vlm.tasks.captioning import Captioning
 
 
 def write_results(folder: Path, task: Task, results: dict[str, float], data: Any) -> None:
@@ -43,8 +46,20 @@ def write_results(folder: Path, task: Task, results: dict[str, float], data: Any
         picture=pictures_of(data.split(split)),
         confusion=confusion,
         curves=curves_beside(folder),
+        attention=list(attention_of(task)),
     )
     write_text(folder / "report.html", text)
+
+
+def attention_of(task: Task, shown: int = 3) -> Iterator[tuple[str, bytes]]:
+    """Captions of an evaluation with pictures of where the model looked; none for other tasks."""
+    if not isinstance(task, Captioning):
+        return
+    for sample in task.samples[:shown]:
+        pixels = sample["image"].to(task.device)
+        maps = word_maps(task.model, task.tokenizer, task.preprocess, pixels, sample["caption"])
+        if maps:
+            yield sample["caption"], attention_picture(pixels, maps)
 
 
 def _source(data: Any) -> str:
