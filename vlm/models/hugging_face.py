@@ -131,7 +131,7 @@ def _parts(model: nn.Module, config: dict[str, Any], folder: str) -> list[_Part]
     if not isinstance(model, VisionLanguageModel):
         raise UserError(
             f"model.init_from: {folder} holds an encoder with a decoder, the model is a {type(model).__name__}; "
-            "use it with task=captioning"
+            "use it for a model that has both"
         )
     parts = []
     for name, kind in (("encoder", "vit"), ("decoder", "gpt2")):

@@ -1,11 +1,9 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vlm.data.batch import CaptionBatch
@@ -15,13 +13,12 @@ from vlm.data.tokenizer import Tokenizer
 from vlm.inference.captioning import caption_pixels
 from vlm.metrics.captions import CaptionMetric
 from vlm.metrics.controls import caption_controls, novelty
-from vlm.models.context import Context
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.tasks.base import Task
 from vlm.tasks.grounding import BATCHES, GroundingLosses
-from vlm.tasks.losses import next_token_labels, row_losses, token_loss
+from vlm.tasks.losses import next_token_labels, token_loss
 from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import caption_line, first_row, shape, text_shape
+from vlm.tasks.reading import caption_line, example_image, first_row, shape, text_shape
 
 
 class Captioning(Task):
@@ -68,26 +65,11 @@ class Captioning(Task):
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
 
-    def evaluation_losses(self, batch: CaptionBatch, *, controls: bool) -> list[float]:
-        """Adds a batch to the losses of the split, and of its controls if asked to; gives the loss of each image."""
-        labels = next_token_labels(batch.tokens, batch.segments)
-        images = self.preprocess.normalize(batch.images)
-        context = self.model.encode(images)
-        hidden = self.model.decoder(batch.tokens, batch.segments, context)
-
-        def loss_with(other: Context) -> tuple[Tensor, Tensor]:
-            return token_loss(self.model.decoder(batch.tokens, batch.segments, other), labels, self.model.head)
-
-        own = token_loss(hidden, labels, self.model.head)
-        self.add_loss(*own)
-        if controls:
-            blank = self.model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
-            self.grounding.add(own, context, blank, loss_with)
-        return row_losses(hidden, labels, self.model.head).tolist()
-
     def evaluation_step(self, batch: CaptionBatch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
-        losses = self.evaluation_losses(batch, controls=controls)
+        images = self.preprocess.normalize(batch.images)
+        own, losses = self.grounding.read(self.model, images, batch, controls=controls)
+        self.add_loss(*own)
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)
@@ -105,16 +87,13 @@ class Captioning(Task):
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        results = self.captions.compute() | self.grounding.results(loss, self._sum_over_ranks)
+        results = self.captions.compute() | self.grounding.results(loss, self._summed)
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
             results |= caption_controls(self.captions, train, seed=self.seed)
             results["novelty"] = novelty(self.captions.predictions.values(), train)
             results |= self.captions.intervals(seed=self.seed)
         return results
-
-    def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        return self.trainer.strategy.reduce(tensor, reduce_op="sum") if self.trainer.world_size > 1 else tensor
 
     def details(self) -> dict[str, Any]:
         return {"images": self.captions.per_image()}
@@ -128,9 +107,7 @@ class Captioning(Task):
         return lines + first_row(batch.tokens, batch.segments, self.tokenizer, name="caption", shown=tokens)
 
     def example(self, data: Data, folder: Path) -> str:
-        path = folder / "example.png"
-        data.split(data.final_split).image(0, 0).save(path)
-        return f"vlm caption {shlex.quote(str(path))}"
+        return f"vlm caption {example_image(data, folder)}"
 
     def description(self) -> dict[str, Any]:
         return {

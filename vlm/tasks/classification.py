@@ -1,6 +1,5 @@
 """Image classification: the model reads an image and says what class it is of."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from vlm.tasks.base import Task
 from vlm.tasks.losses import class_loss
 from vlm.tasks.mixing import Mixing
 from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import shape
+from vlm.tasks.reading import example_image, shape
 
 SAMPLES = 32  # of an evaluation, to look at
 
@@ -99,9 +98,7 @@ class Classification(Task):
         return [f"batch       images {shape(batch.images)}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
 
     def example(self, data: Data, folder: Path) -> str:
-        path = folder / "example.png"
-        data.split(data.final_split).image(0, 0).save(path)
-        return f"vlm classify {shlex.quote(str(path))}"
+        return f"vlm classify {example_image(data, folder)}"
 
     def description(self) -> dict[str, Any]:
         return {"task": self.name, "preprocess": self.preprocess.state(), "classes": self.classes}

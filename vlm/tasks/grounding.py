@@ -6,7 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from vlm.data.batch import CaptionBatch
 from vlm.models.context import Context
+from vlm.models.vision_language import VisionLanguageModel
+from vlm.tasks.losses import next_token_labels, row_losses, token_loss
 
 BATCHES = 8  # of a validation, on each process, that are read thrice; a final evaluation reads all so
 
@@ -25,6 +28,23 @@ class GroundingLosses:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(self.CONTROLS), 2, dtype=torch.float64, device=device)
         self._last: Context | None = None
+
+    def read(
+        self, model: VisionLanguageModel, images: Tensor, batch: CaptionBatch, *, controls: bool
+    ) -> tuple[Loss, list[float]]:
+        """The loss of a batch, and that of each of its images; under control too, if asked to."""
+        labels = next_token_labels(batch.tokens, batch.segments)
+        context = model.encode(images)
+        hidden = model.decoder(batch.tokens, batch.segments, context)
+
+        def loss_with(other: Context) -> Loss:
+            return token_loss(model.decoder(batch.tokens, batch.segments, other), labels, model.head)
+
+        own = token_loss(hidden, labels, model.head)
+        if controls:
+            blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
+            self.add(own, context, blank, loss_with)
+        return own, row_losses(hidden, labels, model.head).tolist()
 
     def add(self, own: Loss, context: Context, blank: Context, loss: Callable[[Context], Loss]) -> None:
         """Adds a batch.

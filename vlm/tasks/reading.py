@@ -1,10 +1,13 @@
 """What the model reads and writes, in lines for a person."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from vlm.data.batch import PADDING
+from vlm.data.module import Data
 from vlm.data.tokenizer import Tokenizer
 from vlm.inference.files import printable
 from vlm.tasks.losses import IGNORE, next_token_labels
@@ -42,3 +45,10 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
     """A caption beside a reference, marked where it is one of them."""
     mark = "=" if caption in references else " "
     return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
+
+
+def example_image(data: Data, folder: Path) -> str:
+    """Puts an image of the final split into a folder; returns its path as a shell takes it."""
+    path = folder / "example.png"
+    data.split(data.final_split).image(0, 0).save(path)
+    return shlex.quote(str(path))
