@@ -25,7 +25,7 @@ def evaluate_checkpoint(
     from vlm import checkpoint as ckpt
     from vlm.report.results import write_results
     from vlm.run import build_data, build_task, build_trainer, check_fit, evaluate
-    from vlm.training import quiet, table
+    from vlm.training import chose, quiet, table
     from vlm.verify import refusing
 
     quiet()
@@ -46,7 +46,7 @@ def evaluate_checkpoint(
     task = build_task(config, ckpt.load_model(loaded, trust=trust), data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
-    print(table(results))
+    print(table(results) + chose(config, results))
     for reason in task.unread:
         print(f"error: {reason}", file=sys.stderr)
     if out is not None:

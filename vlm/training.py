@@ -114,7 +114,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test()
             if run.trainer.is_global_zero:
-                print(closing(run.folder, results, run.example()), flush=True)
+                print(closing(run.folder, results, run.example(), chose(config, results)), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -166,13 +166,22 @@ def resume_command(folder: Path) -> str:
     return f"python train.py {shlex.quote(f'resume={folder}')}"
 
 
-def closing(folder: Path, results: dict[str, float], example: str) -> str:
+def closing(folder: Path, results: dict[str, float], example: str, chosen: str) -> str:
     """What a finished run prints: its scores, where everything is, and the next command to try."""
     best = folder / "checkpoints" / "best.ckpt"
     report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
     places = [f"run         {folder}", f"checkpoint  {best}", f"report      {report}"]
     places.append(f"try         {example} -c {shlex.quote(str(best))}")
-    return "\n".join(["", "the best checkpoint", table(results), "", *places])
+    return "\n".join(["", "the best checkpoint", table(results) + chosen, "", *places])
+
+
+def chose(config: dict[str, Any], results: dict[str, float]) -> str:
+    """A line that marks scores on the split by which the checkpoint was chosen; nothing for others."""
+    monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
+    split = next(iter(results)).split("/")[0]
+    if not monitor.startswith(f"{split}/"):
+        return ""
+    return f"\n({split} also chose the checkpoint, by {monitor.split('/')[1]}: its scores are a little too good)"
 
 
 def table(results: dict[str, float]) -> str:
