@@ -50,7 +50,7 @@ def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
     pixels = torch.full((3, 24, 24), 200, dtype=torch.uint8)
     corner = np.zeros((3, 3))
     corner[0, 0] = 1.0
-    with Image.open(io.BytesIO(attention_picture(pixels, [("corner", corner)], columns=2))) as picture:
+    with Image.open(io.BytesIO(attention_picture(pixels, [("$a$^$\x7f", corner)], columns=2))) as picture:
         shown = np.asarray(picture.convert("L"), dtype=float)
     half = shown.shape[1] // 2
     left, right = shown[:, :half], shown[:, half:]
@@ -61,3 +61,10 @@ def test_reading_attention_changes_neither_the_model_nor_its_mode(model, tokeniz
     model.train()
     word_maps(model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24, dtype=torch.uint8), "a red")
     assert model.training and model.decoder.blocks[-1].cross_attn.attend.__name__ == "attention"
+
+
+def test_a_caption_longer_than_the_decoder_is_looked_at_as_far_as_it_goes(model, tokenizer):
+    maps = word_maps(
+        model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24, dtype=torch.uint8), "red " * 20
+    )
+    assert [word for word, _ in maps] == ["red"] * 8

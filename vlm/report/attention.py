@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlm.data.image import Preprocess
 from vlm.data.tokenizer import Tokenizer
+from vlm.inference.files import printable
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.nn.attention import recorded
 from vlm.nn.blocks import DecoderBlock
@@ -30,7 +31,8 @@ def word_maps(
     Returns:
         Words with maps (side, side) that sum to 1; none where the encoder's states are no square grid.
     """
-    tokens = tokenizer.encode(caption)
+    # A caption read again may take more tokens than it was written in.
+    tokens = tokenizer.encode(caption)[: model.decoder.max_len - 1]
     layer = cast(DecoderBlock, model.decoder.blocks[-1]).cross_attn
     assert layer is not None, "a captioner attends to its image"
     training = model.training
@@ -81,7 +83,7 @@ def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) 
     for place, (word, weights) in enumerate([("", None), *maps], start=1):
         axes = figure.add_subplot(rows, columns, place)
         axes.set_axis_off()
-        axes.set_title(word, fontsize=10)
+        axes.set_title(printable(word).replace("$", r"\$"), fontsize=10)  # no formulas
         axes.imshow(image if weights is None else _lit(image, weights))
     out = io.BytesIO()
     figure.savefig(out, dpi=90)
