@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vlm.data.image import Preprocess
@@ -18,6 +18,8 @@ from vlm.nn.attention import recorded
 from vlm.nn.blocks import DecoderBlock
 
 Map = tuple[str, np.ndarray]
+
+TILE, GAP = 128, 20  # pixels of a picture, and of the space above it for its word
 
 
 @torch.no_grad()
@@ -75,18 +77,20 @@ def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) 
         pixels: uint8 (3, H, W).
         maps: As from `word_maps`.
     """
-    from matplotlib.figure import Figure
+    import matplotlib
 
+    font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 14)  # it knows many scripts
     image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
     rows = -(-(len(maps) + 1) // columns)
-    figure = Figure(figsize=(1.7 * columns, 1.95 * rows), layout="constrained")
-    for place, (word, weights) in enumerate([("", None), *maps], start=1):
-        axes = figure.add_subplot(rows, columns, place)
-        axes.set_axis_off()
-        axes.set_title(printable(word).replace("$", r"\$"), fontsize=10)  # no formulas
-        axes.imshow(image if weights is None else _lit(image, weights))
+    sheet = Image.new("RGB", (columns * (TILE + GAP), rows * (TILE + 2 * GAP)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (word, weights) in enumerate([("", None), *maps]):
+        left, top = place % columns * (TILE + GAP), place // columns * (TILE + 2 * GAP)
+        shown = Image.fromarray(image if weights is None else _lit(image, weights))
+        sheet.paste(shown.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, top + GAP))
+        draw.text((left + TILE // 2, top + GAP // 2), printable(word), fill="black", font=font, anchor="mm")
     out = io.BytesIO()
-    figure.savefig(out, dpi=90)
+    sheet.save(out, "PNG")
     return out.getvalue()
 
 
