@@ -21,11 +21,6 @@ def numpy_rng(*parts: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(key(*parts)))
 
 
-def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator for these keys, on the device that will draw from it."""
-    return torch.Generator(device=device).manual_seed(key(*parts))
-
-
 def seed_torch(seed: int, device: torch.device | str = "cpu") -> None:
     """Seeds torch's own generators, the CPU's and that of one device, as `torch.manual_seed` does.
 

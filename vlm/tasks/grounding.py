@@ -40,11 +40,12 @@ class GroundingLosses:
         def loss_with(other: Context) -> Loss:
             return token_loss(model.decoder(batch.tokens, batch.segments, other), labels, model.head)
 
-        own = token_loss(hidden, labels, model.head)
+        sums, counts = row_losses(hidden, labels, model.head)
+        own = sums.sum(), counts.sum()
         if controls:
             blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
             self.add(own, context, blank, loss_with)
-        return own, row_losses(hidden, labels, model.head).tolist()
+        return own, (sums / counts.clamp(min=1)).tolist()
 
     def add(self, own: Loss, context: Context, blank: Context, loss: Callable[[Context], Loss]) -> None:
         """Adds a batch.

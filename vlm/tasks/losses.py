@@ -51,16 +51,16 @@ def token_loss(
     return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing), count
 
 
-def row_losses(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean cross-entropy of each row's labelled positions, in nats; 0 where there are none.
+def row_losses(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Cross-entropy in nats, summed over the labelled positions of each row; only these go through the head.
 
     Shapes:
-        hidden (B, L, D), labels (B, L) -> (B,)
+        hidden (B, L, D), labels (B, L) -> sums (B,), counts (B,)
     """
     labelled = labels != IGNORE
     losses = torch.zeros(labels.shape, device=hidden.device)
     losses[labelled] = F.cross_entropy(head(hidden[labelled]).float(), labels[labelled], reduction="none")
-    return losses.sum(1) / labelled.sum(1).clamp(min=1)
+    return losses.sum(1), labelled.sum(1)
 
 
 def class_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
