@@ -24,6 +24,7 @@ from vlm.randomness import key
 from vlm.report.results import write_results
 from vlm.tasks.base import Task
 from vlm.tasks.optim import Optimization
+from vlm.tasks.sharding import gather, scatter
 
 PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
 
@@ -171,8 +172,10 @@ class Run:
         loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        gather(self.task.model)  # one rank writes, and the report reads the model's attention
         if self.trainer.is_global_zero:
             write_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+        scatter(self.task.model)
         return results
 
     def example(self) -> str:
