@@ -36,7 +36,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.hugging_face import load_hugging_face
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.nn.decoding import lay_out_for_decoding
+from vlm.nn.packed import lay_out_for_decoding
 
 SHAPES = {
     "S": {"image": 96, "dim": 256, "heads": 4, "encoder": 6, "decoder": 6},
@@ -47,7 +47,7 @@ CASES = {"batch 1": (1, 1), "batch 8": (8, 1), "batch 32": (32, 1), "beam 4, bat
 QUEUE_ROWS = 32
 
 
-def models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
+def models(shape: str, rows: int) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
     size = SHAPES[shape]
     torch.manual_seed(0)
     sizes = {"hidden_size": size["dim"], "num_attention_heads": size["heads"], "intermediate_size": 4 * size["dim"]}
@@ -83,7 +83,7 @@ def models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         load_hugging_face(ours, folder)
-    lay_out_for_decoding(ours.decoder)
+    lay_out_for_decoding(ours.decoder, rows=rows)
     return ours, theirs.eval()
 
 
@@ -127,7 +127,7 @@ def side_by_side(
 
 def fixed(shape: str, batch: int, beam: int, *, rounds: int) -> dict[str, float]:
     """A batch of captions of 32 tokens each."""
-    ours, theirs = models(shape)
+    ours, theirs = models(shape, batch * beam)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
     options = {"max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
@@ -157,7 +157,7 @@ class EndAt(LogitsProcessor):
 
 def queue(shape: str, count: int, *, rounds: int) -> dict[str, float]:
     """Captions of many lengths, more than a batch of them."""
-    ours, theirs = models(shape)
+    ours, theirs = models(shape, QUEUE_ROWS)
     images = torch.randn(count, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     wanted = lengths(count)
     decoding = Decoding(max_tokens=TOKENS, logprobs=False)
@@ -219,7 +219,7 @@ class Ends:
 def memory(side: str, shape: str, case: str) -> None:
     """Prints how many megabytes one side needs at most beyond the model (Linux)."""
     batch, beam = CASES[case]
-    ours, theirs = models(shape)
+    ours, theirs = models(shape, batch * beam)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")

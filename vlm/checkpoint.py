@@ -10,8 +10,8 @@ import os
 import pkgutil
 import tempfile
 import zipfile
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def load_model(checkpoint: Mapping[str, Any], *, trust: str | None = None) -> nn
     """
     try:
         state = weights(checkpoint)
-        with _SizeLimit(state):
+        with _SizeLimit(state), torch.no_grad():
             model = rebuild(checkpoint["vlm"]["model"], trust=trust)
         model.load_state_dict(state)
     except UserError:
@@ -146,12 +146,11 @@ def rebuild(spec: Mapping[str, Any], *, trust: str | None = None) -> nn.Module:
     Raises:
         UserError: A name is not a module class of vlm.models or vlm.nn, nor of the trusted package.
     """
-    return _build(spec, trust, Counter())
+    return _build(spec, trust, count())
 
 
-def _build(spec: Mapping[str, Any], trust: str | None, built: Counter) -> nn.Module:
-    built.update(["parts"])
-    if built.total() > MAX_PARTS:
+def _build(spec: Mapping[str, Any], trust: str | None, built: Iterator[int]) -> nn.Module:
+    if next(built) >= MAX_PARTS:
         raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
     args = {
         name: _build(value, trust, built) if _is_spec(value) else value for name, value in dict(spec["args"]).items()

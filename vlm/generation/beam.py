@@ -1,5 +1,6 @@
 """Beam search, exact in when it ends, with groups of beams that avoid each other and words that texts must hold."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -103,9 +104,10 @@ class Beam:
             self._advance(scores[:, columns], logprobs[:, columns], group)
         return self._next(logits.device)
 
-    def settle(self) -> list[tuple[int, list[Hypothesis]]]:
-        """The rows that have ended, with their texts."""
-        return [(place, self._hypotheses(row)) for place, row in enumerate(self.rows) if row.ended]
+    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+        """The rows that have ended, but for those known of, with their texts."""
+        ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)
+        return [(place, self._hypotheses(self.rows[place])) for place in ended]
 
     def _advance(self, scores: Tensor, logprobs: Tensor, group: int) -> None:
         """A step of one group of each image: scores (R, W, V), and what they were before the rules."""

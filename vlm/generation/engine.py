@@ -136,7 +136,7 @@ class _Loop:
         return True
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
-        ended = [(row, texts) for row, texts in self.chooser.settle() if row not in self.free]
+        ended = self.chooser.settle(self.free)
         found = [(self.places[row], texts) for row, texts in ended]
         if self.trees is not None and self.decoding.beam > 1:
             self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}

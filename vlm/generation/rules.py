@@ -1,6 +1,6 @@
 """What a text may and must say: changes of the scores before a token is chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 from vlm.errors import UserError
 
 Words = tuple[int, ...]
-Extra = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,6 @@ class Rules:
         prefix: Tokens that each text begins with; they count for the other rules, not for the score.
         banned: Runs of tokens that no text holds.
         required: What each text must hold: at least one run of tokens of each of these lists.
-        extra: Further changes of the scores: (scores (R, V), texts (R, T), lengths (R,)) -> scores. A text begins with
-            the begin token and is filled up with -1.
     Raises:
         UserError: A value is outside its range.
     """
@@ -37,7 +34,6 @@ class Rules:
     prefix: Words = ()
     banned: tuple[Words, ...] = ()
     required: tuple[tuple[Words, ...], ...] = ()
-    extra: tuple[Extra, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.repetition_penalty < float("inf"):
@@ -50,7 +46,7 @@ class Rules:
     def read_texts(self) -> bool:
         """Whether any rule needs to know the texts so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
-        return bool(texts or self.banned or self.extra)
+        return bool(texts or self.banned)
 
     def apply(self, scores: Tensor, texts: Tensor, lengths: Tensor, *, eos_id: int) -> Tensor:
         """Scores after all rules but the required words, -inf where a token may not come.
@@ -66,8 +62,6 @@ class Rules:
             scores[follows(texts, lengths, words[:-1]), words[-1]] = -torch.inf
         if self.min_tokens and 0 <= eos_id < scores.shape[1]:
             scores[lengths <= self.min_tokens, eos_id] = -torch.inf  # the begin token makes one more
-        for extra in self.extra:
-            scores = extra(scores, texts, lengths)
         return scores
 
 

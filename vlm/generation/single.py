@@ -1,5 +1,6 @@
 """Choosing one token a text: the most probable one, or one drawn."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,14 +40,11 @@ class Single:
         self._unread: list[tuple[Tensor, Tensor | None]] = []
 
     def begin(self, id: int | str) -> _Row:
-        columns, drawn = self.decoding.columns, self.decoding.sampling is not None
-        draws = [numpy_rng(self.decoding.seed, "caption", id, n).random(self.steps) for n in range(columns)]
-        return _Row(
-            [[] for _ in range(columns)],
-            [[] for _ in range(columns)],
-            np.array(draws) if drawn else None,
-            ended=[False] * columns,
-        )
+        columns, draws = range(self.decoding.columns), None
+        if self.decoding.sampling is not None:
+            seed = self.decoding.seed
+            draws = np.array([numpy_rng(seed, "caption", id, n).random(self.steps) for n in columns])
+        return _Row([[] for _ in columns], [[] for _ in columns], draws, ended=[False] * len(columns))
 
     def choose(self, logits: Tensor, texts: Texts | None) -> tuple[Tensor, None]:
         """The next token of each text: logits (R * G, V) -> (R, G)."""
@@ -66,15 +64,16 @@ class Single:
             row.age += 1
         return tokens, None
 
-    def settle(self) -> list[tuple[int, list[Hypothesis]]]:
-        """Reads what was chosen; returns the rows that have ended since, with their texts."""
+    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+        """Reads what was chosen; returns the rows that have ended, but for those known of, with their texts."""
         for tokens, logprobs in self._unread:
             chosen = tokens.tolist()
             logs = None if logprobs is None else logprobs.tolist()
             for place, row in enumerate(self.rows):
                 self._read(row, chosen[place], None if logs is None else logs[place])
         self._unread = []
-        return [(place, self._hypotheses(row)) for place, row in enumerate(self.rows) if all(row.ended)]
+        ended = (place for place, row in enumerate(self.rows) if place not in known and all(row.ended))
+        return [(place, self._hypotheses(self.rows[place])) for place in ended]
 
     def _read(self, row: _Row, tokens: list[int], logprobs: list[float] | None) -> None:
         row.read += 1

@@ -21,7 +21,7 @@ from vlm.generation.trace import as_json
 from vlm.inference.files import read_images
 from vlm.inference.loading import check_outputs, read_for
 from vlm.models.vision_language import VisionLanguageModel
-from vlm.nn.decoding import lay_out_for_decoding
+from vlm.nn.packed import lay_out_for_decoding
 from vlm.verify import refusing
 
 
@@ -99,8 +99,6 @@ class Captioner:
             self.max_tokens = int(about["max_tokens"])
             self.model: VisionLanguageModel = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
             check_outputs(self._logits(), self.tokenizer.vocab_size, "tokens")
-        if torch.device(device).type == "cpu":
-            lay_out_for_decoding(self.model.decoder)
 
     @torch.inference_mode()
     def _logits(self) -> Tensor:
@@ -192,6 +190,7 @@ def caption_files(
             yield pixels
 
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
+    lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
     for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
         for rank, caption in enumerate(captions, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}

@@ -13,6 +13,7 @@ from vlm.generation.text import continue_texts
 from vlm.inference.files import Writer, printable
 from vlm.inference.loading import check_outputs, read_for
 from vlm.models.decoder import Decoder
+from vlm.nn.packed import lay_out_for_decoding
 from vlm.verify import refusing
 
 
@@ -107,6 +108,7 @@ def generate_texts(
 ) -> int:
     """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
     model, tokenizer = generator.model, generator.tokenizer
+    lay_out_for_decoding(model, rows=min(batch_size, len(prompts)))
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]

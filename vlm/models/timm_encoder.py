@@ -31,7 +31,8 @@ class TimmEncoder(nn.Module):
         self.dim = dim
         self.backbone: Any = _create(name, image_size, pretrained, weights)
         self.proj = nn.Linear(self.backbone.num_features, dim)
-        _freeze_unused(self.backbone, image_size)
+        if torch.is_grad_enabled():
+            _freeze_unused(self.backbone, image_size)
 
     def forward(self, images: Tensor) -> Context:
         features = self.backbone.forward_features(images)
@@ -46,8 +47,7 @@ def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
     """Freezes what only the backbone's own classifier uses, such as its pooling: without a gradient, DDP would fail."""
     training = backbone.training
     backbone.eval()  # statistics of normalisation stay as they are
-    with torch.enable_grad():
-        backbone.forward_features(torch.zeros(1, 3, image_size, image_size)).sum().backward()  # type: ignore[operator]
+    backbone.forward_features(torch.zeros(1, 3, image_size, image_size)).sum().backward()  # type: ignore[operator]
     for parameter in backbone.parameters():
         parameter.requires_grad_(parameter.grad is not None)
         parameter.grad = None

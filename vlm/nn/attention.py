@@ -201,7 +201,6 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         may_attend: MayAttend = None,
-        cache: KeyValueCache | None = None,
         placed: Placed = NOWHERE,
     ) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
@@ -210,8 +209,6 @@ class SelfAttention(nn.Module):
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
         q, k = placed.rotate(q), placed.rotate(k)
-        if cache is not None:
-            k, v = cache.append(k, v)
         x = self.attend(
             q,
             k,
@@ -233,8 +230,7 @@ class CrossAttention(nn.Module):
         others: As in SelfAttention.
     Shapes:
         keys_values: states (B, S, context_dim) -> k, v (B, N, S, K)
-        forward: x (R, L, D), k and v (B, N, S, K), mask (B, S) or None -> (R, L, D).
-            R is B, or B * beams: the beams of an image share its keys and values without a copy of them.
+        forward: x (B, L, D), k and v (B, N, S, K), mask (B, S) or None -> (B, L, D)
     """
 
     def __init__(
@@ -267,10 +263,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         k, v = keys_values
-        rows, length, _ = x.shape
-        # Cross-attention ignores the order of queries, so the beams of an image are more queries of one row.
-        queries = rows * length // max(1, k.shape[0])  # no -1 for the reshape to guess: a batch may have no rows
-        q = self.q(x).reshape(k.shape[0], queries, self.num_heads, self.head_dim).transpose(1, 2)  # (B, N, R/B*L, K)
+        q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, N, L, K)
         out = self.attend(
             q if self.cosine is None else self.cosine.queries(q),
             k,
@@ -279,7 +272,7 @@ class CrossAttention(nn.Module):
             scale=None if self.cosine is None else 1.0,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.proj(out.transpose(1, 2).reshape(rows, length, self.num_heads * self.head_dim))  # (R, L, D)
+        return self.proj(out.transpose(1, 2).flatten(2))  # (B, L, D)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.nn.attention import CrossAttention, KeyValueCache, MayAttend, SelfAttention
+from vlm.nn.attention import CrossAttention, MayAttend, SelfAttention
 from vlm.nn.position import NOWHERE, Placed
 
 Norm = Literal["layer", "rms"]
@@ -159,7 +159,7 @@ class Block(nn.Module):
         return norm(x + self.drop_path(self.dropout(branch(x))))
 
     def forward(self, x: Tensor, may_attend: MayAttend = None, placed: Placed = NOWHERE) -> Tensor:
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed=placed))
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
         return self.residual(x, self.norm2, self.mlp)
 
 
@@ -169,13 +169,12 @@ class DecoderBlock(Block):
     Args:
         config: What all blocks of the stack have in common.
         context_dim: Width of the context; None for a decoder without context, which has no cross-attention.
-        drop_path: As in Block.
     Shapes:
         x (B, L, D), keys and values of the context (B, N, S, K) -> (B, L, D)
     """
 
-    def __init__(self, config: BlockConfig, *, context_dim: int | None, drop_path: float = 0.0) -> None:
-        super().__init__(config, drop_path=drop_path)
+    def __init__(self, config: BlockConfig, *, context_dim: int | None) -> None:
+        super().__init__(config)
         self.cross_attn: CrossAttention | None = None
         if context_dim is not None:
             self.norm_cross = config.make_norm()
@@ -193,10 +192,9 @@ class DecoderBlock(Block):
         *,
         context: tuple[Tensor, Tensor] | None = None,
         context_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
     ) -> Tensor:
         cross = self.cross_attn
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, cache, placed))
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
         if cross is not None and context is not None:
             x = self.residual(x, self.norm_cross, lambda x: cross(x, context, context_mask))
         return self.residual(x, self.norm2, self.mlp)

@@ -1,0 +1,41 @@
+"""Layouts of weights for decoding compute what the layers as they are compute."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vlm.models.context import Context
+from vlm.models.decoder import Decoder
+from vlm.nn.packed import PackedLinear, lay_out_for_decoding
+
+packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+
+
+@packs
+@pytest.mark.parametrize("shape", [(1, 24), (8, 24), (3, 5, 24), (0, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = nn.Linear(24, 40, bias=bias), torch.randn(shape)
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(layer.weight, layer.bias)(x), layer(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_a_decoder_computes_the_same_in_any_layout(rows: int, activation: str) -> None:
+    torch.manual_seed(0)
+    plain = Decoder(
+        vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, context_dim=24, activation=activation
+    ).eval()
+    laid_out = copy.deepcopy(plain)
+    lay_out_for_decoding(laid_out, rows=rows)
+    context = Context(torch.randn(rows, 6, 24), None)
+    tokens = torch.randint(50, (rows, 8))
+    with torch.inference_mode():
+        truth = plain.head(plain(tokens, context=context))
+        torch.testing.assert_close(laid_out.head(laid_out(tokens, context=context)), truth, rtol=0, atol=1e-5)
+        state = laid_out.start(context, rows=rows, max_len=8)
+        steps = [laid_out.head(laid_out.step(tokens[:, at : at + 1], state)) for at in range(8)]
+    torch.testing.assert_close(torch.cat(steps, 1), truth, rtol=0, atol=1e-5)
