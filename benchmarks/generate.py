@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
@@ -34,7 +34,7 @@ from vlm.models.context import Context
 from vlm.models.decode_state import DecodeState
 from vlm.models.decoder import Decoder
 from vlm.models.hugging_face import load_hugging_face
-from vlm.models.vision_language import VisionLanguageModel
+from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
 from vlm.models.vit import ViT
 from vlm.nn.packed import lay_out_for_decoding
 
@@ -92,7 +92,7 @@ def run_ours(
     decoder: Any, model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, eos: int, rows: int
 ) -> list[list[int]]:
     chunks = (
-        (range(at, min(at + rows, len(images))), model.encode(images[at : at + rows]))
+        (range(at, min(at + rows, len(images))), encode_in_parts(model, images[at : at + rows]))
         for at in range(0, len(images), rows)
     )
     found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=eos, rows=rows))

@@ -20,7 +20,8 @@ from vlm.generation.search import search
 from vlm.generation.trace import as_json
 from vlm.inference.files import read_images
 from vlm.inference.loading import check_outputs, read_for
-from vlm.models.vision_language import VisionLanguageModel
+from vlm.models.context import Context
+from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
 from vlm.nn.packed import lay_out_for_decoding
 from vlm.verify import refusing
 
@@ -157,9 +158,12 @@ class Captioner:
         for batch in batches:
             if batch:
                 pixels = torch.stack(list(batch))
-                with torch.inference_mode():
-                    context = self.model.encode(self.preprocess.normalize(pixels.to(self.device)))
-                yield image_ids(pixels, decoding), context
+                yield image_ids(pixels, decoding), self.encode(pixels.to(self.device))
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> Context:
+        """The context of images as the model reads them, uint8 (B, 3, H, W)."""
+        return encode_in_parts(self.model, self.preprocess.normalize(pixels))
 
 
 def caption_files(

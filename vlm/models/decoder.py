@@ -141,8 +141,7 @@ class Decoder(nn.Module):
     def keys_values(self, context: Context | None) -> list[KeysValues | None]:
         """Each block's keys and values of the context, laid out so that every step reads them in one go."""
         states = None if context is None else context.states
-        found = [block.keys_values(states) for block in self._blocks()]
-        return [None if pair is None else (pair[0].contiguous(), pair[1].contiguous()) for pair in found]
+        return [_in_order(block.keys_values(states)) for block in self._blocks()]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
@@ -154,3 +153,7 @@ class Decoder(nn.Module):
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, sight, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)
+
+
+def _in_order(pair: KeysValues | None) -> KeysValues | None:
+    return None if pair is None else (pair[0].contiguous(), pair[1].contiguous())
