@@ -36,7 +36,7 @@ GROUPS = {
 }
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
-    "classification": "classifier_.*|shapes_classes|image_folder|image_tar|cifar10|fashion_mnist|mnist",
+    "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
 }
 # What a data set cannot do without: where it is, or patches that divide its images.
