@@ -10,6 +10,7 @@ left out.
 """
 
 import json
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,13 @@ class ShardIndex:
         start = int(self.places[at - 1, 2]) if at else 0
         return Record(*json.loads(self._records[start : int(self.places[at, 2])]))
 
+    def records(self) -> Iterator[Record]:
+        """All records in order, faster than one by one."""
+        start = 0
+        for end in self.places[:, 2].tolist():
+            yield Record(*json.loads(self._records[start:end]))
+            start = end
+
     @property
     def left_out(self) -> list[LeftOut]:
         start = int(self.places[-1, 2]) if len(self) else 0
@@ -110,9 +118,10 @@ def parse_index(data: bytes, size: int) -> ShardIndex:
     index = ShardIndex(places, rest[24 * count :])
     if not inside.all() or (np.diff(ends, prepend=0) < 0).any() or (count and ends[-1] > len(index._records)):
         raise ValueError("has places outside of the tar")
-    if not all(_is_record(index.record(at)) for at in range(count)):
+    if not all(map(_is_record, index.records())):
         raise ValueError("has records that are none")
-    if not all(isinstance(text, str) for line in index.left_out for text in line):
+    lines = json.loads(index._records[int(ends[-1]) if count else 0 :])
+    if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in LeftOut(*line)):
         raise ValueError("has lines that are none")
     return index
 

@@ -5,6 +5,7 @@ other data set. `vlm.data.shard_index` says what a shard is.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -20,6 +21,8 @@ from vlm.data.shard_list import Shard, find_shards
 from vlm.data.shard_scan import open_index
 from vlm.errors import UserError
 
+AT_ONCE = 16  # shards that are opened
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -28,6 +31,10 @@ class Opened:
     path: str
     name: str
     index: ShardIndex
+
+    def sample(self, record: Record) -> str:
+        """What a sample is called: as it was where the shard was written from, or else SHARD/MEMBER."""
+        return record.name or f"{self.name}/{record.member}"
 
 
 class Samples:
@@ -57,10 +64,9 @@ class Samples:
     def record(self, index: int) -> Record:
         return self.shard(index).index.record(int(self.places[index, 1]))
 
-    def name(self, index: int, record: Record | None = None) -> str:
-        """What a sample is called: as it was where the shard was written from, or else SHARD/MEMBER."""
-        record = record or self.record(index)
-        return record.name or f"{self.shard(index).name}/{record.member}"
+    def name(self, index: int) -> str:
+        """What a sample is called."""
+        return self.shard(index).sample(self.record(index))
 
     def content(self, index: int) -> bytes:
         """The bytes of an image's file; an ImageError is raised where they cannot be read."""
@@ -118,52 +124,55 @@ class ShardSource:
         """A line for each shard whose checksum is not the one noted when it was written; reads all of them."""
         return [line for shards in self.shards.values() for shard in shards if (line := shard.damage())]
 
-    def _open(self, shards: Sequence[Shard]) -> Samples:
-        indexes = [(shard.path, self._index(shard)) for shard in shards]
-        opened = [Opened(path, path[self._base :], index) for path, index in indexes if index is not None]
-        numbers = np.repeat(np.arange(len(opened)), [len(shard.index) for shard in opened])
-        within = np.concatenate([np.arange(0), *(np.arange(len(shard.index)) for shard in opened)])
-        return Samples(opened, np.column_stack([numbers, within]))
+    def _open(self, shards: Sequence[Shard]) -> list[Opened]:
+        """The shards with their indexes; those that cannot be used are told where all faults are looked for."""
+        opened = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # a store takes its time to answer
+            for shard, index in zip(shards, pool.map(_index, shards), strict=True):
+                if isinstance(index, ShardIndex):
+                    opened.append(Opened(shard.path, shard.path[self._base :], index))
+                    self._tell(shard, index)
+                elif is_lenient():
+                    self.skipped.append(str(index))
+                else:
+                    raise index
+        return opened
 
-    def _index(self, shard: Shard) -> ShardIndex | None:
-        """A shard's index, what it leaves out told; None where it cannot be used but all faults are looked for."""
-        try:
-            shard.check_size()
-            index = open_index(shard.path)
-        except UserError as fault:
-            if not is_lenient():
-                raise
-            self.skipped.append(str(fault))
-            return None
+    def _tell(self, shard: Shard, index: ShardIndex) -> None:
         for kind, line in index.left_out:
             line = f"{shard.path}/{line}"
             if kind == "repeated":
                 self.repeated.append(line)
             else:
                 self.skipped.append(Skipped(line, kind))
-        return index
 
-    def _usable(self, samples: Samples) -> Samples:
+    def _usable(self, shards: Sequence[Opened]) -> Samples:
         """The samples of a split that can be used, each of a name of its own."""
-        kept = []
-        for index in range(len(samples)):
-            record = samples.record(index)
-            name = samples.name(index, record)
-            if why := self.why_not(record):
-                self.skipped.append(Skipped(f"{name}: {why[1]}", why[0]))
-                continue
-            shard = samples.shard(index).path
-            if name in self._seen:
-                self._refuse(f"{shard}: {name} is in {self._seen[name]} too; leave one of them out")
-                continue
-            self._seen[name] = shard
-            kept.append(index)
-        return samples.part(kept)
+        kept: list[tuple[int, int]] = []
+        for number, shard in enumerate(shards):
+            for at, record in enumerate(shard.index.records()):
+                name = shard.sample(record)
+                if why := self.why_not(record):
+                    self.skipped.append(Skipped(f"{name}: {why[1]}", why[0]))
+                elif name in self._seen:
+                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; leave one of them out")
+                else:
+                    self._seen[name] = shard.path
+                    kept.append((number, at))
+        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
 
     def _refuse(self, message: str) -> None:
         if not is_lenient():
             raise UserError(message)
         self.skipped.append(Skipped(message, "two splits"))
+
+
+def _index(shard: Shard) -> ShardIndex | UserError:
+    try:
+        shard.check_size()
+        return open_index(shard.path)
+    except UserError as fault:
+        return fault
 
 
 def _common(paths: Sequence[str]) -> int:

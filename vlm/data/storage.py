@@ -173,7 +173,12 @@ def _alternatives(inside: str) -> Iterator[str]:
 def _glob(pattern: str) -> list[str]:
     if not is_url(pattern):
         return sorted(glob.glob(pattern))
-    return sorted(_remote(pattern, lambda fs, key: [fs.unstrip_protocol(name) for name in fs.glob(key)]))
+    return sorted(_remote(pattern, lambda fs, key: [_as_url(pattern, key, name) for name in fs.glob(key)]))
+
+
+def _as_url(pattern: str, key: str, name: str) -> str:
+    """A name that a store found for a pattern, written as the pattern is; key is how the store writes the pattern."""
+    return pattern.removesuffix(key.lstrip("/")) + name.lstrip("/")
 
 
 def _remote(url: str, act: Callable[[Any, str], T]) -> T:
