@@ -23,7 +23,7 @@ NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}
 
 
 def shards(root, **options):
-    return CaptionShards(root=str(root), **{**NO_HOLD_OUT, **options})
+    return CaptionShards(root=str(root), **{**NO_HOLD_OUT, "write_index": True, **options})
 
 
 def splits_of(root):
@@ -127,6 +127,12 @@ def test_the_index_is_made_once_and_made_anew_for_another_tar(tmp_path, monkeypa
     index.unlink()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(PermissionError()))
     assert len(shards(tmp_path).split("train")) == 3 and os.listdir(tmp_path) == ["0.tar"]
+
+
+def test_an_index_is_left_only_where_it_may_be(tmp_path):
+    write_tar(tmp_path / "0.tar", captioned(3))
+    assert content(shards(tmp_path, write_index=False)) == content(CaptionShards(root=str(tmp_path), **NO_HOLD_OUT))
+    assert os.listdir(tmp_path) == ["0.tar"]
 
 
 def test_a_damaged_index_is_made_anew(tmp_path):
@@ -322,7 +328,7 @@ class TestClasses:
 
 def test_an_index_of_many_samples_is_exact(tmp_path):
     path = write_tar(tmp_path / "0.tar", captioned(300))
-    made, read = open_index(str(path)), open_index(str(path))
+    made, read = (open_index(str(path), write=True) for _ in range(2))
     assert list(made.records()) == list(read.records()) == [read.record(at) for at in range(300)]
     assert (made.places == read.places).all()
 

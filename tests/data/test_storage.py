@@ -30,7 +30,7 @@ def store(tmp_path):
 
 
 def shards(root, **options):
-    return CaptionShards(root=str(root), remote=True, **options)
+    return CaptionShards(root=str(root), remote=True, write_index=True, **options)
 
 
 def test_a_store_reads_as_the_disk_does(store, tmp_path):

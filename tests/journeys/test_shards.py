@@ -99,14 +99,17 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
 
 def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
+        config = conf.compose(option)
         for place in ("memory://set", f"pipe:touch {tmp_path}/canary"):
             for key in ("root", "path"):
-                config = conf.compose([*option, f"data.{key}={place}"])
+                config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: place}
                 conf.check_stored(config)
                 with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*(VLM_REMOTE=1|commands are not run)"):
                     build_data(conf.contained(config, tmp_path))
     assert os.listdir(tmp_path) == []
-    config = conf.compose(["data=webdataset", "data.root=memory://set", "tokenizer=bytes"])
+        contained = conf.contained(config, tmp_path)["data"]["source"]
+        assert contained["write_index"] is contained["remote"] is False
+    config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
     with pytest.raises(UserError, match=r"set data\.root to where the shards are"):  # it was looked for
         build_data(conf.contained(config, tmp_path))

@@ -51,6 +51,7 @@ class CaptionShards(ShardSource):
         val_path: Those of validation alone.
         test_path: Those of test alone.
         remote: Whether URLs may be read.
+        write_index: Whether the index of a shard that has none is left beside it.
         val_fraction: Part of the images held out for validation where the data says no splits.
         test_fraction: Part of the images held out for test where the data says no splits.
         seed: Seed of which images are held out and which captions are drawn.
@@ -71,6 +72,7 @@ class CaptionShards(ShardSource):
         val_path: str | None = None,
         test_path: str | None = None,
         remote: bool = False,
+        write_index: bool = False,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
         seed: int = 0,
@@ -79,7 +81,9 @@ class CaptionShards(ShardSource):
         if captions_per_image is not None and captions_per_image < 1:
             raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
         check_fractions(val_fraction, test_fraction)
-        super().__init__(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
+        super().__init__(
+            root=root, path=path, val_path=val_path, test_path=test_path, remote=remote, write_index=write_index
+        )
         self.seed, self.captions_per_image = seed, captions_per_image
         kept = self.samples
         if None in kept:

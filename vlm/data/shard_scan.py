@@ -19,11 +19,12 @@ MAX_TEXT = 2**20  # bytes of a caption, of metadata or of a class
 MAX_INDEX = 2**31
 
 
-def open_index(path: str) -> ShardIndex:
-    """The index of a shard: the one beside it, or else made from the tar and, where that is possible, left there.
+def open_index(path: str, *, write: bool) -> ShardIndex:
+    """The index of a shard: the one beside it, or else one made from the tar.
 
     Args:
         path: Path or URL of the tar.
+        write: Whether one that was made is left there, on this machine's own disks and where they can be written to.
     Raises:
         UserError: The tar is not there, not whole or damaged.
     """
@@ -38,7 +39,7 @@ def open_index(path: str) -> ShardIndex:
         raise UserError(f"{path}: cannot be read as a tar ({reason}); give one that is whole and not compressed") from (
             fault
         )
-    if not storage.is_url(path):
+    if write and not storage.is_url(path):
         with suppress(OSError):  # a folder that cannot be written to: then it is made each time
             write_file(Path(path + SUFFIX), index.to_bytes(size))
     return index

@@ -94,6 +94,7 @@ class ShardSource:
         root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without.
         path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root.
         remote: Whether URLs may be read.
+        write_index: Whether the index of a shard that has none is left beside it.
     Attributes:
         samples: Those that can be used, by split, or by None where the data says no splits.
         known_classes: Names of the classes where `vlm shard` noted them.
@@ -104,9 +105,16 @@ class ShardSource:
     """
 
     def __init__(
-        self, *, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool
+        self,
+        *,
+        root: str,
+        path: str | None,
+        val_path: str | None,
+        test_path: str | None,
+        remote: bool,
+        write_index: bool,
     ) -> None:
-        self.root = root
+        self.root, self._write_index = root, write_index
         self.skipped: list[str] = []
         self.repeated: list[str] = []
         found = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
@@ -128,7 +136,7 @@ class ShardSource:
         """The shards with their indexes; those that cannot be used are told where all faults are looked for."""
         opened = []
         with ThreadPoolExecutor(AT_ONCE) as pool:  # a store takes its time to answer
-            for shard, index in zip(shards, pool.map(_index, shards), strict=True):
+            for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
                 if isinstance(index, ShardIndex):
                     opened.append(Opened(shard.path, shard.path[self._base :], index))
                     self._tell(shard, index)
@@ -137,6 +145,13 @@ class ShardSource:
                 else:
                     raise index
         return opened
+
+    def _index(self, shard: Shard) -> ShardIndex | UserError:
+        try:
+            shard.check_size()
+            return open_index(shard.path, write=self._write_index)
+        except UserError as fault:
+            return fault
 
     def _tell(self, shard: Shard, index: ShardIndex) -> None:
         for kind, line in index.left_out:
@@ -165,14 +180,6 @@ class ShardSource:
         if not is_lenient():
             raise UserError(message)
         self.skipped.append(Skipped(message, "two splits"))
-
-
-def _index(shard: Shard) -> ShardIndex | UserError:
-    try:
-        shard.check_size()
-        return open_index(shard.path)
-    except UserError as fault:
-        return fault
 
 
 def _common(paths: Sequence[str]) -> int:
