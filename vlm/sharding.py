@@ -34,6 +34,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     lost: list[str] = []
     splits = {}
     try:
+        write_manifest(folder, {}, None)  # by which shards of a process that is killed are known to be unfinished
         for name in (name for name in NAMES if name in data._splits):
             samples = files_of(data.split(name), lost)
             splits[name] = write_split(

@@ -295,7 +295,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, change):
     splits_of(tmp_path)
     given = {**MANIFEST, **change} if isinstance(change, dict) else change
     (tmp_path / "shards.json").write_text(given if isinstance(given, str) else json.dumps(given))
-    assert "shards.json: is no manifest" in refusal(shards, tmp_path)
+    assert "shards.json: is no whole manifest" in refusal(shards, tmp_path)
 
 
 class TestClasses:

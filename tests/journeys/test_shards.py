@@ -85,6 +85,18 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
         build_data(conf.compose(own))
 
 
+def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_path, monkeypatch) -> None:
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vlm.data.shard_writer.build_index", killed)
+        assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
+    assert (tmp_path / "set" / "train" / "000000.tar").is_file()
+    with pytest.raises(UserError, match=r"shards\.json: is no whole manifest .*did not come to its end"):
+        build_data(conf.compose(of(tmp_path / "set")))
+
+
 def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> None:
     assert vlm(["shard", *files, "--out", str(shards)]) == 2
     assert "is not empty" in capsys.readouterr().err
@@ -100,6 +112,8 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
 def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
         config = conf.compose(option)
+        contained = conf.contained(config, tmp_path)["data"]["source"]
+        assert contained["write_index"] is contained["remote"] is False
         for place in ("memory://set", f"pipe:touch {tmp_path}/canary"):
             for key in ("root", "path"):
                 config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: place}
@@ -107,8 +121,6 @@ def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeyp
                 with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*(VLM_REMOTE=1|commands are not run)"):
                     build_data(conf.contained(config, tmp_path))
     assert os.listdir(tmp_path) == []
-        contained = conf.contained(config, tmp_path)["data"]["source"]
-        assert contained["write_index"] is contained["remote"] is False
     config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
     with pytest.raises(UserError, match=r"set data\.root to where the shards are"):  # it was looked for

@@ -144,10 +144,12 @@ def read_manifest(root: str) -> Found:
         splits = {name: [_listed(root, entry) for entry in content["splits"][name]] for name in content["splits"]}
         classes = content.get("classes")
         known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        if not splits:
+            raise ValueError("it did not come to its end")
         if not set(splits) <= set(NAMES) or "train" not in splits or not (known or classes is None):
             raise ValueError("no splits or classes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        raise UserError(f"{path}: is no manifest that vlm shard wrote ({fault}); write the shards again") from fault
+        raise UserError(f"{path}: is no whole manifest of vlm shard ({fault}); write the shards again") from fault
     return Found({**splits}, classes)
 
 
