@@ -16,6 +16,7 @@ from vlm.data.caption_shards import CaptionShards
 from vlm.data.caption_source import lenient
 from vlm.data.class_shards import ClassShards
 from vlm.data.image import ImageError, load_image
+from vlm.data.shard_index import digest
 from vlm.data.shard_scan import SUFFIX, build_index, open_index
 from vlm.errors import UserError
 
@@ -135,6 +136,11 @@ def test_an_index_is_left_only_where_it_may_be(tmp_path):
     assert os.listdir(tmp_path) == ["0.tar"]
 
 
+def signed(line, rest, **change):
+    """An index with a digest that fits, whatever else is wrong with it."""
+    return json.dumps({**json.loads(line), "digest": digest(rest), **change}).encode() + b"\n" + rest
+
+
 def test_a_damaged_index_is_made_anew(tmp_path):
     path = write_tar(tmp_path / "0.tar", captioned(3))
     size = path.stat().st_size
@@ -143,15 +149,12 @@ def test_a_damaged_index_is_made_anew(tmp_path):
     places = list(struct.unpack("<9q", rest[:72]))
     outside = [[places[0], size, *places[2:]], [-1, *places[1:]], [*places[:8], 2**62], [2**63 - 1, *places[1:]]]
     bad = [b"", b"{}", whole[:-1], whole[:200], line + b"\n", b"[" * 100_000, b"\n" + rest, rest]
-    bad += [
-        line.replace(b'"samples": 3', count) + b"\n" + rest for count in (b'"samples": 10000000000', b'"samples": -1')
-    ]
-    bad += [line + b"\n" + struct.pack("<9q", *values) + rest[72:] for values in outside]
-    bad += [
-        whole.replace(b'["caption 1"]', b'"caption 1..."'),
-        whole.replace(b"[]", b"[3]"),
-        whole.replace(b"[]", b"{}"),
-    ]
+    bad += [signed(line, rest, samples=count) for count in (10**10, -1, "3", True)]
+    bad += [signed(line, rest, tar=size + 1), whole.replace(b"caption 1", b"caption 7")]
+    bad += [signed(line, struct.pack("<9q", *values) + rest[72:]) for values in outside]
+    changes = [(b'["caption 1"]', b'"caption 1..."'), (b"[]", b"[3]"), (b"[]", b"{}"), (b"[]", b"[[1, 2]]")]
+    bad += [signed(line, rest.replace(*change)) for change in changes]
+    assert signed(line, rest) == whole
     for data in bad:
         (tmp_path / "0.tar.index").write_bytes(data)
         split = shards(tmp_path).split("train")

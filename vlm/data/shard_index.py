@@ -4,13 +4,14 @@ A shard is a tar in WebDataset's layout: files that share their path up to the f
 what follows the dot says what each is: an image by its suffix, ``txt`` with a caption a line, ``json`` with ``caption``
 or ``captions`` (as img2dataset writes both) and perhaps ``name``, ``cls`` with a class.
 
-The index lies beside the tar as ``NAME.tar.index``: a line of JSON; for each sample the offset and the size of its
-image and where its record ends, three times int64, little-endian; the records, JSON each; and one more, of what was
-left out.
+The index lies beside the tar as ``NAME.tar.index``: a line of JSON with a hash of the rest; for each sample the offset
+and the size of its image and where its record ends, three times int64, little-endian; the records, JSON each; and one
+more, of what was left out.
 """
 
 import json
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -85,8 +86,14 @@ class ShardIndex:
         Args:
             size: Of the tar, by which the index is known to be its own.
         """
-        header = {"format": FORMAT, "tar": size, "samples": len(self)}
-        return json.dumps(header).encode() + b"\n" + self.places.astype("<i8").tobytes() + self._records
+        rest = self.places.astype("<i8").tobytes() + self._records
+        header = {"format": FORMAT, "tar": size, "samples": len(self), "digest": digest(rest)}
+        return json.dumps(header).encode() + b"\n" + rest
+
+
+def digest(data: bytes) -> str:
+    """A hash that tells of damage."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 def make_index(samples: list[tuple[Span, Record]], left_out: list[LeftOut] | None = None) -> ShardIndex:
@@ -110,7 +117,7 @@ def parse_index(data: bytes, size: int) -> ShardIndex:
     if not isinstance(header, dict) or (header.get("format"), header.get("tar")) != (FORMAT, size):
         raise ValueError("is of another tar or format")
     count = header.get("samples")
-    if type(count) is not int or not 0 <= 24 * count <= len(rest):
+    if type(count) is not int or not 0 <= 24 * count <= len(rest) or header.get("digest") != digest(rest):
         raise ValueError("is not whole")
     places = np.frombuffer(rest, "<i8", 3 * count).reshape(count, 3)
     offsets, sizes, ends = places.T
