@@ -241,7 +241,7 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
         assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
     with lenient():
         source = shards(tmp_path)
-    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.skipped[0]
+    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0]
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):

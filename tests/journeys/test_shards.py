@@ -81,6 +81,8 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "SPOILS      damaged shard: 1 " in said and "000000.tar: is not what shards.json has the checksum of" in said
     path.write_bytes(data[:-512])
+    assert vlm(["check-data", *own]) == 2  # no other shard has anything to train on
+    assert "000000.tar" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"000000\.tar: has .* bytes where shards.json says"):
         build_data(conf.compose(own))
 

@@ -91,7 +91,8 @@ class CaptionShards(ShardSource):
         self._parts = {name: kept[name] for name in NAMES if len(kept.get(name, ()))}
         self.splits = tuple(self._parts)
         if "train" not in self._parts:
-            why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
+            faults = [*self.unusable.values(), *self.skipped]
+            why = f" ({len(faults)} faults; the first: {faults[0]})" if faults else ""
             raise UserError(f"{root}: the shards hold no image with a caption to train on{why}; check data.root")
 
     def why_not(self, record: Record) -> tuple[str, str] | None:

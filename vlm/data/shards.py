@@ -98,6 +98,7 @@ class ShardSource:
     Attributes:
         samples: Those that can be used, by split, or by None where the data says no splits.
         known_classes: Names of the classes where `vlm shard` noted them.
+        unusable: By path, what is wrong with shards that are not whole, where all faults are looked for.
         skipped: One line for each sample or caption that is not used because of a fault.
         repeated: One line for each caption that an image has twice, of which one is used.
     Raises:
@@ -117,6 +118,7 @@ class ShardSource:
         self.root, self._write_index = root, write_index
         self.skipped: list[str] = []
         self.repeated: list[str] = []
+        self.unusable: dict[str, str] = {}
         found = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
         self.shards, self.known_classes = found.splits, found.classes
         self._base = _common([shard.path for shards in self.shards.values() for shard in shards])
@@ -129,11 +131,12 @@ class ShardSource:
         raise TypeError(f"{type(self).__name__} uses no samples")
 
     def damaged(self) -> list[str]:
-        """A line for each shard whose checksum is not the one noted when it was written; reads all of them."""
-        return [line for shards in self.shards.values() for shard in shards if (line := shard.damage())]
+        """A line for each shard that is not whole, or whose checksum is not the one noted; reads all of them."""
+        usable = [shard for shards in self.shards.values() for shard in shards if shard.path not in self.unusable]
+        return [*self.unusable.values(), *(line for shard in usable if (line := shard.damage()))]
 
     def _open(self, shards: Sequence[Shard]) -> list[Opened]:
-        """The shards with their indexes; those that cannot be used are told where all faults are looked for."""
+        """The shards with their indexes; those that have none are noted where all faults are looked for."""
         opened = []
         with ThreadPoolExecutor(AT_ONCE) as pool:  # a store takes its time to answer
             for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
@@ -141,7 +144,7 @@ class ShardSource:
                     opened.append(Opened(shard.path, shard.path[self._base :], index))
                     self._tell(shard, index)
                 elif is_lenient():
-                    self.skipped.append(str(index))
+                    self.unusable[shard.path] = str(index)
                 else:
                     raise index
         return opened
