@@ -107,8 +107,9 @@ def test_few_files_know_hydra(library):
     assert not strangers
 
 
-def test_the_command_line_starts_without_torch():
-    at_once = {found.partition(".")[0] for found, outside in imports(ROOT / "vlm/cli.py") if outside}
+@pytest.mark.parametrize("name", ["cli", "data_commands"])
+def test_the_command_line_starts_without_torch(name):
+    at_once = {found.partition(".")[0] for found, outside in imports(ROOT / f"vlm/{name}.py") if outside}
     assert not at_once & {"torch", "lightning", "hydra", "torchvision", "timm", "numpy"}
 
 

@@ -51,6 +51,8 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines = [f"{name:<12}{len(split):,} images" for name, split in splits.items()]
     lines += [f"looked at   the first {limit:,} of each"] if limit else []
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
+    if hasattr(data.source, "damaged"):
+        faults.add("damaged shard", data.source.damaged(), sum(map(len, data.source.shards.values())))
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
     if hasattr(data, "tokenizer"):
         data.prepare()

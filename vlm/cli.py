@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vlm import data_commands
+from vlm.data_commands import Overrides
 from vlm.errors import UserError
 
 app = typer.Typer(
@@ -36,7 +38,9 @@ NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No run 
 Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 shuns tokens that came before.")]
 Ban = Annotated[list[str] | None, typer.Option(help="A word that no caption has; may be given again.", metavar="WORD")]
 Require = Annotated[list[str] | None, typer.Option(help="A word that each has; may be given again.", metavar="WORD")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
+
+
+app.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(data_commands.train)
 
 
 def main() -> None:
@@ -66,14 +70,6 @@ def _report(command: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-@app.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")
-def _train(overrides: Overrides = None) -> int:
-    """Only for `vlm --help`; `main` takes the command before options are parsed, since overrides are Hydra's."""
-    from vlm.training import main as train
-
-    return train(overrides or [])
 
 
 @app.command()
@@ -315,19 +311,8 @@ def compare(
     return compare_runs(folders, out=out, seed=seed)
 
 
-@app.command("check-data")
-def check_data(
-    overrides: Overrides = None,
-    out: Annotated[str | None, typer.Option(help="Folder for a page with faults and samples.", metavar="DIR")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Samples of each split that are read; all by default.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the samples on the page.")] = 0,
-) -> int:
-    """Look a data set over before hours are spent on it; exit status 1 if something would spoil a run."""
-    from vlm.checking import check
-
-    return check(overrides or [], out=out, limit=limit, seed=seed)
+app.command("check-data")(data_commands.check_data)
+app.command("shard")(data_commands.shard)
 
 
 def choose_device(name: str) -> str:

@@ -36,7 +36,7 @@ GROUPS = {
 }
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
-    "classification": "classifier_.*|shapes_classes|image_folder|image_tar|cifar10|fashion_mnist|mnist",
+    "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
 }
 # What a data set cannot do without: where it is, or patches that divide its images.
@@ -185,6 +185,8 @@ def test_the_readmes_commands_run_as_written(command, place, trained_classifier,
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
         text = name == "language_modeling" or name.startswith("shakespeare")
         shutil.copytree(trained_text if text else trained_classifier, place / "runs" / name / "DATE_TIME")
+    if "data=webdataset" in command:
+        assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
     wrong = "dpeth" in command
     if program == "vlm":
         assert vlm(arguments) == 0

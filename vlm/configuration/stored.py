@@ -1,5 +1,6 @@
 """What the config of a checkpoint may ask for, whoever wrote it, where a run is resumed or a model evaluated."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
+_NOT_ITS_OWN = {"download", "remote", "write_index"}  # of data sources: what lets them reach a network, or write
 # Arguments that say where something is written; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
@@ -43,6 +45,8 @@ def check_stored(config: Any) -> None:
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A checkpoint's config that fetches nothing, and whose cache lies where the checkpoint does.
 
+    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
+
     Args:
         folder: The checkpoint's run.
     """
@@ -53,7 +57,8 @@ def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _offline(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: key != "download" and _offline(child) for key, child in value.items()}
+        off = _NOT_ITS_OWN - {"remote"} if os.environ.get("VLM_REMOTE") == "1" else _NOT_ITS_OWN
+        return {key: key not in off and _offline(child) for key, child in value.items()}
     return [_offline(child) for child in value] if isinstance(value, list) else value
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from vlm.data.caption_formats import Row, Skipped
-from vlm.data.image import SUFFIXES, load_image
+from vlm.data.image import SUFFIXES, load_image, read_bytes
 from vlm.errors import UserError
 from vlm.randomness import key, numpy_rng
 
@@ -30,6 +30,11 @@ def lenient() -> Iterator[None]:
         yield
     finally:
         _lenient.reset(token)
+
+
+def is_lenient() -> bool:
+    """Whether faults are being looked for, within `lenient`."""
+    return _lenient.get()
 
 
 @dataclass(slots=True)
@@ -65,6 +70,10 @@ class CaptionSplit:
         """The image's file."""
         return Path(self.images[index].path)
 
+    def content(self, index: int) -> bytes:
+        """The bytes of the image's file; an ImageError is raised where it cannot be read."""
+        return read_bytes(self.path(index))
+
     def image(self, epoch: int, index: int) -> Image.Image:
         """The image in RGB.
 
@@ -78,7 +87,7 @@ class CaptionSplit:
         captions = self.references(index)
         if self.captions_per_image is None or len(captions) <= self.captions_per_image:
             return captions
-        rng = numpy_rng("captions", self.seed, epoch, self.images[index].name)
+        rng = numpy_rng("captions", self.seed, epoch, self.sample_id(epoch, index))
         return [captions[at] for at in sorted(rng.permutation(len(captions))[: self.captions_per_image])]
 
     def references(self, index: int) -> list[str]:
@@ -169,7 +178,7 @@ class CaptionSource:
 
     def _refuse(self, message: str, kind: str) -> None:
         """A fault that would spoil a run: an error, unless all faults are being looked for."""
-        if not _lenient.get():
+        if not is_lenient():
             raise UserError(message)
         self.skipped.append(Skipped(message, kind))
 
@@ -228,7 +237,7 @@ class CaptionSource:
         """The images that are there; the others are named in `skipped`."""
         exists = finder()
         absent = [image for image in images if not exists(image.path)]
-        if len(absent) > MAX_ABSENT * len(images) and not _lenient.get():
+        if len(absent) > MAX_ABSENT * len(images) and not is_lenient():
             first = ", ".join(image.path for image in absent[:3])
             raise UserError(
                 f"{file}: {len(absent)} of {len(images)} images are not there, such as {first}; "

@@ -86,6 +86,10 @@ class ClassFiles:
         """
         raise TypeError(f"{type(self).__name__} reads no files")
 
+    def content(self, path: str) -> bytes:
+        """The bytes of the file of this path; an ImageError is raised where it cannot be read."""
+        raise TypeError(f"{type(self).__name__} reads no files")
+
     def split(self, name: str) -> "ClassFilesSplit":
         """The split of this name.
 
@@ -175,6 +179,10 @@ class ClassFilesSplit:
     def image(self, epoch: int, index: int) -> Image.Image:
         """The image in RGB; an ImageError is raised for one that cannot be read."""
         return self.source.read(self.files[index].path)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the image's file; an ImageError is raised where it cannot be read."""
+        return self.source.content(self.files[index].path)
 
     def label(self, epoch: int, index: int) -> int:
         return self.files[index].label

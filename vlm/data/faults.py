@@ -21,6 +21,7 @@ _SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocab
 # Of which share of what is looked at a fault would spoil a run; the others are told of.
 LIMITS = {
     "unreadable image": 0.01,
+    "damaged shard": 0.0,
     "image in two splits": 0.0,
     "nearly the same image in two splits": 0.01,
     "one image in two classes": 0.01,

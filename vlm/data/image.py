@@ -96,6 +96,18 @@ def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
         raise ImageError(f"{name}: {_one_line(error)}") from error
 
 
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of an image's file, as it is.
+
+    Raises:
+        ImageError: It is no regular file, too large, or cannot be read.
+    """
+    try:
+        return _read_regular(os.fspath(path))
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or _one_line(error)}") from error
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or f"cannot be decoded ({type(error).__name__})"
 

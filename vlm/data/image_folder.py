@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from vlm.data.class_files import ClassFiles
-from vlm.data.image import load_image
+from vlm.data.image import load_image, read_bytes
 from vlm.errors import UserError
 
 
@@ -42,6 +42,9 @@ class ImageFolder(ClassFiles):
 
     def read(self, path: str) -> Image.Image:
         return load_image(self.root / path)
+
+    def content(self, path: str) -> bytes:
+        return read_bytes(self.root / path)
 
 
 def _walk(root: str) -> tuple[list[str], list[str]]:

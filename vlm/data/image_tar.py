@@ -1,21 +1,13 @@
 """Images in one tar, in folders that name their classes; read where they lie and never unpacked."""
 
-import tarfile
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
 from vlm.data.class_files import ClassFiles
-from vlm.data.image import MAX_BYTES, ImageError, load_image
+from vlm.data.image import ImageError, load_image
+from vlm.data.tar import Span, TarError, members, read_span
 from vlm.errors import UserError
-
-
-class Span(NamedTuple):
-    """Where a member's content lies in the tar."""
-
-    offset: int
-    size: int
 
 
 class ImageTar(ClassFiles):
@@ -59,29 +51,20 @@ class ImageTar(ClassFiles):
         )
 
     def read(self, path: str) -> Image.Image:
-        name, span = f"{self.path}/{path}", self._spans[path]
         try:
-            return load_image(_content(self.path, span))
+            return load_image(self.content(path))
         except ImageError as fault:
-            raise ImageError(f"{name}{str(fault).removeprefix('<bytes>')}") from fault
+            raise ImageError(str(fault).replace("<bytes>", f"{self.path}/{path}", 1)) from fault
+
+    def content(self, path: str) -> bytes:
+        try:
+            return read_span(str(self.path), self._spans[path])
         except (OSError, ValueError) as fault:
-            raise ImageError(f"{name}: {getattr(fault, 'strerror', None) or fault}") from fault
-
-
-def _content(path: Path, span: Span) -> bytes:
-    if span.size > MAX_BYTES:
-        raise ValueError(f"the file has {span.size:,} bytes; {MAX_BYTES:,} are the most")
-    # Opened for each image: it costs microseconds, and workers then share no place in the file and inherit nothing.
-    with open(path, "rb", buffering=0) as file:
-        file.seek(span.offset)
-        data = file.read(span.size) or b""
-    if len(data) < span.size:
-        raise ValueError("the tar ends within it")
-    return data
+            raise ImageError(f"{self.path}/{path}: {getattr(fault, 'strerror', None) or fault}") from fault
 
 
 def _index(path: Path) -> tuple[dict[str, Span], list[str]]:
-    """Where each plain file of a tar lies, by its path without a leading ``./``; and the paths of its folders.
+    """Where each plain file of a tar lies, by its path; and the paths of its folders.
 
     Raises:
         UserError: If it is no tar.
@@ -89,34 +72,14 @@ def _index(path: Path) -> tuple[dict[str, Span], list[str]]:
     spans: dict[str, Span] = {}
     folders: list[str] = []
     try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                name = _safe_name(member.name)
-                if name and member.isdir():
+        with open(path, "rb") as file:
+            for name, span in members(file):
+                if span is None:
                     folders.append(name)
-                elif name and member.isreg() and not member.issparse():
-                    spans[name] = Span(member.offset_data, member.size)
-            _check_end(path, archive.offset)
-    except (OSError, tarfile.TarError) as fault:
+                else:
+                    spans[name] = span
+    except (OSError, TarError) as fault:
         raise UserError(
             f"{path}: cannot be read as a tar ({fault}); give one that is whole and not compressed (gunzip it first)"
         ) from fault
     return spans, folders
-
-
-def _check_end(path: Path, offset: int) -> None:
-    """A tar ends with blocks of zeros; tarfile takes whatever else it cannot read for the end as well."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("the file ends too early")
-    if any(block):
-        raise tarfile.ReadError(f"damaged at byte {offset:,}")
-
-
-def _safe_name(name: str) -> str:
-    """The path within the archive; empty where it leads out of it."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    unsafe = name.startswith("/") or ".." in parts or any("\\" in part or "\0" in part for part in parts)
-    return "" if unsafe else "/".join(parts)

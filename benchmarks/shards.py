@@ -1,0 +1,102 @@
+"""Reading photos from shards against reading the same photos from files: images a second of one process.
+
+    python benchmarks/shards.py --root FOLDER [--out FILE.json]
+
+FOLDER is Flickr8k's; its training split is first written as `vlm shard` does. Both sides then read the same photos in
+the same order of training, keyed by seed and epoch, block by block in turns: the bytes alone, and what a training step
+gets of them (decoded, resized to 224). Ratios are medians over the blocks. The files lie in the machine's cache of
+files after the first round, which does not count: what is compared is the work of reading, not the disk.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from interleaved import report
+
+from vlm.data.caption_shards import CaptionShards
+from vlm.data.captions import Flickr8k
+from vlm.data.image import Preprocess
+from vlm.data.sampler import TrainBatches
+from vlm.data.shard_writer import files_of, write_manifest, write_split
+
+Read = Callable[[int], object]
+
+
+def order(size: int) -> Iterator[int]:
+    """Indices as training asks for them, epoch after epoch."""
+    for epoch in range(10**6):
+        batches = TrainBatches(size=size, batch_size=64, seed=0, position=lambda epoch=epoch: (epoch, 0))
+        yield from (index for batch in batches for _, index in batch)
+
+
+def timed(read: Read, indices: list[int]) -> float:
+    start = time.perf_counter()
+    for index in indices:
+        read(index)
+    return (time.perf_counter() - start) / len(indices)
+
+
+def compare(ours: Read, peer: Read, indices: Iterator[int], *, block: int, rounds: int) -> dict[str, float]:
+    """Seconds an image of both, and how many times as fast ours is; which goes first changes from block to block."""
+    times: list[tuple[float, float]] = []
+    for turn in range(rounds + 2):
+        chosen = list(islice(indices, block))
+        for read in (ours, peer):
+            timed(read, chosen[: block // 4])  # so that neither reads a photo for the first time
+        if turn % 2:
+            own, other = timed(ours, chosen), timed(peer, chosen)
+        else:
+            other, own = timed(peer, chosen), timed(ours, chosen)
+        times.append((own, other))
+    ratios = sorted(other / own for own, other in times[2:])
+    return {
+        "ours_s": statistics.median(own for own, _ in times[2:]),
+        "peer_s": statistics.median(other for _, other in times[2:]),
+        "ratio": statistics.median(ratios),
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--shard-size", type=int, default=1000)
+    parser.add_argument("--block", type=int, default=500, help="images of a block")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    files = Flickr8k(root=args.root).split("train")
+    with tempfile.TemporaryDirectory() as folder:
+        entries = write_split(
+            files_of(files, []), Path(folder) / "train", shard_size=args.shard_size, shard_bytes=10**9
+        )
+        write_manifest(Path(folder), {"train": entries}, None)
+        shards = CaptionShards(root=folder).split("train")
+        for index in range(len(files)):  # which brings both into the cache, and shows that they are equal
+            assert shards.content(index) == files.content(index)
+        preprocess, indices = Preprocess(image_size=224), order(len(files))
+        options = {"block": args.block, "rounds": args.rounds}
+        rows = {
+            "bytes of a photo": compare(shards.content, files.content, indices, **options),
+            "a photo, decoded and resized": compare(
+                lambda index: preprocess(shards.image(0, index)),
+                lambda index: preprocess(files.image(0, index)),
+                indices,
+                **options,
+            ),
+        }
+    print(f"ours: {len(entries)} shards; peer: {len(files):,} files")
+    report(rows, args.out)
+
+
+if __name__ == "__main__":
+    main()

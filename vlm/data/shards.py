@@ -1,0 +1,192 @@
+"""Data sets in shards: tars in WebDataset's layout, on disk or in an object store, read where they lie.
+
+A sample is known by its shard and its place in it, so that the order of samples, ranks and resuming are those of any
+other data set. `vlm.data.shard_index` says what a shard is.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from PIL import Image
+
+from vlm.data import storage
+from vlm.data.caption_formats import Skipped
+from vlm.data.caption_source import is_lenient
+from vlm.data.image import ImageError, load_image
+from vlm.data.shard_index import Record, ShardIndex
+from vlm.data.shard_list import Shard, find_shards
+from vlm.data.shard_scan import open_index
+from vlm.errors import UserError
+
+AT_ONCE = 16  # shards that are opened
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A shard: its path, what it is called in the names of its samples, and its index."""
+
+    path: str
+    name: str
+    index: ShardIndex
+
+    def sample(self, record: Record) -> str:
+        """What a sample is called: as it was where the shard was written from, or else SHARD/MEMBER."""
+        return record.name or f"{self.name}/{record.member}"
+
+
+class Samples:
+    """Samples of several shards, one after another.
+
+    Args:
+        shards: The shards.
+        places: Shard and place in it of each sample.
+    Shapes:
+        places int64 (N, 2)
+    """
+
+    def __init__(self, shards: Sequence[Opened], places: np.ndarray) -> None:
+        self.shards, self.places = shards, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, indices: Sequence[int]) -> "Samples":
+        """Some of them."""
+        return Samples(self.shards, self.places[np.asarray(indices, np.int64)])
+
+    def shard(self, index: int) -> Opened:
+        """The shard that a sample is in."""
+        return self.shards[self.places[index, 0]]
+
+    def record(self, index: int) -> Record:
+        return self.shard(index).index.record(int(self.places[index, 1]))
+
+    def name(self, index: int) -> str:
+        """What a sample is called."""
+        return self.shard(index).sample(self.record(index))
+
+    def content(self, index: int) -> bytes:
+        """The bytes of an image's file; an ImageError is raised where they cannot be read."""
+        shard = self.shard(index)
+        try:
+            return storage.read_span(shard.path, shard.index.span(int(self.places[index, 1])))
+        except (OSError, ValueError) as fault:
+            raise ImageError(f"{self._path(index)}: {getattr(fault, 'strerror', None) or fault}") from fault
+
+    def image(self, index: int) -> Image.Image:
+        """The image in RGB; an ImageError is raised for one that cannot be read."""
+        try:
+            return load_image(self.content(index))
+        except ImageError as fault:
+            raise ImageError(str(fault).replace("<bytes>", self._path(index), 1)) from fault
+
+    def _path(self, index: int) -> str:
+        return f"{self.shard(index).path}/{self.record(index).member}"
+
+
+class ShardSource:
+    """What sources in shards share: the shards are found, their indexes opened, and each sample looked at once.
+
+    Args:
+        root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without.
+        path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root.
+        remote: Whether URLs may be read.
+        write_index: Whether the index of a shard that has none is left beside it.
+    Attributes:
+        samples: Those that can be used, by split, or by None where the data says no splits.
+        known_classes: Names of the classes where `vlm shard` noted them.
+        unusable: By path, what is wrong with shards that are not whole, where all faults are looked for.
+        skipped: One line for each sample or caption that is not used because of a fault.
+        repeated: One line for each caption that an image has twice, of which one is used.
+    Raises:
+        UserError: There are no shards, one is not whole, or a sample is there twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        path: str | None,
+        val_path: str | None,
+        test_path: str | None,
+        remote: bool,
+        write_index: bool,
+    ) -> None:
+        self.root, self._write_index = root, write_index
+        self.skipped: list[str] = []
+        self.repeated: list[str] = []
+        self.unusable: dict[str, str] = {}
+        found = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
+        self.shards, self.known_classes = found.splits, found.classes
+        self._base = _common([shard.path for shards in self.shards.values() for shard in shards])
+        self._seen: dict[str, str] = {}
+        self.samples = {split: self._usable(self._open(shards)) for split, shards in self.shards.items()}
+        self._seen.clear()
+
+    def why_not(self, record: Record) -> tuple[str, str] | None:
+        """The kind of fault that a sample has, as `Skipped` knows it, and the fault; None for one that can be used."""
+        raise TypeError(f"{type(self).__name__} uses no samples")
+
+    def damaged(self) -> list[str]:
+        """A line for each shard that is not whole, or whose checksum is not the one noted; reads all of them."""
+        usable = [shard for shards in self.shards.values() for shard in shards if shard.path not in self.unusable]
+        return [*self.unusable.values(), *(line for shard in usable if (line := shard.damage()))]
+
+    def _open(self, shards: Sequence[Shard]) -> list[Opened]:
+        """The shards with their indexes; those that have none are noted where all faults are looked for."""
+        opened = []
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # a store takes its time to answer
+            for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
+                if isinstance(index, ShardIndex):
+                    opened.append(Opened(shard.path, shard.path[self._base :], index))
+                    self._tell(shard, index)
+                elif is_lenient():
+                    self.unusable[shard.path] = str(index)
+                else:
+                    raise index
+        return opened
+
+    def _index(self, shard: Shard) -> ShardIndex | UserError:
+        try:
+            shard.check_size()
+            return open_index(shard.path, write=self._write_index)
+        except UserError as fault:
+            return fault
+
+    def _tell(self, shard: Shard, index: ShardIndex) -> None:
+        for kind, line in index.left_out:
+            line = f"{shard.path}/{line}"
+            if kind == "repeated":
+                self.repeated.append(line)
+            else:
+                self.skipped.append(Skipped(line, kind))
+
+    def _usable(self, shards: Sequence[Opened]) -> Samples:
+        """The samples of a split that can be used, each of a name of its own."""
+        kept: list[tuple[int, int]] = []
+        for number, shard in enumerate(shards):
+            for at, record in enumerate(shard.index.records()):
+                name = shard.sample(record)
+                if why := self.why_not(record):
+                    self.skipped.append(Skipped(f"{name}: {why[1]}", why[0]))
+                elif name in self._seen:
+                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; leave one of them out")
+                else:
+                    self._seen[name] = shard.path
+                    kept.append((number, at))
+        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
+
+    def _refuse(self, message: str) -> None:
+        if not is_lenient():
+            raise UserError(message)
+        self.skipped.append(Skipped(message, "two splits"))
+
+
+def _common(paths: Sequence[str]) -> int:
+    """How many characters the folder takes that all of these lie in: names do not change where the data set moves."""
+    folders = [path.split("/")[:-1] for path in paths]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
+    return sum(len(parts[0]) + 1 for parts in shared)
