@@ -8,6 +8,36 @@ from typing import Annotated
 import typer
 
 from vlm.errors import UserError
+from vlm.options import (
+    Ban,
+    BatchSize,
+    Beam,
+    Checkpoint,
+    Device,
+    Diversity,
+    Format,
+    Groups,
+    Images,
+    LengthPenalty,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    NoRepeat,
+    Out,
+    Overrides,
+    Prefix,
+    Repetition,
+    Require,
+    Results,
+    Sample,
+    Seed,
+    Temperature,
+    Top,
+    TopK,
+    TopP,
+    Trust,
+    Workers,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -15,29 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and use small vision-language models.",
 )
-
-Checkpoint = Annotated[str, typer.Option("-c", "--checkpoint", help="The model: a .ckpt file.", metavar="CKPT")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Inputs at a time.")]
-Format = Annotated[str, typer.Option("--format", help="text, jsonl or csv.")]
-Out = Annotated[str | None, typer.Option(help="Write to this file instead of stdout.", metavar="FILE")]
-Top = Annotated[int, typer.Option(min=1, help="How many classes are told of an image.")]
-Seed = Annotated[int, typer.Option(help="Of what is drawn at random; the same seed gives the same text.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")]
-Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")]
-Trust = Annotated[str | None, typer.Option(help="Package of your own whose model classes may be loaded.")]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of searching for the most probable.")]
-Temperature = Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")]
-MinP = Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")]
-Prefix = Annotated[str, typer.Option(help="How every caption begins.")]
-NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No run of this many tokens comes twice.")]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 shuns tokens that came before.")]
-Ban = Annotated[list[str] | None, typer.Option(help="A word that no caption has; may be given again.", metavar="WORD")]
-Require = Annotated[list[str] | None, typer.Option(help="A word that each has; may be given again.", metavar="WORD")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
-
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
@@ -84,13 +91,14 @@ def caption(
     batch_size: BatchSize = 32,
     form: Annotated[str, typer.Option("--format", help="text, jsonl, csv or html.")] = "text",
     out: Out = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest caption, in tokens.")] = None,
-    min_tokens: Annotated[int, typer.Option(min=0, help="Shortest caption, in tokens.")] = 0,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept; 1 takes the most probable token.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Beams rank by log-probability / length to this power.")] = 1.0,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's tokens.")] = 1,
-    diversity: Annotated[float, typer.Option(help="What a token costs that an earlier group took.")] = 0.5,
-    results: Annotated[int, typer.Option(min=1, help="Captions an image.")] = 1,
+    workers: Workers = None,
+    max_tokens: MaxTokens = None,
+    min_tokens: MinTokens = 0,
+    beam: Beam = 1,
+    length_penalty: LengthPenalty = 1.0,
+    groups: Groups = 1,
+    diversity: Diversity = 0.5,
+    results: Results = 1,
     sample: Sample = False,
     temperature: Temperature = 1.0,
     top_k: TopK = None,
@@ -103,6 +111,9 @@ def caption(
     require: Require = None,
     seed: Seed = 0,
     trace: Annotated[str | None, typer.Option(help="Write the trees of beam search as JSON.", metavar="FILE")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="Write a picture a caption of where the model looked.", metavar="DIR")
+    ] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Skip images that --out has; append the others.")] = False,
     trust: Trust = None,
 ) -> int:
@@ -145,8 +156,9 @@ def caption(
         seed=seed,
     )
     trees: dict | None = None if trace is None else {}
+    options = {"batch_size": batch_size, "workers": _workers(workers), "observer": _observer(captioner, attention)}
     try:
-        return caption_files(captioner, paths, writer, batch_size=batch_size, decoding=decoding, trees=trees)
+        return caption_files(captioner, paths, writer, decoding=decoding, trees=trees, **options)
     finally:
         writer.close()
         if trace is not None:
@@ -163,6 +175,20 @@ def _caption_writer(form: str, out: str | None, *, append: bool):
     from vlm.report.caption_page import CaptionPage
 
     return CaptionPage(out)
+
+
+def _observer(captioner, folder: str | None):
+    if folder is None:
+        return None
+    from vlm.report.attention_folder import AttentionFolder
+
+    return AttentionFolder(captioner, folder)
+
+
+def _workers(given: int | None) -> int:
+    from vlm.inference.reading import default_workers
+
+    return default_workers() if given is None else given
 
 
 def _write_json(content: object, path: str) -> None:
@@ -182,6 +208,7 @@ def classify(
     top: Top = 1,
     device: Device = "auto",
     batch_size: BatchSize = 32,
+    workers: Workers = None,
     form: Format = "text",
     out: Out = None,
     trust: Trust = None,
@@ -195,7 +222,7 @@ def classify(
 
     classifier = ImageClassifier(checkpoint, device=choose_device(device), trust=trust)
     try:
-        return classify_files(classifier, paths, writer, batch_size=batch_size, top=top)
+        return classify_files(classifier, paths, writer, batch_size=batch_size, top=top, workers=_workers(workers))
     finally:
         writer.close()
 

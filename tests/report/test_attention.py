@@ -12,7 +12,8 @@ from vlm.data.tokenizer import CharTokenizer
 from vlm.models.decoder import Decoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.report.attention import attention_picture, word_maps
+from vlm.report.attention import word_maps
+from vlm.report.attention_picture import attention_picture
 
 
 @pytest.fixture
