@@ -7,37 +7,10 @@ from typing import Annotated
 
 import typer
 
+from vlm import options as opt
+from vlm import using
 from vlm.errors import UserError
-from vlm.options import (
-    Ban,
-    BatchSize,
-    Beam,
-    Checkpoint,
-    Device,
-    Diversity,
-    Format,
-    Groups,
-    Images,
-    LengthPenalty,
-    MaxTokens,
-    MinP,
-    MinTokens,
-    NoRepeat,
-    Out,
-    Overrides,
-    Prefix,
-    Repetition,
-    Require,
-    Results,
-    Sample,
-    Seed,
-    Temperature,
-    Top,
-    TopK,
-    TopP,
-    Trust,
-    Workers,
-)
+from vlm.options import Checkpoint, Device, Out, Overrides, Seed, Trust
 
 app = typer.Typer(
     add_completion=False,
@@ -45,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and use small vision-language models.",
 )
+
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
@@ -85,57 +59,50 @@ def _train(overrides: Overrides = None) -> int:
 
 @app.command()
 def caption(
-    images: Images,
-    checkpoint: Checkpoint,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
+    images: opt.Images,
+    checkpoint: opt.Checkpoint,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
     form: Annotated[str, typer.Option("--format", help="text, jsonl, csv or html.")] = "text",
-    out: Out = None,
-    workers: Workers = None,
-    max_tokens: MaxTokens = None,
-    min_tokens: MinTokens = 0,
-    beam: Beam = 1,
-    length_penalty: LengthPenalty = 1.0,
-    groups: Groups = 1,
-    diversity: Diversity = 0.5,
-    results: Results = 1,
-    sample: Sample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    prefix: Prefix = "",
-    no_repeat_ngram: NoRepeat = 0,
-    repetition_penalty: Repetition = 1.0,
-    ban: Ban = None,
-    require: Require = None,
-    seed: Seed = 0,
+    out: opt.Out = None,
+    workers: opt.Workers = None,
+    max_tokens: opt.MaxTokens = None,
+    min_tokens: opt.MinTokens = 0,
+    beam: opt.Beam = 1,
+    length_penalty: opt.LengthPenalty = 1.0,
+    groups: opt.Groups = 1,
+    diversity: opt.Diversity = 0.5,
+    results: opt.Results = 1,
+    sample: opt.Sample = False,
+    temperature: opt.Temperature = 1.0,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    prefix: opt.Prefix = "",
+    no_repeat_ngram: opt.NoRepeat = 0,
+    repetition_penalty: opt.Repetition = 1.0,
+    ban: opt.Ban = None,
+    require: opt.Require = None,
+    seed: opt.Seed = 0,
     trace: Annotated[str | None, typer.Option(help="Write the trees of beam search as JSON.", metavar="FILE")] = None,
     attention: Annotated[
         str | None, typer.Option(help="Write a picture a caption of where the model looked.", metavar="DIR")
     ] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Skip images that --out has; append the others.")] = False,
-    trust: Trust = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin."""
-    from vlm.inference.continuing import begun
     from vlm.inference.files import find_images
 
     paths = find_images(images)
     if resume:
-        if out is None or form == "html":
-            raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
-        has = begun(out, form=form, results=results)
-        paths = [path for path in paths if not has(path)]
+        paths = using.left_over(paths, out, form=form, results=results)
     if trace is not None and beam == 1:
         raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
-    writer = _caption_writer(form, out, append=resume)
-    from vlm.generation.logits import Sampling
-    from vlm.generation.options import Decoding
+    writer = using.caption_writer(form, out, append=resume)
     from vlm.inference.captioning import Captioner, caption_files
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    captioner = Captioner(checkpoint, device=choose_device(device), trust=trust)
+    captioner = Captioner(checkpoint, device=using.choose_device(device), trust=trust)
     rules = captioner.rules(
         prefix=prefix,
         ban=ban or (),
@@ -144,74 +111,43 @@ def caption(
         no_repeat_ngram=no_repeat_ngram,
         repetition_penalty=repetition_penalty,
     )
-    decoding = Decoding(
+    decoding = using.decoding_of(
+        rules,
+        sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         beam=beam,
         groups=groups,
         diversity=diversity,
         length_penalty=length_penalty,
         results=results,
-        sampling=sampling if sample else None,
-        rules=rules,
         max_tokens=max_tokens,
         seed=seed,
     )
     trees: dict | None = None if trace is None else {}
-    options = {"batch_size": batch_size, "workers": _workers(workers), "observer": _observer(captioner, attention)}
+    options = {"batch_size": batch_size, "workers": using.choose_workers(workers)}
+    observer = using.attention_of(captioner, attention)
     try:
-        return caption_files(captioner, paths, writer, decoding=decoding, trees=trees, **options)
+        return caption_files(captioner, paths, writer, decoding=decoding, trees=trees, observer=observer, **options)
     finally:
         writer.close()
         if trace is not None:
-            _write_json(trees, trace)
-
-
-def _caption_writer(form: str, out: str | None, *, append: bool):
-    from vlm.inference.files import Writer
-
-    if form != "html":
-        return Writer(form=form, fields=("image", "caption"), out=out, append=append)
-    if out is None:
-        raise UserError("--format html needs --out FILE")
-    from vlm.report.caption_page import CaptionPage
-
-    return CaptionPage(out)
-
-
-def _observer(captioner, folder: str | None):
-    if folder is None:
-        return None
-    from vlm.report.attention_folder import AttentionFolder
-
-    return AttentionFolder(captioner, folder)
-
-
-def _workers(given: int | None) -> int:
-    from vlm.inference.reading import default_workers
-
-    return default_workers() if given is None else given
-
-
-def _write_json(content: object, path: str) -> None:
-    import json
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
-    except OSError as fault:
-        raise UserError(f"--trace {path}: cannot be written ({fault.strerror}); choose another file", 1) from fault
+            using.write_json(trees, trace)
 
 
 @app.command()
 def classify(
-    images: Images,
-    checkpoint: Checkpoint,
-    top: Top = 1,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    workers: Workers = None,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    images: opt.Images,
+    checkpoint: opt.Checkpoint,
+    top: opt.Top = 1,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    workers: opt.Workers = None,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."""
     from vlm.inference.files import Writer, find_images
@@ -220,33 +156,47 @@ def classify(
     writer = Writer(form=form, fields=("image", "classes"), out=out)
     from vlm.inference.classifying import ImageClassifier, classify_files
 
-    classifier = ImageClassifier(checkpoint, device=choose_device(device), trust=trust)
+    classifier = ImageClassifier(checkpoint, device=using.choose_device(device), trust=trust)
     try:
-        return classify_files(classifier, paths, writer, batch_size=batch_size, top=top, workers=_workers(workers))
+        return classify_files(
+            classifier, paths, writer, batch_size=batch_size, top=top, workers=using.choose_workers(workers)
+        )
     finally:
         writer.close()
 
 
 @app.command()
 def generate(
-    checkpoint: Checkpoint,
+    checkpoint: opt.Checkpoint,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Text to go on from; may be given again. Without one, lines of stdin.")
     ] = None,
-    max_tokens: MaxTokens = 256,
-    sample: Annotated[bool, typer.Option("--sample/--greedy", help="Draw tokens, or take the most probable.")] = True,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 256,
+    min_tokens: opt.MinTokens = 0,
+    sample: Annotated[
+        bool | None, typer.Option("--sample/--greedy", help="Draw tokens, as without --beam, or take the likeliest.")
+    ] = None,
+    temperature: opt.Temperature = 1.0,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    beam: opt.Beam = 1,
+    length_penalty: opt.LengthPenalty = 1.0,
+    groups: opt.Groups = 1,
+    diversity: opt.Diversity = 0.5,
+    results: opt.Results = 1,
+    no_repeat_ngram: opt.NoRepeat = 0,
+    repetition_penalty: opt.Repetition = 1.0,
+    ban: opt.Ban = None,
+    require: opt.Require = None,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
-    """Write text that goes on from prompts, token by token as it comes."""
+    """Write text that goes on from prompts: token by token as it comes, or the best of a search."""
     from vlm.inference.files import Writer
 
     prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
@@ -255,12 +205,37 @@ def generate(
     writer = Writer(form=form, fields=("prompt", "text"), out=out)
     from vlm.generation.logits import Sampling
     from vlm.inference.generating import Generator, generate_texts
+    from vlm.inference.searching import search_texts
 
-    sampling = Sampling(temperature=temperature if sample else 0.0, top_k=top_k, top_p=top_p, min_p=min_p)
-    generator = Generator(checkpoint, device=choose_device(device), trust=trust)
-    options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+    generator = Generator(checkpoint, device=using.choose_device(device), trust=trust)
+    drawn = beam == 1 if sample is None else sample
+    filters: dict = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    rules = generator.rules(
+        ban=ban or (),
+        require=require or (),
+        min_tokens=min_tokens,
+        no_repeat_ngram=no_repeat_ngram,
+        repetition_penalty=repetition_penalty,
+    )
     try:
-        return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+        if beam == results == groups == 1 and not rules.read_texts and not rules.required:
+            sampling = Sampling(temperature=temperature if drawn else 0.0, **filters)
+            options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+            return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+        decoding = using.decoding_of(
+            rules,
+            sample=drawn,
+            temperature=temperature,
+            **filters,
+            beam=beam,
+            groups=groups,
+            diversity=diversity,
+            length_penalty=length_penalty,
+            results=results,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+        return search_texts(generator, prompts, writer, decoding=decoding)
     finally:
         writer.close()
 
@@ -268,12 +243,12 @@ def generate(
 @app.command()
 def predict(
     inputs: Annotated[list[str], typer.Argument(help="Images, or prompts for a language model.")],
-    checkpoint: Checkpoint,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    checkpoint: opt.Checkpoint,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Use a model of any task: what caption, classify or generate do, with their defaults."""
     from vlm import checkpoint as ckpt
@@ -355,21 +330,6 @@ def check_data(
     from vlm.checking import check
 
     return check(overrides or [], out=out, limit=limit, seed=seed)
-
-
-def choose_device(name: str) -> str:
-    """The device of --device.
-
-    Raises:
-        UserError: It is unknown, or this machine has none.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu or cuda")
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def run(argv: Sequence[str]) -> int:

@@ -54,7 +54,9 @@ def read_images(
         found.close()
 
 
-def _read(paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], stopped: Event | None = None) -> Generator[Read, None, None]:
+def _read(
+    paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], stopped: Event | None = None
+) -> Generator[Read, None, None]:
     for path in paths:
         if stopped is not None and stopped.is_set():
             return

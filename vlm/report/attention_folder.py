@@ -41,7 +41,7 @@ class AttentionFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
-            raise _unwritable(self.folder, fault) from fault
+            raise _unwritable(self.folder, fault, 2) from fault
         for line in missing:
             print(f"--attention: {line}", file=sys.stderr)
         self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
@@ -75,7 +75,7 @@ class AttentionFolder:
             part.write_bytes(png)
             part.replace(self.folder / name)
         except OSError as fault:
-            raise _unwritable(self.folder / name, fault) from fault
+            raise _unwritable(self.folder / name, fault, 1) from fault
 
 
 def picture_name(path: str, rank: int = 1) -> str:
@@ -85,5 +85,5 @@ def picture_name(path: str, rank: int = 1) -> str:
     return f"{stem}-{digest}{f'-{rank}' if rank > 1 else ''}.png"
 
 
-def _unwritable(path: Path, fault: OSError) -> UserError:
-    return UserError(f"--attention {path}: cannot be written ({fault.strerror}); choose another folder", 1)
+def _unwritable(path: Path, fault: OSError, status: int) -> UserError:
+    return UserError(f"--attention {path}: cannot be written ({fault.strerror}); choose another folder", status)
