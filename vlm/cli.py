@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from vlm import data_commands
-from vlm.data_commands import Overrides
+from vlm import data_commands, using
+from vlm import options as opt
 from vlm.errors import UserError
+from vlm.options import Checkpoint, Device, Out, Overrides, Seed, Trust
 
 app = typer.Typer(
     add_completion=False,
@@ -17,27 +18,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and use small vision-language models.",
 )
-
-Checkpoint = Annotated[str, typer.Option("-c", "--checkpoint", help="The model: a .ckpt file.", metavar="CKPT")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Inputs at a time.")]
-Format = Annotated[str, typer.Option("--format", help="text, jsonl or csv.")]
-Out = Annotated[str | None, typer.Option(help="Write to this file instead of stdout.", metavar="FILE")]
-Top = Annotated[int, typer.Option(min=1, help="How many classes are told of an image.")]
-Seed = Annotated[int, typer.Option(help="Of what is drawn at random; the same seed gives the same text.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")]
-Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")]
-Trust = Annotated[str | None, typer.Option(help="Package of your own whose model classes may be loaded.")]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of searching for the most probable.")]
-Temperature = Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")]
-MinP = Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")]
-Prefix = Annotated[str, typer.Option(help="How every caption begins.")]
-NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No run of this many tokens comes twice.")]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 shuns tokens that came before.")]
-Ban = Annotated[list[str] | None, typer.Option(help="A word that no caption has; may be given again.", metavar="WORD")]
-Require = Annotated[list[str] | None, typer.Option(help="A word that each has; may be given again.", metavar="WORD")]
 
 
 app.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(data_commands.train)
@@ -74,53 +54,50 @@ def _report(command: Callable[[], int | None]) -> int:
 
 @app.command()
 def caption(
-    images: Images,
-    checkpoint: Checkpoint,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
+    images: opt.Images,
+    checkpoint: opt.Checkpoint,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
     form: Annotated[str, typer.Option("--format", help="text, jsonl, csv or html.")] = "text",
-    out: Out = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest caption, in tokens.")] = None,
-    min_tokens: Annotated[int, typer.Option(min=0, help="Shortest caption, in tokens.")] = 0,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept; 1 takes the most probable token.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Beams rank by log-probability / length to this power.")] = 1.0,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's tokens.")] = 1,
-    diversity: Annotated[float, typer.Option(help="What a token costs that an earlier group took.")] = 0.5,
-    results: Annotated[int, typer.Option(min=1, help="Captions an image.")] = 1,
-    sample: Sample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    prefix: Prefix = "",
-    no_repeat_ngram: NoRepeat = 0,
-    repetition_penalty: Repetition = 1.0,
-    ban: Ban = None,
-    require: Require = None,
-    seed: Seed = 0,
+    out: opt.Out = None,
+    workers: opt.Workers = None,
+    max_tokens: opt.MaxTokens = None,
+    min_tokens: opt.MinTokens = 0,
+    beam: opt.Beam = 1,
+    length_penalty: opt.LengthPenalty = 1.0,
+    groups: opt.Groups = 1,
+    diversity: opt.Diversity = 0.5,
+    results: opt.Results = 1,
+    sample: opt.Sample = False,
+    temperature: opt.Temperature = 1.0,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    prefix: opt.Prefix = "",
+    no_repeat_ngram: opt.NoRepeat = 0,
+    repetition_penalty: opt.Repetition = 1.0,
+    ban: opt.Ban = None,
+    require: opt.Require = None,
+    seed: opt.Seed = 0,
     trace: Annotated[str | None, typer.Option(help="Write the trees of beam search as JSON.", metavar="FILE")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="Write a picture a caption of where the model looked.", metavar="DIR")
+    ] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Skip images that --out has; append the others.")] = False,
-    trust: Trust = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin."""
-    from vlm.inference.continuing import begun
     from vlm.inference.files import find_images
 
     paths = find_images(images)
     if resume:
-        if out is None or form == "html":
-            raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
-        has = begun(out, form=form, results=results)
-        paths = [path for path in paths if not has(path)]
+        paths = using.left_over(paths, out, form=form, results=results)
     if trace is not None and beam == 1:
         raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
-    writer = _caption_writer(form, out, append=resume)
-    from vlm.generation.logits import Sampling
-    from vlm.generation.options import Decoding
+    writer = using.caption_writer(form, out, append=resume)
     from vlm.inference.captioning import Captioner, caption_files
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    captioner = Captioner(checkpoint, device=choose_device(device), trust=trust)
+    captioner = Captioner(checkpoint, device=using.choose_device(device), trust=trust)
     rules = captioner.rules(
         prefix=prefix,
         ban=ban or (),
@@ -129,58 +106,43 @@ def caption(
         no_repeat_ngram=no_repeat_ngram,
         repetition_penalty=repetition_penalty,
     )
-    decoding = Decoding(
+    decoding = using.decoding_of(
+        rules,
+        sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         beam=beam,
         groups=groups,
         diversity=diversity,
         length_penalty=length_penalty,
         results=results,
-        sampling=sampling if sample else None,
-        rules=rules,
         max_tokens=max_tokens,
         seed=seed,
     )
     trees: dict | None = None if trace is None else {}
+    options = {"batch_size": batch_size, "workers": using.choose_workers(workers)}
+    observer = using.attention_of(captioner, attention)
     try:
-        return caption_files(captioner, paths, writer, batch_size=batch_size, decoding=decoding, trees=trees)
+        return caption_files(captioner, paths, writer, decoding=decoding, trees=trees, observer=observer, **options)
     finally:
         writer.close()
         if trace is not None:
-            _write_json(trees, trace)
-
-
-def _caption_writer(form: str, out: str | None, *, append: bool):
-    from vlm.inference.files import Writer
-
-    if form != "html":
-        return Writer(form=form, fields=("image", "caption"), out=out, append=append)
-    if out is None:
-        raise UserError("--format html needs --out FILE")
-    from vlm.report.caption_page import CaptionPage
-
-    return CaptionPage(out)
-
-
-def _write_json(content: object, path: str) -> None:
-    import json
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
-    except OSError as fault:
-        raise UserError(f"--trace {path}: cannot be written ({fault.strerror}); choose another file", 1) from fault
+            using.write_json(trees, trace)
 
 
 @app.command()
 def classify(
-    images: Images,
-    checkpoint: Checkpoint,
-    top: Top = 1,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    images: opt.Images,
+    checkpoint: opt.Checkpoint,
+    top: opt.Top = 1,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    workers: opt.Workers = None,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."""
     from vlm.inference.files import Writer, find_images
@@ -189,33 +151,47 @@ def classify(
     writer = Writer(form=form, fields=("image", "classes"), out=out)
     from vlm.inference.classifying import ImageClassifier, classify_files
 
-    classifier = ImageClassifier(checkpoint, device=choose_device(device), trust=trust)
+    classifier = ImageClassifier(checkpoint, device=using.choose_device(device), trust=trust)
     try:
-        return classify_files(classifier, paths, writer, batch_size=batch_size, top=top)
+        return classify_files(
+            classifier, paths, writer, batch_size=batch_size, top=top, workers=using.choose_workers(workers)
+        )
     finally:
         writer.close()
 
 
 @app.command()
 def generate(
-    checkpoint: Checkpoint,
+    checkpoint: opt.Checkpoint,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Text to go on from; may be given again. Without one, lines of stdin.")
     ] = None,
-    max_tokens: MaxTokens = 256,
-    sample: Annotated[bool, typer.Option("--sample/--greedy", help="Draw tokens, or take the most probable.")] = True,
-    temperature: Temperature = 1.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 256,
+    min_tokens: opt.MinTokens = 0,
+    sample: Annotated[
+        bool | None, typer.Option("--sample/--greedy", help="Draw tokens, as without --beam, or take the likeliest.")
+    ] = None,
+    temperature: opt.Temperature = 1.0,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    beam: opt.Beam = 1,
+    length_penalty: opt.LengthPenalty = 1.0,
+    groups: opt.Groups = 1,
+    diversity: opt.Diversity = 0.5,
+    results: opt.Results = 1,
+    no_repeat_ngram: opt.NoRepeat = 0,
+    repetition_penalty: opt.Repetition = 1.0,
+    ban: opt.Ban = None,
+    require: opt.Require = None,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
-    """Write text that goes on from prompts, token by token as it comes."""
+    """Write text that goes on from prompts: token by token as it comes, or the best of a search."""
     from vlm.inference.files import Writer
 
     prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
@@ -224,12 +200,37 @@ def generate(
     writer = Writer(form=form, fields=("prompt", "text"), out=out)
     from vlm.generation.logits import Sampling
     from vlm.inference.generating import Generator, generate_texts
+    from vlm.inference.searching import search_texts
 
-    sampling = Sampling(temperature=temperature if sample else 0.0, top_k=top_k, top_p=top_p, min_p=min_p)
-    generator = Generator(checkpoint, device=choose_device(device), trust=trust)
-    options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+    generator = Generator(checkpoint, device=using.choose_device(device), trust=trust)
+    drawn = beam == 1 if sample is None else sample
+    filters: dict = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    rules = generator.rules(
+        ban=ban or (),
+        require=require or (),
+        min_tokens=min_tokens,
+        no_repeat_ngram=no_repeat_ngram,
+        repetition_penalty=repetition_penalty,
+    )
     try:
-        return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+        if beam == results == groups == 1 and not rules.read_texts and not rules.required:
+            sampling = Sampling(temperature=temperature if drawn else 0.0, **filters)
+            options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+            return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+        decoding = using.decoding_of(
+            rules,
+            sample=drawn,
+            temperature=temperature,
+            **filters,
+            beam=beam,
+            groups=groups,
+            diversity=diversity,
+            length_penalty=length_penalty,
+            results=results,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+        return search_texts(generator, prompts, writer, decoding=decoding)
     finally:
         writer.close()
 
@@ -237,12 +238,12 @@ def generate(
 @app.command()
 def predict(
     inputs: Annotated[list[str], typer.Argument(help="Images, or prompts for a language model.")],
-    checkpoint: Checkpoint,
-    device: Device = "auto",
-    batch_size: BatchSize = 32,
-    form: Format = "text",
-    out: Out = None,
-    trust: Trust = None,
+    checkpoint: opt.Checkpoint,
+    device: opt.Device = "auto",
+    batch_size: opt.BatchSize = 32,
+    form: opt.Format = "text",
+    out: opt.Out = None,
+    trust: opt.Trust = None,
 ) -> int:
     """Use a model of any task: what caption, classify or generate do, with their defaults."""
     from vlm import checkpoint as ckpt
@@ -313,21 +314,6 @@ def compare(
 
 app.command("check-data")(data_commands.check_data)
 app.command("shard")(data_commands.shard)
-
-
-def choose_device(name: str) -> str:
-    """The device of --device.
-
-    Raises:
-        UserError: It is unknown, or this machine has none.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu or cuda")
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def run(argv: Sequence[str]) -> int:

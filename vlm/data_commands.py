@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
+from vlm.options import Overrides
 
 
 def train(overrides: Overrides = None) -> int:

@@ -1,9 +1,11 @@
 """`vlm caption` with each option, on a small model that was never trained."""
 
+import io
 import json
 import re
 
 import pytest
+from PIL import Image
 
 from vlm.cli import run
 from vlm.inference.captioning import Captioner
@@ -58,6 +60,48 @@ def test_captions_do_not_depend_on_the_batch_size(caption, options):
         assert 0 < row["confidence"] <= 1
 
 
+@pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])
+def test_captions_depend_on_neither_workers_nor_order(caption, options, tmp_path, monkeypatch):
+    alone = caption(*options, "--workers", "0")
+    assert caption(*options, "--workers", "2") == alone
+    names = list(dict.fromkeys(row["image"] for row in alone))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(reversed(names))))
+    turned = caption(*options, "--workers", "3", "--batch-size", "2", images="-")
+    assert [row["image"] for row in turned[::-1]] == [row["image"] for row in alone]
+    assert sorted((row["image"], row["caption"]) for row in turned) == sorted(
+        (row["image"], row["caption"]) for row in alone
+    )
+
+
+def test_attention_is_drawn_a_picture_a_caption(caption, tmp_path):
+    folder = tmp_path / "maps"
+    rows = caption("--beam", "2", "--results", "2", "--attention", str(folder))
+    assert {row["attention"] for row in rows} == {str(path) for path in folder.iterdir()}
+    assert len({row["attention"] for row in rows}) == len(rows)
+    for row in rows:
+        with Image.open(row["attention"]) as picture:
+            assert picture.format == "PNG" and picture.width > 500
+    bare = [{name: value for name, value in row.items() if name != "attention"} for row in rows]
+    assert bare == caption("--beam", "2", "--results", "2")
+
+
+def test_attention_goes_on_where_a_killed_run_stopped(caption, tmp_path):
+    folder, form = tmp_path / "maps", "csv"
+    whole = caption("--attention", str(folder), form=form)
+    drawn = sorted(folder.iterdir())
+    lines = whole.splitlines(keepends=True)
+    (tmp_path / "part").write_text("".join(lines[:3]) + lines[3][:9])
+    for path in drawn:  # those of what is done are not drawn again
+        path.unlink()
+    assert caption("--attention", str(folder), "--continue", form=form, out="part").count("\n") == len(lines)
+    assert len(list(folder.iterdir())) == len(drawn) - 2
+
+
+def test_a_page_links_to_the_pictures(caption, tmp_path):
+    text = caption("--attention", str(tmp_path / "the maps"), form="html")
+    assert text.count('href="the%20maps/test-0-') == len(list((tmp_path / "the maps").iterdir()))
+
+
 def test_words_are_begun_with_banned_and_required(caption):
     assert all(row["caption"].startswith("a red") for row in caption("--prefix", "a red"))
     assert all(" blue" in row["caption"] for row in caption("--beam", "3", "--require", "blue"))
@@ -109,8 +153,6 @@ def test_a_page_of_captions(caption):
 
 
 def test_paths_from_stdin(caption, monkeypatch, tmp_path):
-    import io
-
     names = [row["image"] for row in caption()][:2]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*names, ""])))
     assert [row["image"] for row in caption(images="-")] == names
@@ -124,6 +166,7 @@ def test_paths_from_stdin(caption, monkeypatch, tmp_path):
         (["--format", "html"], "--format html"),
         (["--sample", "--beam", "2"], "--sample"),
         (["--results", "2"], "--results"),
+        (["--attention", "/dev/null/maps"], "--attention /dev/null/maps"),
     ],
 )
 def test_wrong_use_is_told(checkpoint, options, named, capsys):

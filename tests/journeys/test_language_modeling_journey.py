@@ -248,3 +248,10 @@ def test_a_model_of_ones_own_text(tokenizer: str, small_text: list[str], tmp_pat
         assert metrics["val/bits_per_byte"] == pytest.approx(bits, rel=1e-9)
     assert vlm(["generate", "--prompt", "Grüße", "-c", best(run), *CPU, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("Grüße")
+
+
+def test_a_search_writes_ranked_texts_under_rules(write) -> None:
+    rows = write("--beam", "3", "--results", "2", "--no-repeat-ngram", "3", "--min-tokens", "4", prompts=PROMPTS[:2])
+    assert [(row["prompt"], row["rank"]) for row in rows] == [(p, rank) for p in PROMPTS[:2] for rank in (1, 2)]
+    assert all(row["logprob"] < 0 for row in rows)
+    assert not any("e" in row["text"] for row in write("--greedy", "--ban", "e", prompts=PROMPTS[:1]))

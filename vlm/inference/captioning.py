@@ -1,7 +1,7 @@
 """Captioning images with a trained model: load, preprocess, predict, format."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
 from typing import Any, Protocol
@@ -18,8 +18,9 @@ from vlm.generation.options import Decoding, Hypothesis
 from vlm.generation.rules import Rules
 from vlm.generation.search import search
 from vlm.generation.trace import as_json
-from vlm.inference.files import read_images
 from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.reading import read_images
+from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
 from vlm.nn.packed import lay_out_for_decoding
@@ -34,11 +35,23 @@ class Records(Protocol):
 
 @dataclass
 class Caption:
-    """A caption, its log-probability in nats, and its confidence: the geometric mean of its tokens' probabilities."""
+    """A caption.
+
+    Args:
+        logprob: Log-probability in nats.
+        confidence: The geometric mean of its tokens' probabilities.
+        tokens: What was written, prefix included, without the end token: read again, the text may give others.
+    """
 
     text: str
     logprob: float
     confidence: float
+    tokens: list[int] = field(default_factory=list)
+
+
+# Is shown an image (its path, its pixels uint8 (3, H, W)) with its captions before they are written; returns what it
+# has to add to the record of each.
+Observer = Callable[[str, Tensor, Sequence[Caption]], Sequence[dict[str, Any]]]
 
 
 def caption_pixels(
@@ -75,8 +88,9 @@ def image_ids(pixels: Tensor, decoding: Decoding) -> Sequence[int | str]:
 
 def _caption(tokenizer: Tokenizer, decoding: Decoding, text: Hypothesis) -> Caption:
     logprob = sum(text.logprobs)
-    written = tokenizer.decode([*decoding.rules.prefix, *text.tokens])
-    return Caption(written, logprob, exp(logprob / max(1, len(text.logprobs))))
+    tokens = [*decoding.rules.prefix, *text.tokens]
+    confidence = exp(logprob / max(1, len(text.logprobs)))
+    return Caption(tokenizer.decode(tokens), logprob, confidence, [t for t in tokens if t != tokenizer.eos_id])
 
 
 class Captioner:
@@ -112,18 +126,9 @@ class Captioner:
         return self.preprocess(image)
 
     def rules(self, *, prefix: str = "", ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any) -> Rules:
-        """Rules with words as people write them; other options as in Rules.
-
-        A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
-        longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
-        tokens: a model that spells a word in other tokens than the tokenizer does is not caught at it.
-        """
-        encode = self.tokenizer.encode
-        forms = {form for word in ban for form in (word, word.capitalize()) if word}
-        banned = {tuple(encode(space + form)) for form in forms for space in ("", " ")}
-        required = tuple((tuple(encode(f" {word}")),) for word in require if word)
-        begin = tuple(encode(prefix.rstrip())) if prefix else ()
-        return Rules(prefix=begin, banned=tuple(sorted(banned)), required=required, **options)
+        """Rules with words as people write them, as in `rules_of_words`; other options as in Rules."""
+        begin = tuple(self.tokenizer.encode(prefix.rstrip())) if prefix else ()
+        return rules_of_words(self.tokenizer, ban=ban, require=require, prefix=begin, **options)
 
     def caption(self, pixels: Sequence[Tensor], *, max_tokens: int | None = None) -> list[Caption]:
         """Captions a batch of images that `pixels` made."""
@@ -174,6 +179,8 @@ def caption_files(
     batch_size: int,
     decoding: Decoding | None = None,
     trees: dict[str, Any] | None = None,
+    workers: int = 0,
+    observer: Observer | None = None,
 ) -> int:
     """Captions image files and writes a record for each caption, as they come; returns the exit status.
 
@@ -182,23 +189,29 @@ def caption_files(
     Args:
         batch_size: Images at a time; captions do not depend on it.
         trees: Takes the tree of each image's beam search, ready to be written as JSON.
+        workers: As in `read_images`; captions do not depend on it.
+        observer: Is shown each image with its captions before they are written.
     """
     read: list[str] = []
+    shown: dict[int, Tensor] = {}
     failed = 0
 
     def batches() -> Iterator[list[Tensor]]:
         nonlocal failed
-        for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size):
+        for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size, workers=workers):
             failed += bad
+            if observer is not None:
+                shown.update(enumerate(pixels, start=len(read)))
             read.extend(good)
             yield pixels
 
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
     lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
     for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
-        for rank, caption in enumerate(captions, start=1):
+        added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
+        for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption)})
+            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
         if trees is not None and found is not None:
             trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
     return 1 if failed else 0

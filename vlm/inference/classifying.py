@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from vlm import checkpoint as ckpt
 from vlm.data.image import Preprocess
-from vlm.inference.files import Writer, read_images
+from vlm.inference.files import Writer
 from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.reading import read_images
 from vlm.verify import refusing
 
 
@@ -56,14 +57,18 @@ class ImageClassifier:
 
 
 def classify_files(
-    classifier: ImageClassifier, paths: Sequence[str], writer: Writer, *, batch_size: int, top: int
+    classifier: ImageClassifier, paths: Sequence[str], writer: Writer, *, batch_size: int, top: int, workers: int = 0
 ) -> int:
     """Classifies image files in batches and writes a record for each; returns the exit status.
 
     A file that cannot be read is named on stderr and does not keep the others from being classified.
+
+    Args:
+        top: How many classes are told of an image.
+        workers: As in `read_images`.
     """
     failed = 0
-    for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size):
+    for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
         failed += bad
         if not good:
             continue

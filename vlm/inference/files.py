@@ -6,14 +6,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from PIL import Image
-from torch import Tensor
-
-from vlm.data.image import SUFFIXES, ImageError, load_image
+from vlm.data.image import SUFFIXES
 from vlm.errors import UserError, printable
 
 
@@ -38,29 +35,6 @@ def find_images(inputs: Sequence[str]) -> list[str]:
             raise UserError(f"{given}: no images found; give image files, a folder that holds some, or a pattern")
         found += matches
     return list(dict.fromkeys(found))
-
-
-def read_images(
-    paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], *, batch_size: int
-) -> Iterator[tuple[list[str], list[Tensor], int]]:
-    """Reads image files in batches; a file that cannot be read is named on stderr and left out.
-
-    Args:
-        pixels: Makes of an image what the model reads.
-    Yields:
-        The paths of a batch, their pixels, and how many could not be read; never an empty batch but for failures.
-    """
-    starts = range(0, len(paths), batch_size)
-    for start in progress(starts, len(starts), "batches"):
-        batch = paths[start : start + batch_size]
-        good, read = [], []
-        for path in batch:
-            try:
-                read.append(pixels(load_image(path)))
-                good.append(path)
-            except ImageError as fault:
-                print(f"error: {fault}", file=sys.stderr)
-        yield good, read, len(batch) - len(good)
 
 
 class Writer:

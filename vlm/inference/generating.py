@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from vlm import checkpoint as ckpt
 from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.generation.logits import Sampling
+from vlm.generation.rules import Rules
 from vlm.generation.text import continue_texts
 from vlm.inference.files import Writer, printable
 from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.words import rules_of_words
 from vlm.models.decoder import Decoder
 from vlm.nn.packed import lay_out_for_decoding
 from vlm.verify import refusing
@@ -95,6 +98,10 @@ class Generator:
             hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=device))
             check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
+    def rules(self, **options: Any) -> Rules:
+        """Rules with words as people write them, as in `rules_of_words`."""
+        return rules_of_words(self.tokenizer, **options)
+
 
 def generate_texts(
     generator: Generator,
@@ -113,7 +120,7 @@ def generate_texts(
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]
         live = writer.form == "text" and writer.file is sys.stdout
-        typist = _Typist(batch, first=start == 0) if live else None
+        typist = Typist(batch, first=start == 0) if live else None
         for place, text, logprob in stream(
             model, tokenizer, batch, max_tokens=max_tokens, seed=seed, sampling=sampling
         ):
@@ -129,7 +136,7 @@ def generate_texts(
     return 0
 
 
-class _Typist:
+class Typist:
     """Writes continuations to the terminal in the order of their prompts, the foremost one as it comes.
 
     Args:

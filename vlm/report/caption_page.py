@@ -3,7 +3,9 @@
 import os
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from vlm.data.image import ImageError, load_image
 from vlm.errors import UserError
@@ -42,4 +44,12 @@ class CaptionPage:
         except ImageError:  # gone since it was captioned
             thumbnail = None
         said, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
-        return page.card(thumbnail, said, [*others, os.path.basename(path)])
+        drawn = [record["attention"] for record in records if "attention" in record]
+        links = [
+            (f"where it looked {n}" if n > 1 else "where it looked", self._link(at)) for n, at in enumerate(drawn, 1)
+        ]
+        return page.card(thumbnail, said, [*others, os.path.basename(path)], links=links)
+
+    def _link(self, path: str) -> str:
+        """A file as the page reaches it, wherever both are moved to together."""
+        return quote(Path(os.path.relpath(path, os.path.dirname(self.out) or ".")).as_posix())

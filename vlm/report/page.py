@@ -21,7 +21,7 @@ h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .3rem; letter-spacing: -.
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .8rem; padding-bottom: .35rem; border-bottom: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.6rem 0 .6rem; }
 p { margin: .4rem 0 .8rem; max-width: 46rem; } .soft { color: var(--soft); } .small { font-size: .86rem; }
-.good { color: var(--good); } .bad { color: var(--bad); }
+a { color: var(--one); } .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: 60%; }
 th, td { padding: .34rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); font-size: .86rem; } th:first-child, td:first-child { text-align: left;
@@ -88,11 +88,22 @@ def tiles(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def card(image: str | None, said: str, lines: Sequence[str] = (), references: Sequence[str] = ()) -> str:
-    """An image with what was said of it, further lines, and the references, those after the first to be unfolded."""
+def card(
+    image: str | None,
+    said: str,
+    lines: Sequence[str] = (),
+    references: Sequence[str] = (),
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
+    """An image with what was said of it, further lines, and the references, those after the first to be unfolded.
+
+    Args:
+        links: A text and where it leads, each.
+    """
     picture = f'<img src="{image}" alt="{escape(said, quote=True)}" loading="lazy">' if image else ""
     parts = [f'<div class="said">{escape(said) or "<i>(empty)</i>"}</div>']
     parts += [f'<div class="soft small">{escape(line)}</div>' for line in lines]
+    parts += [f'<div class="small"><a href="{escape(to, quote=True)}">{escape(text)}</a></div>' for text, to in links]
     if references:
         parts.append(f'<div class="small">reference: {escape(references[0])}</div>')
     if len(references) > 1:

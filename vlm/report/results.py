@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from vlm.callbacks.writing import named, write_text
-from vlm.report.attention import attention_picture, word_maps
+from vlm.report.attention import word_maps
+from vlm.report.attention_picture import attention_picture
 from vlm.report.confusion import confusion_picture
 from vlm.report.evaluation import curves_beside, evaluation_page, pictures_of
 from vlm.tasks.base import Task

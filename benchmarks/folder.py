@@ -1,0 +1,89 @@
+"""Captioning a folder of photos end to end, against the engine alone on tensors in memory.
+
+    python benchmarks/folder.py --images FOLDER --checkpoint FILE.ckpt [--count 2000] [--out FILE.json]
+
+One process, so that neither side counts start-up and both meet the same machine: the checkpoint is loaded once, then
+whole runs over the same photos alternate. `engine` is `Captioner.stream` on pixels that were read and resized before
+the clock starts; `folder` is `caption_files`, all that `vlm caption FOLDER --format jsonl --out FILE` does after
+loading: reading, decoding, resizing, captioning, writing. It is run with the default workers and without any. The
+captions of all three must be equal. Times are medians over rounds; ratios are to the engine's of the same round.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vlm.data.image import load_image
+from vlm.generation.options import Decoding
+from vlm.inference.captioning import Captioner, caption_files
+from vlm.inference.files import Writer, find_images
+from vlm.inference.reading import default_workers
+
+Run = Callable[[], list[str]]
+
+
+def engine(captioner: Captioner, pixels: Sequence[Tensor], decoding: Decoding, batch: int) -> list[str]:
+    batches = (pixels[start : start + batch] for start in range(0, len(pixels), batch))
+    return [found[0].text for found in captioner.stream(batches, decoding, rows=batch)]
+
+
+def folder(captioner: Captioner, paths: Sequence[str], decoding: Decoding, batch: int, workers: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as place:
+        writer = Writer(form="jsonl", fields=(), out=f"{place}/captions.jsonl")
+        caption_files(captioner, paths, writer, batch_size=batch, decoding=decoding, workers=workers)
+        writer.close()
+        return [json.loads(line)["caption"] for line in Path(f"{place}/captions.jsonl").read_text().splitlines()]
+
+
+def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round of each; a first round does not count."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    said: list[list[str]] = []
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            said.append(run())
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    assert all(captions == said[0] for captions in said), "captions differ"
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", required=True)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    captioner, decoding = Captioner(args.checkpoint), Decoding(beam=args.beam)
+    paths, batch, workers = find_images([args.images])[: args.count], args.batch_size, default_workers()
+    pixels = [captioner.pixels(load_image(path)) for path in paths]
+    runs: dict[str, Run] = {
+        "engine": lambda: engine(captioner, pixels, decoding, batch),
+        f"folder, {workers} workers": lambda: folder(captioner, paths, decoding, batch, workers),
+        "folder, 0 workers": lambda: folder(captioner, paths, decoding, batch, 0),
+    }
+    times, rows = timed(runs, args.rounds), {}
+    print(f"{len(paths)} photos\n{'':<22}{'seconds':>9}{'ms/photo':>10}{'ratio':>8}{'min':>8}{'max':>8}")
+    for name, own in times.items():
+        ratios = sorted(one / alone for one, alone in zip(own, times["engine"], strict=True))
+        row = {"seconds": statistics.median(own), "ratio": statistics.median(ratios), "all_seconds": own}
+        rows[name] = row | {"ratio_min": ratios[0], "ratio_max": ratios[-1]}
+        print(f"{name:<22}{row['seconds']:>9.2f}{row['seconds'] / len(paths) * 1e3:>10.2f}", end="")
+        print(f"{row['ratio']:>8.3f}{ratios[0]:>8.3f}{ratios[-1]:>8.3f}")
+    if args.out is not None:
+        Path(args.out).write_text(json.dumps({"photos": len(paths), "beam": args.beam, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Continuing prompts by search and under rules, with a small model that was never trained."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from vlm.errors import UserError
+from vlm.generation.logits import Sampling
+from vlm.generation.options import Decoding
+from vlm.inference.generating import Generator, generate
+from vlm.inference.searching import search_text
+from vlm.models.decoder import Decoder
+
+
+class Letters:
+    """A tokenizer of so few tokens that all texts can be tried."""
+
+    bos_id, eos_id, vocab_size = 0, 1, 7
+
+    def encode(self, text):
+        return [2 + "abc d".index(char) for char in text.lower() if char != "^"]
+
+    def decode(self, tokens):
+        return "".join("^$abc d"[token] for token in tokens)
+
+
+@pytest.fixture
+def generator(scramble):
+    it = Generator.__new__(Generator)
+    it.tokenizer = Letters()
+    it.model = scramble(Decoder(vocab_size=it.tokenizer.vocab_size, max_len=16, dim=12, depth=2, num_heads=3))
+    return it
+
+
+def logprob(generator, prompt, new):
+    """What the model gives tokens after a prompt, all at once and without a cache."""
+    ids = generator.tokenizer.encode(prompt) or [generator.tokenizer.bos_id]
+    logits = generator.model.head(generator.model(torch.tensor([[*ids, *new]])))[0].log_softmax(-1)
+    return sum(logits[len(ids) - 1 + n, token].item() for n, token in enumerate(new))
+
+
+@pytest.mark.parametrize("prompt", ["", "a", "cab d"])
+def test_greedy_search_is_greedy_continuation(generator, prompt):
+    (found,) = search_text(generator, prompt, Decoding(max_tokens=8))
+    options = {"max_tokens": 8, "seed": 0, "sampling": Sampling(temperature=0.0)}
+    (written,) = generate(generator.model, generator.tokenizer, [prompt], **options)
+    assert found.text == written.text
+
+
+@pytest.mark.parametrize("prompt", ["", "ab", "d cab"])
+def test_beams_find_the_most_probable_text_of_all(generator, prompt):
+    tokenizer, scores = generator.tokenizer, {}
+    for n in range(4):  # texts of up to two tokens, and the end; or three, of which the last one is cut off
+        for new in product(range(tokenizer.vocab_size), repeat=n):
+            if tokenizer.eos_id not in new[:-1] and (n == 3 or new[-1:] == (tokenizer.eos_id,)):
+                text = new if new[-1:] == (tokenizer.eos_id,) else new[:2]
+                scores[text] = max(scores.get(text, -torch.inf), logprob(generator, prompt, new))
+    decoding = Decoding(beam=tokenizer.vocab_size**2, results=3, length_penalty=0.0, max_tokens=2)
+    found = [item.text for item in search_text(generator, prompt, decoding)]
+    best = sorted(scores, key=lambda text: -scores[text])[:3]
+    assert found == [tokenizer.decode([token for token in text if token != tokenizer.eos_id]) for text in best]
+
+
+def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
+    def written(prompt="ab", **rules):
+        (found,) = search_text(generator, prompt, Decoding(max_tokens=9, rules=generator.rules(**rules)))
+        return found.text
+
+    assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
+    for prompt in ("ab", "", "cabd"):  # as many tokens of its own, however long the prompt is
+        assert len(written(prompt, min_tokens=6)) >= 6
+    text = "abcab" + written("abcab", no_repeat_ngram=2)
+    pairs = [text[n : n + 2] for n in range(len(text) - 1)]
+    assert len(set(pairs[3:])) == len(pairs[3:]) and not {"ab", "bc", "ca"} & set(pairs[4:])
+
+
+def test_draws_repeat_with_the_seed_alone(generator):
+    def drawn(seed):
+        decoding = Decoding(sampling=Sampling(), results=3, max_tokens=8, seed=seed)
+        return [item.text for item in search_text(generator, "ab", decoding)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
+    (found,) = search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=99)))
+    assert len(found.text) == 16 - len("bcab")
+    with pytest.raises(UserError, match="window of 16"):
+        search_text(generator, "abcd" * 5, Decoding(beam=2))

@@ -1,0 +1,22 @@
+"""Rules with words as people write them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vlm.data.tokenizer import Tokenizer
+from vlm.generation.rules import Rules
+
+
+def rules_of_words(
+    tokenizer: Tokenizer, *, ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any
+) -> Rules:
+    """Rules that ban and require words; other options as in Rules.
+
+    A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
+    longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
+    tokens: a model that spells a word in other tokens than the tokenizer does is not caught at it.
+    """
+    forms = {form for word in ban for form in (word, word.capitalize()) if word}
+    banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
+    required = tuple((tuple(tokenizer.encode(f" {word}")),) for word in require if word)
+    return Rules(banned=tuple(sorted(banned)), required=required, **options)
