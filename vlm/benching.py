@@ -1,11 +1,9 @@
 """`vlm bench`: how fast a config trains, and what fits, without training anything that is kept."""
 
-import gc
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +37,12 @@ def bench(
     quiet()
     try:
         with redirect_stdout(sys.stderr):  # the figures alone go to stdout
-            found = largest_batch(config) if find_batch else measure(config, steps=steps)
+            if find_batch:
+                from vlm.batch_size import largest_batch
+
+                found = largest_batch(config)
+            else:
+                found = measure(config, steps=steps)
     except Exception as fault:
         told = explain(fault, None)
         raise told from (None if told is fault else fault)
@@ -60,12 +63,13 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
     workers = config["data"]["num_workers"]
     ahead = 2 * (8 if workers == "auto" else int(workers))  # batches that wait when the first step begins
     times = StepTimes(warm_up=max(WARM_UP, ahead), steps=steps)
-    with trained(config, times) as run:
+    with trained(config, times, steps=times.warm_up + steps) as run:
+        run.fit()
         if not run.trainer.is_global_zero:
             return {}
         parameters = sum(p.numel() for p in run.task.model.parameters())
         return {
-            "model": type(run.task.model).__name__,
+            "model": type(run.task.model).__name__.removeprefix("FSDP"),
             "parameters": parameters,
             "device": device_name(run.task.device),
             "devices": run.trainer.world_size,
@@ -79,29 +83,29 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
 
 
 @contextmanager
-def trained(config: dict[str, Any], times: Any) -> Iterator[Any]:
-    """A run of a config that ends when `times` has what it wants, in a folder that is gone afterwards.
+def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
+    """A run of a config, to be trained for some steps, in a folder that is gone afterwards.
 
     Args:
-        times: The vlm.callbacks.step_times.StepTimes.
+        callback: Takes part in the training.
+        steps: After how many optimiser steps it ends.
     """
     from vlm.callbacks.signals import Stopped, stopping
     from vlm.folder import release
     from vlm.processes import agree
     from vlm.run import Run
 
-    trainer = {"max_epochs": -1, "max_steps": times.warm_up + times.steps, "max_time": None, "limit_val_batches": 0}
+    trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
     callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
     logger = {"csv": config["logger"].get("csv")}
     config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
-    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch, stopping():
+    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
         folder = Path(agree(lambda: scratch)) / "run"
         try:
-            run = Run(config, folder=folder)
-            run.trainer.callbacks.append(times)  # type: ignore[attr-defined]
-            times.prepare(run.data)
-            run.fit()
-            yield run
+            with stopping():
+                run = Run(config, folder=folder)
+                run.trainer.callbacks.append(callback)  # type: ignore[attr-defined]
+                yield run
         except Stopped as stop:
             raise UserError(str(stop), stop.status) from stop
         finally:

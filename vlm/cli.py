@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vlm.benching import bench
 from vlm.errors import UserError
 
 app = typer.Typer(
@@ -74,6 +75,9 @@ def _train(overrides: Overrides = None) -> int:
     from vlm.training import main as train
 
     return train(overrides or [])
+
+
+app.command()(bench)
 
 
 @app.command()

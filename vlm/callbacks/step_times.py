@@ -7,7 +7,6 @@ from typing import Any, cast
 import lightning as L
 
 from vlm.callbacks.throughput import Throughput
-from vlm.data.module import Data
 from vlm.tasks.base import Task
 
 
@@ -29,9 +28,6 @@ class StepTimes(Throughput):
         self.warm_up, self.steps = warm_up, steps
         self.found: dict[str, float] = {}
         self._ends: list[float] = []
-
-    def prepare(self, data: Data) -> None:
-        """Looks at the data before training starts; nothing is to be done."""
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
