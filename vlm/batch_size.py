@@ -104,8 +104,8 @@ def heaviest(loader: DataLoader, batches: int) -> DataLoader:
         lengths = order.lengths(0)
         found = max(order.global_batches(0), key=lambda batch: len(batch) * max(lengths[i] for i in batch))
         keys = [(0, int(index)) for index in found]
-    options = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
-    return DataLoader(loader.dataset, batch_sampler=[keys] * batches, **options)
+    again: Any = [keys] * batches
+    return DataLoader(loader.dataset, batch_sampler=again, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
 
 
 def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:

@@ -9,6 +9,7 @@ import typer
 
 from vlm.benching import bench
 from vlm.errors import UserError
+from vlm.threads import sleep_while_waiting
 
 app = typer.Typer(
     add_completion=False,
@@ -42,6 +43,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...",
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
+    sleep_while_waiting()
     if sys.argv[1:2] == ["train"]:
         from vlm.training import main as train
 
