@@ -36,13 +36,13 @@ from vlm.tasks.losses import next_token_labels, token_loss
 
 BASE = {"images": 16, "captions": 5, "length": 12, "dim": 128, "depth": 4}
 VOCAB, IMAGE, PATCH = 2000, 96, 16
-# What grows, its sizes, and its order for large sizes as the architecture has it, in time.
+# What grows, its sizes, and the orders that the architecture gives it, from small sizes to large ones: time, memory.
 SWEEPS: dict[str, tuple[str, list[int], str]] = {
-    "images": ("images", [4, 8, 16, 32, 64], "1: each costs the same"),
-    "captions": ("captions an image", [1, 2, 4, 8, 16], "0, the image's share, to 1, then 2, attention in a row"),
-    "tokens": ("tokens of a row (language model)", [64, 128, 256, 512, 1024], "1 to 2: attention"),
-    "width": ("width", [64, 128, 256, 512], "1, attention and vocabulary, to 2"),
-    "depth": ("layers of encoder and decoder", [2, 4, 8, 16], "1, from what is outside the layers"),
+    "images": ("images", [4, 8, 16, 32, 64], "time 1; memory 0 (weights) to 1"),
+    "captions": ("captions an image", [1, 2, 4, 8, 16], "time 0 (the image) to 1, to 2 (attention); memory 0 to 1"),
+    "tokens": ("tokens of a row (language model)", [64, 128, 256, 512, 1024], "time 1 to 2 (attention); memory 0 to 1"),
+    "width": ("width", [64, 128, 256, 512], "time 1 (attention, head) to 2; memory 1 (states) to 2 (weights)"),
+    "depth": ("layers of encoder and decoder", [2, 4, 8, 16], "time 0 (head) to 1; memory 0 to 1"),
 }
 
 
@@ -113,7 +113,7 @@ def slope(rows: list[dict[str, float]], key: str) -> float:
 
 
 def report(found: dict[str, list[dict[str, float]]]) -> None:
-    print(f"{'grows with':<34}{'time':>7}{'FLOP':>7}{'memory':>8}   order of time")
+    print(f"{'grows with':<34}{'time':>7}{'FLOP':>7}{'memory':>8}   expected")
     for name, rows in found.items():
         slopes = [slope(rows, key) for key in ("seconds", "flop", "bytes")]
         title, _, order = SWEEPS[name]
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--plot")
     args = parser.parse_args()
     kept = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).is_file() else {}
+    measure("images", 2, steps=3, seconds=1.0)  # what the first step loads is no model's
     for name in args.only:
         kept[name] = [measure(name, size, steps=args.steps, seconds=args.seconds) for size in SWEEPS[name][1]]
     found = {name: kept[name] for name in SWEEPS if name in kept}
