@@ -30,7 +30,8 @@ def plan(name: str, args: argparse.Namespace) -> dict[str, str]:
     model = build(name, args)
     parameters = sum(p.numel() for p in model.parameters())
     # What each state of an image goes through: the encoder, and the keys and values of cross-attention.
-    of_image = sum(p.numel() for key, p in model.named_parameters() if key.startswith("encoder") or ".cross_attn.kv." in key)
+    named = model.named_parameters()
+    of_image = sum(p.numel() for key, p in named if key.startswith("encoder") or ".cross_attn.kv." in key)
     states = (args.image_size // 16) ** 2
     length = args.captions * args.tokens
     predicted = args.captions * (args.tokens - 1)
