@@ -139,7 +139,7 @@ def leave(run: Any, stop: Any) -> int:
         run.trainer.strategy.launcher.kill(signal.SIGTERM)
     if stop.saved:
         print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
-    elif run and run.checkpoints.last.is_file():
+    elif run and (run.folder / "checkpoints" / "last.ckpt").is_file():  # the callback that saves may not be set up yet
         print(f"\n{stop}. Go on with:\n  {resume_command(run.folder)}", flush=True)
     if stop.signum == signal.SIGUSR1:
         print(slurm.requeue(), flush=True)
