@@ -9,8 +9,10 @@ import typer
 
 from vlm import data_commands, using
 from vlm import options as opt
+from vlm.benching import bench
 from vlm.errors import UserError
 from vlm.options import Checkpoint, Device, Out, Overrides, Seed, Trust
+from vlm.threads import sleep_while_waiting
 
 app = typer.Typer(
     add_completion=False,
@@ -21,10 +23,12 @@ app = typer.Typer(
 
 
 app.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(data_commands.train)
+app.command()(bench)
 
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
+    sleep_while_waiting()
     if sys.argv[1:2] == ["train"]:
         from vlm.training import main as train
 

@@ -1,7 +1,6 @@
 """Training from a config: check, build, fit, test the best checkpoint, say what to do next."""
 
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from vlm import config as conf
 from vlm.errors import SharedError, UserError
+from vlm.threads import sleep_while_waiting
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
@@ -29,8 +29,7 @@ TYPES = {"seed": int, "name": str, "runs": str, "layer_decay": float}
 
 def main(argv: list[str] | None = None) -> int:
     """Runs `train.py` with these arguments and returns the exit status."""
-    # A second thread that spins while it waits costs far more than one that sleeps, whenever the machine is shared.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sleep_while_waiting()
     argv = sys.argv[1:] if argv is None else argv
     try:
         resume, overrides = conf.split_resume(argv)
@@ -140,7 +139,7 @@ def leave(run: Any, stop: Any) -> int:
         run.trainer.strategy.launcher.kill(signal.SIGTERM)
     if stop.saved:
         print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
-    elif run and run.checkpoints.last.is_file():
+    elif run and (run.folder / "checkpoints" / "last.ckpt").is_file():  # the callback that saves may not be set up yet
         print(f"\n{stop}. Go on with:\n  {resume_command(run.folder)}", flush=True)
     if stop.signum == signal.SIGUSR1:
         print(slurm.requeue(), flush=True)

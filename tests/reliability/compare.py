@@ -9,7 +9,7 @@ import torch
 
 from vlm import checkpoint as ckpt
 
-KEPT = {"config.yaml", "metrics.csv", "checkpoints", "samples", "evaluation"}
+KEPT = {"config.yaml", "metrics.csv", "throughput.csv", "checkpoints", "samples", "evaluation"}
 STATE = ("state_dict", "ema", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops")
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint import FORMAT
 from vlm.data.module import Data
+from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.tasks import steps
 from vlm.tasks.counters import settle, total_steps, validates
@@ -30,6 +31,8 @@ class Task(L.LightningModule):
             at least "line", what is printed.
         unread: A reason for each sample of the last evaluation that could not be read.
         validation_due: Whether what is saved now goes on with a validation; set by who saves.
+        counted: What the losses of training steps were sums over: tokens, or images of a classifier. It stays on the
+            device; who reads it, sets it back.
     Args:
         model: What is trained.
         optimization: How it is trained; None for a model that is only evaluated.
@@ -55,6 +58,7 @@ class Task(L.LightningModule):
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
         self.validation_due = False
+        self.counted: Tensor | int = 0
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
@@ -67,6 +71,10 @@ class Task(L.LightningModule):
     def size(self, batch: Any) -> int:
         """How much training reads in a batch, for the progress bar."""
         return len(batch.ids)
+
+    def work(self, batch: Any) -> Work:
+        """What a batch is to the model; asked in every step, so that it may not wait for the device."""
+        return Work(images=len(batch.ids))
 
     def configure_model(self) -> None:
         shard(self.model, self.trainer.strategy)
@@ -92,6 +100,7 @@ class Task(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         total, count = self.loss(batch)
         self._step.add(batch.ids, total, count)
+        self.counted = self.counted + count
         # Lightning will divide by the accumulated batches, and DDP by the ranks.
         return total * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
 

@@ -13,6 +13,7 @@ from vlm.data.tokenizer import Tokenizer
 from vlm.inference.captioning import caption_pixels
 from vlm.metrics.captions import CaptionMetric
 from vlm.metrics.controls import caption_controls, novelty
+from vlm.models.flop import Work
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.tasks.base import Task
 from vlm.tasks.grounding import BATCHES, GroundingLosses
@@ -54,6 +55,9 @@ class Captioning(Task):
         self.max_tokens, self.val_captions = max_tokens, val_captions
         self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
+
+    def work(self, batch: CaptionBatch) -> Work:
+        return Work(len(batch.images), *batch.tokens.shape)
 
     def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         hidden = self.model(self.preprocess.normalize(batch.images), batch.tokens, batch.segments)

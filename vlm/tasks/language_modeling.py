@@ -13,6 +13,7 @@ from vlm.data.windows import TextBatch
 from vlm.inference.files import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
+from vlm.models.flop import Work
 from vlm.tasks.base import Task
 from vlm.tasks.losses import IGNORE, next_token_labels, token_loss
 from vlm.tasks.optim import Optimization
@@ -54,6 +55,9 @@ class LanguageModeling(Task):
 
     def size(self, batch: TextBatch) -> int:
         return batch.tokens[:, 1:].numel()
+
+    def work(self, batch: TextBatch) -> Work:
+        return Work(0, *batch.tokens[:, 1:].shape)
 
     def token_loss(self, batch: TextBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""

@@ -1,0 +1,114 @@
+"""`vlm bench`: the figures of a real run, and nothing left behind."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from journey import only_run
+
+from vlm import batch_size
+from vlm import config as conf
+from vlm.batch_size import Trial, heaviest, largest
+from vlm.cli import run as vlm
+from vlm.run import build_data
+from vlm.tasks.base import Task
+from vlm.training import main
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
+
+
+def test_it_prints_what_a_run_does_and_leaves_none(small, small_text, tmp_path, capsys) -> None:
+    given = [*small, f"runs={tmp_path}", "trainer.max_epochs=1", "callbacks=ema", "callbacks.progress=null"]
+    assert vlm(["bench", *given, "--steps", "8", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not files(tmp_path)
+    assert found["steps"] == 8 and found["batch_size"] == 8 and found["model"] == "VisionLanguageModel"
+    assert found["step_ms_p10"] <= found["step_ms"] <= found["step_ms_p90"]
+    assert 0 < found["images_per_s"] < 8e3 / found["step_ms_p10"] * 1.01 and 0 <= found["data_wait"] < 1
+    assert vlm(["bench", *small_text, f"runs={tmp_path}", "--steps", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "Decoder" in said and "tokens/s" in said and "images/s" not in said and "MFU" not in said
+
+
+@pytest.mark.slow
+def test_its_figures_are_those_of_training(small_classes, tmp_path, capsys) -> None:
+    """Of a step large enough that what surrounds it, and other work on the machine, weighs little."""
+    given = [*small_classes, "model.size.dim=96", "model.size.encoder_depth=4", "data.batch_size=48"]
+    given += [f"runs={tmp_path}", "trainer.max_epochs=6", "data.source.train_scenes=480"]
+    assert main([*given, "trainer.log_every_n_steps=10"]) == 0
+    with (only_run(tmp_path) / "throughput.csv").open() as file:
+        rates = sorted(float(row["images_per_s"]) for row in csv.DictReader(file))
+    capsys.readouterr()
+    assert vlm(["bench", *given, "--steps", "20", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["images_per_s"]
+    assert 0.6 * rates[len(rates) // 2] < found < 1.7 * rates[len(rates) // 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(["optim.lrr=1"], "optim.lrr"), (["--format", "csv"], "--format"), (["--find-batch", "trainer=ddp"], "devices")],
+)
+def test_what_is_wrong_is_named(given, named, capsys) -> None:
+    assert vlm(["bench", *given]) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("start", [1, 7, 64, 5000])
+@pytest.mark.parametrize("most", [1, 2, 31, 1000, 1001, 4096])
+@pytest.mark.parametrize("limit", [1, 900, 10**6])
+def test_the_largest_batch_is_found(start: int, most: int, limit: int) -> None:
+    tried: list[int] = []
+    found = largest(lambda size: not tried.append(size) and size <= most, start=start, limit=limit)
+    expected = min(most, limit)
+    assert expected - max(1, expected // 16) < found <= expected
+    assert all(size <= limit for size in tried) and len(tried) < 30
+
+
+def test_a_device_that_is_full_is_found_by_trying(small, tmp_path, monkeypatch) -> None:
+    """A GPU of room for 37 images, played by a trial."""
+
+    class Played:
+        def __init__(self, config, size):
+            self.size, self.fits, self.samples, self.device = size, size <= 37, 48, "cuda"
+
+    monkeypatch.setattr(batch_size, "Trial", Played)
+    config = {"data": {"batch_size": 8}, "trainer": {"devices": 1}}
+    assert batch_size.largest_batch(config) == {
+        "largest_batch_size": 36,
+        "estimate": False,
+        "how": "tried, to within a sixteenth",
+    }
+
+
+def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> None:
+    def fail(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Task, "training_step", fail)
+    assert not Trial(conf.compose([*small, f"runs={tmp_path}"]), 2).fits
+
+
+def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
+    data = build_data(conf.compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
+    data.prepare()
+    sizes = [batch.tokens.numel() for batch in data.train_dataloader()]
+    found = [batch.tokens.numel() for batch in heaviest(data.train_dataloader(), 3)]
+    assert found == [max(sizes)] * 3 and min(sizes) < max(sizes)
+
+
+@pytest.mark.slow
+def test_memory_on_a_cpu_is_estimated(small, tmp_path, monkeypatch, capsys) -> None:
+    """What a batch of the estimated size then takes is what was said to be free, to within a third."""
+    given = [*small, f"runs={tmp_path}", "data.source.train_scenes=3000", "data.batch_size=256", "model.size.dim=96"]
+    monkeypatch.setattr(batch_size, "available_memory", lambda: 2**29)
+    assert vlm(["bench", *given, "--find-batch", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["estimate"] and 256 < found["largest_batch_size"] < 3000
+    config = conf.compose(given)
+    before = batch_size.kilobytes("/proc/self/status", "VmRSS")
+    grown = Trial(config, found["largest_batch_size"]).peak - before
+    assert 0.6 < grown / (2**29 * batch_size.USABLE) < 1.4

@@ -1,0 +1,89 @@
+"""The figures of throughput in a run, against counts and clocks of the test's own."""
+
+import csv
+
+import pytest
+from journey import only_run
+
+from vlm.callbacks import throughput
+from vlm.callbacks.throughput import Throughput
+from vlm.models.flop import ModelFlop, Work
+from vlm.tasks.base import Task
+from vlm.training import main
+
+
+def rows(runs):
+    with (only_run(runs) / "throughput.csv").open(newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+class Clock:
+    """A clock that only moves when it is told to: 2 s in a fetch, 6 s in a step."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_by(self, owner, name, seconds, monkeypatch):
+        own = getattr(owner, name)
+
+        def slower(*args, **kwargs):
+            self.now += seconds
+            return own(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, slower)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(throughput, "time", found)
+    found.pass_by(Task, "training_step", 6.0, monkeypatch)
+    found.pass_by(Throughput, "_after_fetch", 2.0, monkeypatch)
+    found.pass_by(Task, "on_validation_epoch_end", 1000.0, monkeypatch)
+    return found
+
+
+def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path):
+    """An epoch of 6 batches, and another, with a validation after each that takes a thousand seconds."""
+    batches, flop = [], []
+    read = Task.training_step
+
+    def step(task, batch, batch_idx):
+        if not flop:
+            flop.append(ModelFlop(task.model, image_size=batch.images.shape[-1]))
+        batches.append(batch)
+        return read(task, batch, batch_idx)
+
+    monkeypatch.setattr(Task, "training_step", step)
+    assert main([*small, f"runs={tmp_path}", "trainer.max_epochs=2", "trainer.log_every_n_steps=4"]) == 0
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [3, 7, 11] and len(batches) == 12
+    for row, four in zip(found, [batches[:4], batches[4:8], batches[8:]], strict=True):
+        assert row["images_per_s"] == sum(len(b.ids) for b in four) / 32  # of 2 + 6 s each
+        predicted = [sum((s == k).sum().item() - 1 for s in b.segments for k in set(s.tolist()) - {0}) for b in four]
+        assert row["tokens_per_s"] == pytest.approx(sum(predicted) / 32, rel=1e-4)
+        assert row["data_wait"] == 0.25 and "mfu" not in row
+        expected = sum(
+            flop[0].training(Work(len(b.images), *b.tokens.shape), n) for b, n in zip(four, predicted, strict=True)
+        )
+        assert row["flop_per_s"] == pytest.approx(expected / 32, rel=1e-4)
+        assert 0.05 < row["peak_memory_gib"] < 32
+
+
+def test_a_model_of_no_known_kind_gets_all_else(small_text, monkeypatch, tmp_path):
+    def fail(*args, **kwargs):
+        raise TypeError("unknown")
+
+    monkeypatch.setattr(throughput, "ModelFlop", fail)
+    assert main([*small_text, f"runs={tmp_path}", "trainer.max_epochs=-1", "trainer.max_steps=3"]) == 0
+    assert set(rows(tmp_path)[0]) == {"step", "tokens_per_s", "data_wait", "peak_memory_gib"}
+
+
+def test_accumulated_batches_are_all_counted(small_classes, clock, tmp_path):
+    options = ["trainer.accumulate_grad_batches=3", "data.source.train_scenes=48", "trainer.log_every_n_steps=2"]
+    assert main([*small_classes, *options, f"runs={tmp_path}", "trainer.max_epochs=1"]) == 0
+    (row,) = rows(tmp_path)
+    assert row["images_per_s"] == 1.0 and "tokens_per_s" not in row  # 6 batches of 8 images in 8 s each

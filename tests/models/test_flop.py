@@ -1,0 +1,109 @@
+"""The count of operations against torch's own, which sees every product that is computed."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from vlm.models.classifier import Classifier
+from vlm.models.decoder import Decoder
+from vlm.models.flop import ModelFlop, Work
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.models.vision_language import VisionLanguageModel
+from vlm.models.vit import ViT
+from vlm.nn.patch import ConvPoolStem, ConvStem
+
+STEMS = {"patches": lambda: None, "conv": lambda: ConvStem(patch_size=8, dim=24)}
+STEMS["pool"] = lambda: ConvPoolStem(patch_size=8, dim=24)
+
+
+def vit(*, stem: str = "patches", **options) -> ViT:
+    sizes = {"image_size": 32, "patch_size": 8, "dim": 24, "depth": 3, "num_heads": 3}
+    return ViT(stem=STEMS[stem](), **sizes, **options)
+
+
+def decoder(*, context_dim: int | None = None, **options) -> Decoder:
+    sizes = {"vocab_size": 50, "max_len": 16, "dim": 20, "depth": 2, "num_heads": 2}
+    return Decoder(context_dim=context_dim, **sizes, **options)
+
+
+def counted(step) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def whole(flop: ModelFlop, work: Work, predicted: int) -> float:
+    return sum(flop.forward(work, predicted).values())
+
+
+@pytest.mark.parametrize(
+    ("stem", "options"),
+    [
+        ("patches", {}),
+        ("conv", {"class_token": True}),
+        ("pool", {"activation": "swiglu", "mlp_ratio": 3.0}),
+        ("patches", {"head_dim": 12, "bias": False}),
+    ],
+)
+@pytest.mark.parametrize("pool", ["mean", "attention"])
+def test_a_classifier(stem, options, pool) -> None:
+    model = Classifier(encoder=vit(stem=stem, **options), num_classes=7, pool=pool).eval()
+    flop = ModelFlop(model, image_size=32)
+    images = torch.zeros(5, 3, 32, 32)
+    assert whole(flop, Work(images=5), 5) == counted(lambda: model(images))
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "swiglu"}, {"head_dim": 6}], ids=str)
+def test_a_captioner(options) -> None:
+    model = VisionLanguageModel(encoder=vit(), decoder=decoder(context_dim=24, **options)).eval()
+    tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
+    predicted = torch.zeros(40, 20)
+
+    def step() -> None:
+        model(torch.zeros(5, 3, 32, 32), tokens, segments)
+        model.head(predicted)
+
+    assert whole(ModelFlop(model, image_size=32), Work(5, 5, 11), 40) == counted(step)
+
+
+def test_a_language_model() -> None:
+    model = decoder()
+    tokens = torch.zeros(4, 13, dtype=torch.long)
+    found = ModelFlop(model).forward(Work(0, 4, 13), 52)
+    assert sum(found.values()) == counted(lambda: model.head(model(tokens)))
+    assert found["encoder"] == 0 and found["head"] == 2 * 20 * 50 * 52
+
+
+def test_other_encoders_are_measured() -> None:
+    encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
+    model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flop = ModelFlop(model, image_size=64)
+    assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64))) and flop.states == 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_training_step_is_three_forward_passes() -> None:
+    """All but what no gradient goes through: the first layer's input, and a frozen encoder.
+
+    Fused attention computes its weights again in the backward pass, which is no work of the model's.
+    """
+    model = decoder(context_dim=24)
+    captioner = VisionLanguageModel(encoder=vit(), decoder=model)
+    work, tokens = Work(5, 5, 11), torch.zeros(5, 11, dtype=torch.long)
+
+    @sdpa_kernel(SDPBackend.MATH)
+    def step() -> None:
+        captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens)).sum().backward()
+
+    first = 2 * 5 * 16 * 24 * 3 * 8 * 8  # of the patches' embedding, whose input is the image
+    assert ModelFlop(captioner, image_size=32).training(work, 55) - first == counted(step)
+    captioner.encoder.requires_grad_(False)
+    states = 2 * 5 * 16 * 24 * 2 * 20 * 2  # their gradient, of both blocks, goes nowhere
+    assert ModelFlop(captioner, image_size=32).training(work, 55) - states == counted(step)
+
+
+def test_models_of_other_kinds_are_not_counted() -> None:
+    with pytest.raises(TypeError, match="Linear"):
+        ModelFlop(torch.nn.Linear(2, 2))
