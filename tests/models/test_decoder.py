@@ -244,6 +244,6 @@ def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(plain, context):
     torch.nn.init.zeros_(plain.token_embed.weight)
     tokens = tokens_like(SEGMENTS)
     hidden = plain(tokens, SEGMENTS, context)
-    total, count = token_loss(hidden, next_token_labels(tokens, SEGMENTS), plain.head)
+    total, count = token_loss(hidden, next_token_labels(tokens, SEGMENTS), plain.head_weight)
     assert count == 9
     assert (total / count).item() == pytest.approx(math.log(V), rel=1e-6)

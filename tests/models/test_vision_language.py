@@ -146,7 +146,7 @@ def test_a_batch_without_images_trains(scramble):
     model = joined()
     hidden = model(batch.images.float(), batch.tokens, batch.segments)
     assert hidden.shape == (0, 0, D)
-    total, count = token_loss(hidden, next_token_labels(batch.tokens, batch.segments), model.head)
+    total, count = token_loss(hidden, next_token_labels(batch.tokens, batch.segments), model.head_weight)
     total.backward()
     assert (total.item(), count.item()) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())

@@ -92,7 +92,7 @@ class Generator:
     def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
         loaded = read_for("language_modeling", path)
         about = loaded["vlm"]
-        with refusing(path), torch.inference_mode():
+        with refusing(path), torch.no_grad():
             self.tokenizer = tokenizer_from_state(about["tokenizer"])
             self.model: Decoder = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
             hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=device))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.nn.attention import CrossAttention
+from vlm.nn.dropout import Dropout
 
 
 class AttentionPool(nn.Module):
@@ -61,7 +62,7 @@ class Classifier(nn.Module):
         dim: int = encoder.dim  # type: ignore[assignment]
         self.pool = pool
         self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.head = nn.Linear(dim, num_classes)
         nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
         nn.init.zeros_(self.head.bias)

@@ -11,6 +11,7 @@ from vlm.models.decode_state import DecodeState, KeysValues
 from vlm.nn.attention import KeyValueCache, MayAttend, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.decoding import StepBlock
+from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
@@ -69,7 +70,7 @@ class Decoder(nn.Module):
         self.max_len = max_len
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(DecoderBlock(config, context_dim=context_dim) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
@@ -98,7 +99,12 @@ class Decoder(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
-        return nn.functional.linear(hidden, self.token_embed.weight)
+        return nn.functional.linear(hidden, self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D): the embedding of tokens."""
+        return self.token_embed.weight
 
     def start(
         self,

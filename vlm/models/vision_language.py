@@ -31,6 +31,10 @@ class VisionLanguageModel(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)
 
+    @property
+    def head_weight(self) -> Tensor:
+        return self.decoder.head_weight
+
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor, part: int = 8) -> Context:
     """What `encode` gives; on a CPU a few images at a time.

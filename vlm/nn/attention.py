@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlm.nn.dropout import dropout as drop
 from vlm.nn.position import NOWHERE, Placed
 
 # What a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
@@ -58,6 +59,9 @@ def attention(
     Shapes:
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
+    if dropout and q.device.type == "cpu":  # where torch has no fused kernel for it either
+        weights = attention_weights(q, k, may_attend=may_attend, bias=bias, scale=scale)
+        return drop(weights, dropout) @ _spread(v, q)
     grouped = k.shape[1] != q.shape[1]
     if bias is None and isinstance(may_attend, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(
@@ -70,13 +74,18 @@ def attention(
 def attention_weights(
     q: Tensor, k: Tensor, *, may_attend: MayAttend = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """The weights that `attention` gives to values, for people to look at: (B, N, L, S)."""
+    """The weights that `attention` gives to values: (B, N, L, S)."""
     mask = _mask(q, k, may_attend, bias)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, N, L, S)
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _spread(k, q).transpose(-1, -2)  # (B, N, L, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
+
+
+def _spread(shared: Tensor, q: Tensor) -> Tensor:
+    """Keys or values with a head for each of the queries'."""
+    group = q.shape[1] // shared.shape[1]
+    return shared if group == 1 else shared.repeat_interleave(group, dim=1)
 
 
 def _mask(q: Tensor, k: Tensor, may_attend: MayAttend, bias: Tensor | None) -> Tensor | None:

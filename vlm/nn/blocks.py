@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import CrossAttention, MayAttend, SelfAttention
+from vlm.nn.dropout import Dropout
 from vlm.nn.position import NOWHERE, Placed
 
 Norm = Literal["layer", "rms"]
@@ -150,7 +151,7 @@ class Block(nn.Module):
         self.attn = SelfAttention(**config.attention_options())
         self.norm2 = config.make_norm()
         self.mlp = config.make_mlp()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.drop_path = DropPath(rate=drop_path)
 
     def residual(self, x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:

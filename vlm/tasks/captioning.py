@@ -62,7 +62,7 @@ class Captioning(Task):
     def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
         hidden = self.model(self.preprocess.normalize(batch.images), batch.tokens, batch.segments)
         labels = next_token_labels(batch.tokens, batch.segments)
-        return token_loss(hidden, labels, self.model.head, label_smoothing=self.label_smoothing)
+        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

@@ -38,9 +38,9 @@ class GroundingLosses:
         hidden = model.decoder(batch.tokens, batch.segments, context)
 
         def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(batch.tokens, batch.segments, other), labels, model.head)
+            return token_loss(model.decoder(batch.tokens, batch.segments, other), labels, model.head_weight)
 
-        sums, counts = row_losses(hidden, labels, model.head)
+        sums, counts = row_losses(hidden, labels, model.head_weight)
         own = sums.sum(), counts.sum()
         if controls:
             blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised

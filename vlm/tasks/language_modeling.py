@@ -66,7 +66,7 @@ class LanguageModeling(Task):
             labels = labels.masked_fill(~batch.scored[:, 1:], IGNORE)
         segments = None if batch.segments is None else batch.segments[:, :-1]
         hidden = self.model(batch.tokens[:, :-1], segments)
-        return token_loss(hidden, labels, self.model.head, label_smoothing=label_smoothing)
+        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=label_smoothing)
 
     def loss(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         return self.token_loss(batch, label_smoothing=self.label_smoothing)

@@ -1,12 +1,11 @@
 """Losses, each as a sum with its count: the division by the count of the whole optimiser step comes later, once."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.data.batch import PADDING
+from vlm.tasks.vocabulary import token_losses, vocabulary_loss
 
 IGNORE = -100  # the label of a position that has nothing to predict
 
@@ -31,15 +30,15 @@ def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
 
 
 def token_loss(
-    hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], *, label_smoothing: float = 0.0
+    hidden: Tensor, labels: Tensor, weight: Tensor, *, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy in nats, summed over the labelled positions; only these go through the head.
 
     Args:
-        head: Hidden states (T, D) -> logits (T, V).
+        weight: Of the head.
         label_smoothing: Share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
     Shapes:
-        hidden (B, L, D), labels (B, L) -> sum (), count ()
+        hidden (B, L, D), labels (B, L), weight (V, D) -> sum (), count ()
     """
     labelled = labels != IGNORE
     count = labelled.sum()
@@ -47,19 +46,18 @@ def token_loss(
         hidden, labels = hidden.flatten(0, 1), labels.flatten()
     else:
         hidden, labels = hidden[labelled], labels[labelled]
-    logits = head(hidden).float()  # (T, V)
-    return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing), count
+    return vocabulary_loss(hidden, labels, weight, label_smoothing=label_smoothing), count
 
 
-def row_losses(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def row_losses(hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy in nats, summed over the labelled positions of each row; only these go through the head.
 
     Shapes:
-        hidden (B, L, D), labels (B, L) -> sums (B,), counts (B,)
+        hidden (B, L, D), labels (B, L), weight (V, D) -> sums (B,), counts (B,)
     """
     labelled = labels != IGNORE
     losses = torch.zeros(labels.shape, device=hidden.device)
-    losses[labelled] = F.cross_entropy(head(hidden[labelled]).float(), labels[labelled], reduction="none")
+    losses[labelled] = token_losses(hidden[labelled], labels[labelled], weight)
     return losses.sum(1), labelled.sum(1)
 
 
