@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from vlm.data.class_transforms import POLICIES, ClassAugment
-from vlm.data.image import Preprocess, to_tensor
+from vlm.data.image import Preprocess
+from vlm.data.resize import to_tensor
 from vlm.data.transforms import Augment
 from vlm.errors import UserError
 from vlm.randomness import key

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlm.data.image import PAD_COLOR, to_tensor
+from vlm.data.resize import PAD_COLOR, to_tensor
 from vlm.data.transforms import Augment
 from vlm.errors import UserError
 from vlm.randomness import key as hashed

@@ -23,6 +23,7 @@ from PIL import (
 )
 
 from vlm.data.image_guard import guard
+from vlm.data.resize import square
 from vlm.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
@@ -44,9 +45,6 @@ MAX_IMAGE_SIZE = 4096
 
 RESIZES = ("crop", "squash", "pad")
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
-PAD_COLOR = (128, 128, 128)
-
-Box = tuple[float, float, float, float]
 
 _BAND = 2**20  # pixels that are converted at once where that takes further copies
 _UPRIGHT = {
@@ -205,51 +203,6 @@ def _finite(band: Image.Image) -> np.ndarray:
     return values
 
 
-def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpolation: str) -> Image.Image:
-    """A square image of a region of another, antialiased, without ever resizing what lies outside of the region.
-
-    Args:
-        image: An RGB image.
-        box: The region (left, top, right, bottom) in pixels, which may be fractions.
-        image_size: Side of the result.
-        pad: Whether the region keeps its proportions, with a grey border filling the square, or is stretched to it.
-        interpolation: A name in `INTERPOLATIONS`.
-    """
-    resample = Image.Resampling[interpolation.upper()]
-    if not pad:
-        return image.resize((image_size, image_size), resample, box)
-    width, height = box[2] - box[0], box[3] - box[1]
-    scale = image_size / max(width, height)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    square = Image.new("RGB", (image_size, image_size), PAD_COLOR)
-    square.paste(image.resize(size, resample, box), ((image_size - size[0]) // 2, (image_size - size[1]) // 2))
-    return square
-
-
-def whole_box(image: Image.Image) -> Box:
-    """The region that is the image itself."""
-    return 0, 0, *image.size
-
-
-def center_box(image: Image.Image, image_size: int) -> Box:
-    """The region that torchvision's ``Resize(image_size)`` followed by ``CenterCrop(image_size)`` shows.
-
-    Both round to whole pixels of the resized image; so does this, to agree with models trained on theirs.
-    """
-    shorter = min(image.size)
-    resized = [int(image_size * side / shorter) for side in image.size]
-    start = [round((side - image_size) / 2) for side in resized]
-    left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
-    right, bottom = ((at + image_size) * side / to for at, side, to in zip(start, image.size, resized, strict=True))
-    return left, top, right, bottom
-
-
-def to_tensor(image: Image.Image) -> torch.Tensor:
-    """The pixels of an RGB image, uint8 (3, H, W)."""
-    # numpy lays it out faster, and without torch's pool of threads, of which each reading thread would start its own.
-    return torch.from_numpy(np.array(np.asarray(image).transpose(2, 0, 1), order="C"))
-
-
 def check_geometry(image_size: int, resize: str, interpolation: str) -> None:
     """Refuses sizes and names that no preprocessing has.
 
@@ -308,9 +261,7 @@ class Preprocess:
         self.interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        image = to_rgb(image)
-        box = center_box(image, self.image_size) if self.resize == "crop" else whole_box(image)
-        return to_tensor(resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation))
+        return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""

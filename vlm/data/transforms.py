@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlm.data.image import Box, center_box, check_geometry, resize_box, to_rgb, to_tensor, whole_box
+from vlm.data.image import check_geometry, to_rgb
+from vlm.data.resize import Box, resize_box, square, to_tensor
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -56,6 +57,8 @@ class Augment:
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
+        if self.min_scale == self.min_ratio == 1 and not (self.horizontal_flip or self.color_jitter):
+            return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
         return to_tensor(self.picture(image, key))
 
     def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
@@ -63,8 +66,12 @@ class Augment:
         # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
         area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
         image = to_rgb(image)
-        box = self._box(image, area, ratio, left, top)
-        image = resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation)
+        if self.min_scale == self.min_ratio == 1:
+            shown = square(image, self.image_size, self.resize, self.interpolation)
+            image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
+        else:
+            box = self._box(image, area, ratio, left, top)
+            image = resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation)
         if self.horizontal_flip and flip < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.color_jitter:
@@ -74,8 +81,6 @@ class Augment:
 
     def _box(self, image: Image.Image, area: float, ratio: float, left: float, top: float) -> Box:
         """The region to show; all four numbers are uniform in [0, 1)."""
-        if self.min_scale == self.min_ratio == 1:
-            return center_box(image, self.image_size) if self.resize == "crop" else whole_box(image)
         base = (min(image.size),) * 2 if self.resize == "crop" else image.size
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
         stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
