@@ -1,15 +1,21 @@
 """Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
 
     python benchmarks/captioning.py --root FOLDER [--shape S] [--out FILE.json]
+    python benchmarks/captioning.py --root FOLDER --pairs 160 --rounds 19      # as many captions a step: loss curves
 
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
 VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
 batch, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions, vocabulary,
 precision and learning rate are equal. Blocks of steps of both alternate in one process; ratios are medians over blocks.
+Losses are means over the captions that each has learned so far; memory is the most that each needs in a process of its
+own, beyond what it held once data and model were built (Linux).
 """
 
 import argparse
+import csv
 import os
+import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -111,22 +117,63 @@ class Peer:
         self.losses.append(loss.item())
 
 
-def compare(root: str, name: str, *, images: int, pairs: int, block: int, rounds: int) -> dict[str, Any]:
+def config_of(root: str, name: str, images: int, runs: str) -> dict[str, Any]:
     shape = SHAPES[name]
-    sizes = {key: value for key, value in shape.items() if key != "image_size"}
+    given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
+    given += ["model=small", *(f"model.size.{key}={value}" for key, value in shape.items() if key != "image_size")]
+    given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
+    given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
+    return conf.compose([*given, "schedule=constant", "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
+
+
+def compare(root: str, name: str, *, images: int, pairs: int, block: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
-        given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
-        given += ["model=small", *(f"model.size.{key}={value}" for key, value in sizes.items()), "trainer=cpu"]
-        given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
-        given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]
-        config = conf.compose([*given, "schedule=constant", "model.size.dropout=0.1"])
-        run = Run(config)
-        peer = Peer(run.data, shape, pairs)
+        run = Run(config_of(root, name, images, runs))
+        peer = Peer(run.data, SHAPES[name], pairs)
         captions = len(run.data.split("train").captions(0, 0)) * images
         timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
         run.trainer.callbacks.append(timed)
         run.fit()
-    return timed.result()
+        with open(run.folder / "metrics.csv", newline="") as file:
+            losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+    if captions == pairs:
+        curves(losses, peer.losses, captions)
+    return timed.result() | {f"{side}_mb": memory(root, name, side, images, pairs) for side in ("ours", "peer")}
+
+
+def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 10) -> None:
+    """Prints the mean loss of both over each tenth of what they learned."""
+    length = min(len(ours), len(theirs)) // parts
+    print(f"{'captions':>10}{'ours':>10}{'peer':>10}")
+    for at in range(0, parts * length, length):
+        means = (statistics.mean(losses[at : at + length]) for losses in (ours, theirs))
+        print(f"{(at + length) * captions:>10}" + "".join(f"{mean:>10.3f}" for mean in means))
+
+
+def memory(root: str, name: str, side: str, images: int, pairs: int) -> float:
+    """Megabytes that some steps of one side need, measured in a process of its own."""
+    given = ["--root", root, "--shape", name, "--images", str(images), "--pairs", str(pairs), "--memory", side]
+    done = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def print_memory(root: str, name: str, side: str, images: int, pairs: int, steps: int = 4) -> None:
+    with tempfile.TemporaryDirectory() as runs:
+        run = Run(conf.override(config_of(root, name, images, runs), [f"trainer.max_steps={steps}"]))
+        peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = _status("VmRSS")
+        if peer is None:
+            run.fit()
+        else:
+            for _ in range(steps):
+                peer.step()
+        print((_status("VmHWM") - before) / 1024)
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main() -> None:
@@ -138,10 +185,16 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out")
+    parser.add_argument("--memory", choices=("ours", "peer"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     quiet()
+    if args.memory:
+        print_memory(args.root, args.shape, args.memory, args.images, args.pairs)
+        return
     options = {"images": args.images, "pairs": args.pairs, "block": args.block, "rounds": args.rounds}
-    report({f"shape {args.shape}, a caption": compare(args.root, args.shape, **options)}, args.out)
+    row = compare(args.root, args.shape, **options)
+    report({f"shape {args.shape}, a caption": row}, args.out)
+    print(f"peak memory: ours {row['ours_mb']:.0f} MB, peer {row['peer_mb']:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -24,6 +25,7 @@ def test_what_tensorboard_gets(tmp_path: Path) -> None:
     assert event.tensor_proto.string_val[0].decode() == "    = 'a *dog*'\n\n    text\n    alone\n"
 
 
+@pytest.mark.slow
 def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
     assert main([*small, "logger=tensorboard", f"runs={tmp_path}"]) == 0

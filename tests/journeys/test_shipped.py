@@ -145,6 +145,11 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
     data = {
+        "captioning_flickr8k_gpu": [
+            f"data.root={flickr8k}",
+            "model.size.encoder_depth=2",
+            "model.size.decoder_depth=2",
+        ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
         "cifar10": [f"data.path={cifar10}"],

@@ -1,0 +1,79 @@
+"""Training a ViT classifier: ours against a bare step with timm's model of the same sizes.
+
+    python benchmarks/classification.py --root FOLDER [--model vit_tiny vit_small] [--out FILE.json]
+
+Ours is the whole of `python train.py task=classification data=image_folder`: files decoded and augmented by a worker,
+Lightning, logging, progress bar. The peer is timm's vit_tiny_patch16_224 or vit_small_patch16_224 on random pixels that
+are in memory already: cross-entropy, clipping, AdamW as torch chooses to run it. Blocks of steps of both alternate in
+one process; ratios are medians over blocks.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import timm
+import torch
+import torch.nn.functional as F
+from interleaved import Interleaved, report
+from torch import nn
+
+from vlm import config as conf
+from vlm.run import Run
+from vlm.training import quiet
+
+MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
+
+
+def peer_step(name: str, classes: int, batch: int) -> Callable[[], None]:
+    """A training step of the peer."""
+    model = timm.create_model(f"{name}_patch16_224", num_classes=classes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(classes, (batch,))
+
+    def step() -> None:
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def compare(root: str, name: str, *, batch: int, block: int, rounds: int) -> dict[str, float]:
+    dim, heads = MODELS[name]
+    with tempfile.TemporaryDirectory() as runs:
+        given = ["task=classification", "data=image_folder", f"data.root={root}", "data.image_size=224"]
+        given += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}", "trainer=cpu"]
+        given += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
+        given += [f"data.batch_size={batch}", "data.num_workers=1", f"runs={runs}", "schedule=constant"]
+        run = Run(conf.compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
+        timed = Interleaved(peer_step(name, len(run.data.classes), batch), block=block, rounds=rounds)
+        run.trainer.callbacks.append(timed)
+        run.fit()
+    return timed.result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True, help="Folder with train/ and val/, each with a folder a class.")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--block", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    quiet()
+    options = {"batch": args.batch, "block": args.block, "rounds": args.rounds}
+    report({name: compare(args.root, name, **options) for name in args.model}, args.out)
+
+
+if __name__ == "__main__":
+    main()
