@@ -18,7 +18,7 @@ LEVELS = {name: level for level, names in enumerate(ORDER) for name in ([names] 
 LEVELS["vlm.checkpoint"] = LEVELS["vlm.verify"] = LEVELS["vlm.models"]
 TOP = len(ORDER)  # train.py, cli.py and what puts a run together for them
 SIDES = ("vlm.metrics", "vlm.data")
-SHARED = ("vlm.data.image", "vlm.data.image_guard", "vlm.data.tokenizer")
+SHARED = ("vlm.data.image", "vlm.data.image_guard", "vlm.data.resize", "vlm.data.tokenizer")
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.hugging_face_files", "safetensors")}  # only when used
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "vlm", *sys.stdlib_module_names}
 
