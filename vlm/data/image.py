@@ -9,8 +9,10 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from io import BytesIO
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,10 +44,12 @@ MAX_SLOW_PIXELS = 2**22
 MAX_WEBP_PIXELS = 2**25  # its decoder holds three copies
 MAX_SLOW_BYTES = 2**25
 MAX_IMAGE_SIZE = 4096
+LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
 
 RESIZES = ("crop", "squash", "pad")
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 
+_large = Lock()
 _BAND = 2**20  # pixels that are converted at once where that takes further copies
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -129,10 +133,11 @@ def _decode(data: bytes) -> Image.Image:
     data, orientation = guard(data)
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         _check_size(image, len(data))
-        image.load()
-        rgb = to_rgb(image)
-        # A copy where nothing else made one: what is returned shall not carry the file's metadata.
-        rgb = rgb.copy() if rgb is image else rgb
+        with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
+            image.load()
+            rgb = to_rgb(image)
+            # A copy where nothing else made one: what is returned shall not carry the file's metadata.
+            rgb = rgb.copy() if rgb is image else rgb
     del image  # its pixels, before they are copied once more
     rgb.info = {}
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
