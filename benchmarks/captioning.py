@@ -1,7 +1,7 @@
 """Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
 
     python benchmarks/captioning.py --root FOLDER [--shape S] [--out FILE.json]
-    python benchmarks/captioning.py --root FOLDER --pairs 160 --rounds 19      # as many captions a step: loss curves
+    python benchmarks/captioning.py --root FOLDER --pairs 80 --rounds 19       # as many captions a step: loss curves
 
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
 VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True)
     parser.add_argument("--shape", choices=SHAPES, default="S")
-    parser.add_argument("--images", type=int, default=32, help="images of our batch, each with all its captions")
+    parser.add_argument("--images", type=int, default=16, help="images of our batch, each with all its captions")
     parser.add_argument("--pairs", type=int, default=32, help="pairs of the peer's batch")
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
