@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
@@ -133,4 +134,7 @@ def peak_memory(device: torch.device) -> int:
     """Bytes, at most, that were in use so far: of a GPU by torch's tensors, else by this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # where getrusage would begin with what the process had that started this one
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -89,7 +89,6 @@ class CaptionShards(ShardSource):
         if None in kept:
             kept = _drawn(kept[None], val_fraction, test_fraction, seed)
         self._parts = {name: kept[name] for name in NAMES if len(kept.get(name, ()))}
-        self.splits = tuple(self._parts)
         if "train" not in self._parts:
             faults = [*self.unusable.values(), *self.skipped]
             why = f" ({len(faults)} faults; the first: {faults[0]})" if faults else ""
@@ -104,10 +103,8 @@ class CaptionShards(ShardSource):
         Raises:
             UserError: If there is no such split.
         """
-        if name not in self.splits:
-            raise UserError(f"{self.root} has no split {name!r}; it has {', '.join(self.splits)}")
         drawn = self.captions_per_image if name == "train" else None
-        return CaptionShardSplit(samples=self._parts[name], seed=self.seed, captions_per_image=drawn)
+        return CaptionShardSplit(samples=self.part(name), seed=self.seed, captions_per_image=drawn)
 
 
 def _drawn(samples: Samples, val_fraction: float, test_fraction: float, seed: int) -> dict[str | None, Samples]:

@@ -84,7 +84,6 @@ class ClassShards(ShardSource):
         if None in parts:
             parts = _drawn(*parts[None], {"test": test_fraction, "val": val_fraction}, seed)
         self._parts = {name: parts[name] for name in NAMES if name in parts and len(parts[name][0])}
-        self.splits = tuple(self._parts)
         if "train" not in self._parts:
             raise UserError(f"{root}: the shards hold no image with a class to train on; check data.root")
 
@@ -97,9 +96,7 @@ class ClassShards(ShardSource):
         Raises:
             UserError: If there is no such split.
         """
-        if name not in self.splits:
-            raise UserError(f"{self.root} has no split {name!r}; it has {', '.join(self.splits)}")
-        return ClassShardSplit(*self._parts[name])
+        return ClassShardSplit(*self.part(name))
 
     def _classes(self, texts: Sequence[str]) -> list[str]:
         names = sorted(set(texts))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -123,12 +124,27 @@ class ShardSource:
         self.shards, self.known_classes = found.splits, found.classes
         self._base = _common([shard.path for shards in self.shards.values() for shard in shards])
         self._seen: dict[str, str] = {}
+        self._parts: dict[str, Any] = {}  # what a kind of source makes of its samples, for each split that it has
         self.samples = {split: self._usable(self._open(shards)) for split, shards in self.shards.items()}
         self._seen.clear()
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._parts)
 
     def why_not(self, record: Record) -> tuple[str, str] | None:
         """The kind of fault that a sample has, as `Skipped` knows it, and the fault; None for one that can be used."""
         raise TypeError(f"{type(self).__name__} uses no samples")
+
+    def part(self, name: str) -> Any:
+        """What a split holds.
+
+        Raises:
+            UserError: If there is no such split.
+        """
+        if name not in self.splits:
+            raise UserError(f"{self.root} has no split {name!r}; it has {', '.join(self.splits)}")
+        return self._parts[name]
 
     def damaged(self) -> list[str]:
         """A line for each shard that is not whole, or whose checksum is not the one noted; reads all of them."""

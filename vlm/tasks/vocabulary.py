@@ -53,21 +53,23 @@ class _InParts(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, label_smoothing: float) -> Tensor:
         spread = label_smoothing / len(weight)
         total = torch.zeros((), device=hidden.device)
-        grads, grad_weight = [], torch.zeros_like(weight)
+        wanted = any(ctx.needs_input_grad)
+        grads, grad_weight = [], torch.zeros_like(weight) if wanted else None
         for part, targets in _parts(hidden, labels, weight):
             logprobs = F.linear(part, weight).float().log_softmax(-1)  # (T, V)
             own = logprobs.gather(1, targets[:, None])
             total -= (1 - label_smoothing) * own.sum()
             if spread:
                 total -= spread * logprobs.sum()
-            if not any(ctx.needs_input_grad):
+            if grad_weight is None:
                 continue
             error = logprobs.exp_().sub_(spread) if spread else logprobs.exp_()
             error.scatter_add_(1, targets[:, None], torch.full_like(own, label_smoothing - 1))
             error = error.to(hidden.dtype)
             grads.append((error @ weight).to(hidden.dtype))
             grad_weight += error.t() @ part
-        ctx.save_for_backward(torch.cat(grads) if grads else hidden, grad_weight)
+        if grads:
+            ctx.save_for_backward(torch.cat(grads), grad_weight)
         return total
 
     @staticmethod
