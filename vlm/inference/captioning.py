@@ -61,21 +61,16 @@ def caption_pixels(
     pixels: Tensor,
     *,
     max_tokens: int,
-    decoding: Decoding | None = None,
 ) -> list[Caption]:
-    """The best caption of each preprocessed image; validation and evaluation decode through here.
+    """The likeliest caption of each preprocessed image; validation and evaluation decode through here.
 
-    Args:
-        decoding: How captions are searched for; by default greedily.
     Shapes:
         pixels uint8 (B, 3, H, W) -> B captions
     """
-    decoding = replace(decoding or Decoding(), max_tokens=max_tokens)
+    decoding = Decoding(max_tokens=max_tokens)
     with torch.inference_mode():
-        context = model.encode(preprocess.normalize(pixels))
-    bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
-    ids = image_ids(pixels, decoding)
-    found = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, ids=ids)
+        context = encode_in_parts(model, preprocess.normalize(pixels))
+    found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
     return [_caption(tokenizer, decoding, texts[0]) for texts in found]
 
 
@@ -130,11 +125,10 @@ class Captioner:
         begin = tuple(self.tokenizer.encode(prefix.rstrip())) if prefix else ()
         return rules_of_words(self.tokenizer, ban=ban, require=require, prefix=begin, **options)
 
-    def caption(self, pixels: Sequence[Tensor], *, max_tokens: int | None = None) -> list[Caption]:
+    def caption(self, pixels: Sequence[Tensor]) -> list[Caption]:
         """Captions a batch of images that `pixels` made."""
         batch = torch.stack(list(pixels)).to(self.device)
-        limit = self.max_tokens if max_tokens is None else max_tokens
-        return caption_pixels(self.model, self.tokenizer, self.preprocess, batch, max_tokens=limit)
+        return caption_pixels(self.model, self.tokenizer, self.preprocess, batch, max_tokens=self.max_tokens)
 
     def stream(
         self, batches: Iterable[Sequence[Tensor]], decoding: Decoding, *, rows: int, trees: dict[int, Any] | None = None
