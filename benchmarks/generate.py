@@ -1,11 +1,13 @@
 """Captions a second: ours against Hugging Face's `VisionEncoderDecoderModel.generate`, in one process.
 
-    python benchmarks/generate.py [--shapes S M] [--rounds 7] [--queue 512] [--out FILE.json]
+    python benchmarks/generate.py [--shapes S M] [--precision fp32] [--rounds 7] [--queue 512] [--out FILE.json]
 
-Random weights of theirs are copied into ours, in float32; each makes the captions of the same images from pixels, in
-turns, and ratios are medians over rounds. Theirs runs as its documentation says, token ids only, so does ours. 32
-tokens are forced on both by having no end token. In the queue, images end after a number of tokens drawn once (mean
-12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size, in order.
+Random weights of theirs are copied into ours. Theirs computes in float32, its default; ours too, or with --precision
+bf16 in what `vlm caption` takes by default where a CPU has instructions for it. Each makes the captions of the same
+images from pixels, in turns, and ratios are medians over rounds. Theirs runs as its documentation says, token ids only,
+so does ours. 32 tokens are forced on both by having no end token. In the queue, images end after a number of tokens
+drawn once (mean 12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size,
+in order. Memory is the weights and the most that is needed beyond them, each in a process of its own.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
@@ -45,9 +47,10 @@ SHAPES = {
 VOCAB, TOKENS, BOS, EOS = 8000, 32, 1, 2
 CASES = {"batch 1": (1, 1), "batch 8": (8, 1), "batch 32": (32, 1), "beam 4, batch 8": (8, 4)}
 QUEUE_ROWS = 32
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def models(shape: str, rows: int) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
+def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
     size = SHAPES[shape]
     torch.manual_seed(0)
     sizes = {"hidden_size": size["dim"], "num_attention_heads": size["heads"], "intermediate_size": 4 * size["dim"]}
@@ -83,6 +86,7 @@ def models(shape: str, rows: int) -> tuple[VisionLanguageModel, VisionEncoderDec
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         load_hugging_face(ours, folder)
+    ours = ours.to(dtype)
     lay_out_for_decoding(ours.decoder, rows=rows)
     return ours, theirs.eval()
 
@@ -91,8 +95,12 @@ def models(shape: str, rows: int) -> tuple[VisionLanguageModel, VisionEncoderDec
 def run_ours(
     decoder: Any, model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, eos: int, rows: int
 ) -> list[list[int]]:
+    dtype = model.decoder.head_weight.dtype
     chunks = (
-        (range(at, min(at + rows, len(images))), encode_in_parts(model, images[at : at + rows]))
+        (
+            range(at, min(at + rows, len(images))),
+            encode_in_parts(model, images[at : at + rows].to(dtype)),
+        )
         for at in range(0, len(images), rows)
     )
     found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=eos, rows=rows))
@@ -125,9 +133,9 @@ def side_by_side(
     }
 
 
-def fixed(shape: str, batch: int, beam: int, *, rounds: int) -> dict[str, float]:
+def fixed(shape: str, batch: int, beam: int, dtype: torch.dtype, *, rounds: int) -> dict[str, float]:
     """A batch of captions of 32 tokens each."""
-    ours, theirs = models(shape, batch * beam)
+    ours, theirs = models(shape, batch * beam, dtype)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
     options = {"max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
@@ -155,9 +163,9 @@ class EndAt(LogitsProcessor):
         return scores
 
 
-def queue(shape: str, count: int, *, rounds: int) -> dict[str, float]:
+def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[str, float]:
     """Captions of many lengths, more than a batch of them."""
-    ours, theirs = models(shape, QUEUE_ROWS)
+    ours, theirs = models(shape, QUEUE_ROWS, dtype)
     images = torch.randn(count, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     wanted = lengths(count)
     decoding = Decoding(max_tokens=TOKENS, logprobs=False)
@@ -216,10 +224,10 @@ class Ends:
         return logits
 
 
-def memory(side: str, shape: str, case: str) -> None:
-    """Prints how many megabytes one side needs at most beyond the model (Linux)."""
+def memory(side: str, shape: str, case: str, dtype: torch.dtype) -> None:
+    """Prints how many megabytes one side needs at most (Linux)."""
     batch, beam = CASES[case]
-    ours, theirs = models(shape, batch * beam)
+    ours, theirs = models(shape, batch * beam, dtype)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
@@ -227,7 +235,8 @@ def memory(side: str, shape: str, case: str) -> None:
         run_ours(ours.decoder, ours, images, Decoding(beam=beam, max_tokens=TOKENS - 1), eos=-1, rows=batch)
     else:
         theirs.generate(images, max_new_tokens=TOKENS, num_beams=beam, do_sample=False)
-    print((_status("VmHWM") - before) / 1024)
+    weights = sum(p.numel() for p in theirs.parameters()) * (dtype if side == "ours" else torch.float32).itemsize
+    print((_status("VmHWM") - before) / 1024 + weights / 2**20)
 
 
 def _status(name: str) -> int:
@@ -235,11 +244,11 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def measured_memory(shape: str, case: str) -> dict[str, float]:
+def measured_memory(shape: str, case: str, precision: str) -> dict[str, float]:
     """Megabytes of both, each in a process of its own."""
     found = {}
     for side in ("ours", "peer"):
-        command = [sys.executable, __file__, "--memory", side, shape, case]
+        command = [sys.executable, __file__, "--precision", precision, "--memory", side, shape, case]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found[f"{side}_mb"] = float(done.stdout.split()[-1])
     return found
@@ -249,13 +258,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "queue"], default=[*CASES, "queue"])
+    parser.add_argument("--precision", choices=list(DTYPES), default="fp32", help="Of ours.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--queue", type=int, default=512, help="Images of the queue.")
     parser.add_argument("--out")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
-        memory(*args.memory)
+        memory(*args.memory, DTYPES[args.precision])
         return
     rows = {}
     print(
@@ -265,9 +275,10 @@ def main() -> None:
     for shape in args.shapes:
         for case in args.cases:
             if case == "queue":
-                row = queue(shape, args.queue, rounds=min(args.rounds, 3))
+                row = queue(shape, args.queue, DTYPES[args.precision], rounds=min(args.rounds, 3))
             else:
-                row = fixed(shape, *CASES[case], rounds=args.rounds) | measured_memory(shape, case)
+                row = fixed(shape, *CASES[case], DTYPES[args.precision], rounds=args.rounds)
+                row |= measured_memory(shape, case, args.precision)
             rows[f"{shape}, {case}"] = row
             cells = [f"{row['ours_s'] * 1e3:>10.1f}{row['peer_s'] * 1e3:>10.1f}"]
             cells += [f"{row[key]:>8.2f}" for key in ("ratio", "ratio_min", "ratio_max")]

@@ -12,7 +12,7 @@ from vlm import options as opt
 from vlm.benching import bench
 from vlm.errors import UserError
 from vlm.options import Checkpoint, Device, Out, Overrides, Seed, Trust
-from vlm.threads import sleep_while_waiting
+from vlm.threads import spin_briefly
 
 app = typer.Typer(
     add_completion=False,
@@ -28,7 +28,7 @@ app.command()(bench)
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
-    sleep_while_waiting()
+    spin_briefly()
     if sys.argv[1:2] == ["train"]:
         from vlm.training import main as train
 
@@ -61,6 +61,7 @@ def caption(
     images: opt.Images,
     checkpoint: opt.Checkpoint,
     device: opt.Device = "auto",
+    precision: opt.Precision = "auto",
     batch_size: opt.BatchSize = 32,
     form: Annotated[str, typer.Option("--format", help="text, jsonl, csv or html.")] = "text",
     out: opt.Out = None,
@@ -101,7 +102,7 @@ def caption(
     writer = using.caption_writer(form, out, append=resume)
     from vlm.inference.captioning import Captioner, caption_files
 
-    captioner = Captioner(checkpoint, device=using.choose_device(device), trust=trust)
+    captioner = Captioner(checkpoint, **using.machine(device, precision), trust=trust)
     rules = captioner.rules(
         prefix=prefix,
         ban=ban or (),
@@ -142,6 +143,7 @@ def classify(
     checkpoint: opt.Checkpoint,
     top: opt.Top = 1,
     device: opt.Device = "auto",
+    precision: opt.Precision = "auto",
     batch_size: opt.BatchSize = 32,
     workers: opt.Workers = None,
     form: opt.Format = "text",
@@ -155,7 +157,7 @@ def classify(
     writer = Writer(form=form, fields=("image", "classes"), out=out)
     from vlm.inference.classifying import ImageClassifier, classify_files
 
-    classifier = ImageClassifier(checkpoint, device=using.choose_device(device), trust=trust)
+    classifier = ImageClassifier(checkpoint, **using.machine(device, precision), trust=trust)
     try:
         return classify_files(
             classifier, paths, writer, batch_size=batch_size, top=top, workers=using.choose_workers(workers)
@@ -190,6 +192,7 @@ def generate(
     require: opt.Require = None,
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
+    precision: opt.Precision = "auto",
     batch_size: opt.BatchSize = 32,
     form: opt.Format = "text",
     out: opt.Out = None,
@@ -206,7 +209,7 @@ def generate(
     from vlm.inference.generating import Generator, generate_texts
     from vlm.inference.searching import search_texts
 
-    generator = Generator(checkpoint, device=using.choose_device(device), trust=trust)
+    generator = Generator(checkpoint, **using.machine(device, precision), trust=trust)
     drawn = beam == 1 if sample is None else sample
     filters: dict = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     rules = generator.rules(
@@ -244,6 +247,7 @@ def predict(
     inputs: Annotated[list[str], typer.Argument(help="Images, or prompts for a language model.")],
     checkpoint: opt.Checkpoint,
     device: opt.Device = "auto",
+    precision: opt.Precision = "auto",
     batch_size: opt.BatchSize = 32,
     form: opt.Format = "text",
     out: opt.Out = None,
@@ -253,13 +257,13 @@ def predict(
     from vlm import checkpoint as ckpt
     from vlm.verify import refusing
 
-    options = {"device": device, "batch_size": batch_size, "form": form, "out": out, "trust": trust}
+    options = {"device": device, "precision": precision, "batch_size": batch_size, "form": form, "out": out}
     loaded = ckpt.read(checkpoint)
     with refusing(checkpoint):
         task = loaded["vlm"]["task"]
     if task == "language_modeling":
-        return generate(checkpoint, prompt=inputs, **options)  # type: ignore[arg-type]
-    return (classify if task == "classification" else caption)(inputs, checkpoint, **options)  # type: ignore[arg-type]
+        return generate(checkpoint, prompt=inputs, trust=trust, **options)  # type: ignore[arg-type]
+    return (classify if task == "classification" else caption)(inputs, checkpoint, trust=trust, **options)  # type: ignore[arg-type]
 
 
 @app.command()

@@ -6,6 +6,7 @@ import typer
 
 Checkpoint = Annotated[str, typer.Option("-c", "--checkpoint", help="The model: a .ckpt file.", metavar="CKPT")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16; auto is bf16 where the device computes in it.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Inputs at a time.")]
 Workers = Annotated[
     int | None,

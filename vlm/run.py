@@ -19,6 +19,7 @@ from vlm.data.module import Data
 from vlm.errors import UserError
 from vlm.folder import clean, create, new_folder
 from vlm.launcher import oversee
+from vlm.nn.precision import has_bfloat16
 from vlm.processes import agree, check_devices, first, first_alone
 from vlm.randomness import key
 from vlm.report.results import write_results
@@ -83,7 +84,7 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
     node = dict(config["trainer"])
     if node.get("precision") is None:
         on_gpu = node["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        node["precision"] = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
+        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
     leave_signals_to_us(trainer)

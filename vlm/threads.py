@@ -3,11 +3,12 @@
 import os
 
 
-def sleep_while_waiting() -> None:
-    """Has threads sleep while they wait, unless the environment says otherwise; to be called before torch is loaded.
+def spin_briefly() -> None:
+    """Has threads spin for a moment before they sleep, unless the environment says otherwise; call before torch loads.
 
-    A thread that spins while it waits for one that another process keeps from running costs far more than it saves
-    on a machine of one's own: see docs/scaling.md.
+    Between two operations of a step there is less than that moment, and to sleep and wake costs more: a third of a
+    small model's step. A thread that spins for long, on one that another process keeps from running, costs far more
+    than it saves: see docs/scaling.md.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ["GOMP_SPINCOUNT"] = "3000"

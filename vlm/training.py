@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm import config as conf
 from vlm.errors import SharedError, UserError
-from vlm.threads import sleep_while_waiting
+from vlm.threads import spin_briefly
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
@@ -29,7 +29,7 @@ TYPES = {"seed": int, "name": str, "runs": str, "layer_decay": float}
 
 def main(argv: list[str] | None = None) -> int:
     """Runs `train.py` with these arguments and returns the exit status."""
-    sleep_while_waiting()
+    spin_briefly()
     argv = sys.argv[1:] if argv is None else argv
     try:
         resume, overrides = conf.split_resume(argv)

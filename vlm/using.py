@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from vlm.generation.options import Decoding
     from vlm.generation.rules import Rules
     from vlm.inference.captioning import Captioner, Observer
@@ -25,6 +27,28 @@ def choose_device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def choose_precision(name: str, device: str) -> "torch.dtype":
+    """The type of numbers of --precision; auto takes bfloat16 where the device has instructions for it.
+
+    Raises:
+        UserError: It is unknown.
+    """
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32 or bf16")
+    import torch
+
+    from vlm.nn.precision import has_bfloat16
+
+    low = name == "bf16" or (name == "auto" and has_bfloat16(device))
+    return torch.bfloat16 if low else torch.float32
+
+
+def machine(device: str, precision: str) -> dict[str, Any]:
+    """Where a model runs and in what numbers, of --device and --precision."""
+    chosen = choose_device(device)
+    return {"device": chosen, "dtype": choose_precision(precision, chosen)}
 
 
 def choose_workers(given: int | None) -> int:

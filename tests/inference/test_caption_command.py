@@ -52,12 +52,25 @@ def caption(checkpoint, tmp_path):
     ],
 )
 def test_captions_do_not_depend_on_the_batch_size(caption, options):
-    one, many = (caption(*options, "--batch-size", size) for size in ("1", "32"))
+    one, many = (caption(*options, "--precision", "fp32", "--batch-size", size) for size in ("1", "32"))
     assert [row["caption"] for row in one] == [row["caption"] for row in many]
     assert [row["image"] for row in one] == [row["image"] for row in many]
     for row, other in zip(one, many, strict=True):
         assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
         assert 0 < row["confidence"] <= 1
+
+
+def test_bfloat16_says_almost_the_same(caption):
+    exact, low = (caption("--precision", precision) for precision in ("fp32", "bf16"))
+    for row, other in zip(exact, low, strict=True):
+        assert row["logprob"] != other["logprob"]
+        # Each of at most 8 products of a token's path rounds to 8 bits.
+        assert row["confidence"] == pytest.approx(other["confidence"], rel=0.05)
+
+
+def test_an_unknown_precision_is_refused(checkpoint, capsys):
+    assert run(["caption", SCENES, "-c", checkpoint, "--precision", "int4"]) == 2
+    assert capsys.readouterr().err == "error: --precision: 'int4' is unknown; choose auto, fp32 or bf16\n"
 
 
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])

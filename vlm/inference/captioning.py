@@ -18,7 +18,7 @@ from vlm.generation.options import Decoding, Hypothesis
 from vlm.generation.rules import Rules
 from vlm.generation.search import search
 from vlm.generation.trace import as_json
-from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.loading import check_outputs, normalized, read_for
 from vlm.inference.reading import read_images
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
@@ -69,7 +69,7 @@ def caption_pixels(
     """
     decoding = Decoding(max_tokens=max_tokens)
     with torch.inference_mode():
-        context = encode_in_parts(model, preprocess.normalize(pixels))
+        context = encode_in_parts(model, normalized(model, preprocess, pixels))
     found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
     return [_caption(tokenizer, decoding, texts[0]) for texts in found]
 
@@ -94,12 +94,20 @@ class Captioner:
     Args:
         path: The checkpoint.
         device: Where to run.
+        dtype: Of weights and states.
         trust: A package of the user's own whose model classes may be built.
     Raises:
         UserError: The checkpoint cannot be used for captioning.
     """
 
-    def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        trust: str | None = None,
+    ) -> None:
         loaded = read_for("captioning", path)
         about = loaded["vlm"]
         self.device = device
@@ -107,14 +115,15 @@ class Captioner:
             self.tokenizer = tokenizer_from_state(about["tokenizer"])
             self.preprocess = Preprocess.from_state(about["preprocess"])
             self.max_tokens = int(about["max_tokens"])
-            self.model: VisionLanguageModel = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
+            self.model: VisionLanguageModel = ckpt.load_model(loaded, trust=trust).to(device, dtype)  # type: ignore[assignment]
             check_outputs(self._logits(), self.tokenizer.vocab_size, "tokens")
 
     @torch.inference_mode()
     def _logits(self) -> Tensor:
         """What the model says of no image, if its parts go together at all."""
-        blank = self.preprocess.normalize(self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device))
-        return self.model.head(self.model(blank, torch.tensor([[self.tokenizer.bos_id]], device=self.device)))
+        blank = self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device)
+        images = normalized(self.model, self.preprocess, blank)
+        return self.model.head(self.model(images, torch.tensor([[self.tokenizer.bos_id]], device=self.device)))
 
     def pixels(self, image: Image.Image) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W)."""
@@ -157,12 +166,12 @@ class Captioner:
         for batch in batches:
             if batch:
                 pixels = torch.stack(list(batch))
-                yield image_ids(pixels, decoding), self.encode(pixels.to(self.device))
+                yield image_ids(pixels, decoding), self.encode(pixels)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Context:
         """The context of images as the model reads them, uint8 (B, 3, H, W)."""
-        return encode_in_parts(self.model, self.preprocess.normalize(pixels))
+        return encode_in_parts(self.model, normalized(self.model, self.preprocess, pixels.to(self.device)))
 
 
 def caption_files(

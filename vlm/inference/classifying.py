@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vlm import checkpoint as ckpt
 from vlm.data.image import Preprocess
 from vlm.inference.files import Writer
-from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.loading import check_outputs, normalized, read_for
 from vlm.inference.reading import read_images
 from vlm.verify import refusing
 
@@ -22,7 +22,7 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
         pixels uint8 (B, 3, H, W) -> (B, C), float64
     """
     # In float64 the probability of an improbable class is not yet 0, whose logarithm a loss could not take.
-    return model(preprocess.normalize(pixels)).double().softmax(-1)
+    return model(normalized(model, preprocess, pixels)).double().softmax(-1)
 
 
 class ImageClassifier:
@@ -31,19 +31,27 @@ class ImageClassifier:
     Args:
         path: The checkpoint.
         device: Where to run.
+        dtype: Of weights and states.
         trust: A package of the user's own whose model classes may be built.
     Raises:
         UserError: The checkpoint holds no classifier.
     """
 
-    def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        trust: str | None = None,
+    ) -> None:
         loaded = read_for("classification", path)
         about = loaded["vlm"]
         self.device = device
         with refusing(path):
             self.preprocess = Preprocess.from_state(about["preprocess"])
             self.classes = ["".join(name) for name in about["classes"]]
-            self.model = ckpt.load_model(loaded, trust=trust).to(device)
+            self.model = ckpt.load_model(loaded, trust=trust).to(device, dtype)
             blank = self.pixels(Image.new("RGB", (1, 1)))
             check_outputs(self.classify([blank]), len(self.classes), "classes")
 

@@ -84,17 +84,25 @@ class Generator:
     Args:
         path: The checkpoint.
         device: Where to run.
+        dtype: Of weights and states.
         trust: A package of the user's own whose model classes may be built.
     Raises:
         UserError: The checkpoint holds no language model.
     """
 
-    def __init__(self, path: str, *, device: torch.device | str = "cpu", trust: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        trust: str | None = None,
+    ) -> None:
         loaded = read_for("language_modeling", path)
         about = loaded["vlm"]
         with refusing(path), torch.no_grad():
             self.tokenizer = tokenizer_from_state(about["tokenizer"])
-            self.model: Decoder = ckpt.load_model(loaded, trust=trust).to(device)  # type: ignore[assignment]
+            self.model: Decoder = ckpt.load_model(loaded, trust=trust).to(device, dtype)  # type: ignore[assignment]
             hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=device))
             check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 

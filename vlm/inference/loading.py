@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm import checkpoint as ckpt
+from vlm.data.image import Preprocess
 from vlm.errors import UserError
 from vlm.verify import refusing
 
@@ -24,6 +25,11 @@ def read_for(task: str, path: str) -> dict[str, Any]:
         command = COMMANDS.get(held, "predict")
         raise UserError(f"{path}: holds a model for {held}, not for {task}; use `vlm {command}`")
     return loaded
+
+
+def normalized(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
+    """Images as a model's first layer takes them: uint8 (B, 3, H, W) -> the same, of the type of its weights."""
+    return preprocess.normalize(pixels).to(next(model.parameters()).dtype)
 
 
 def check_outputs(logits: Tensor, count: int, what: str) -> None:

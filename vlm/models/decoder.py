@@ -95,7 +95,7 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
-        return self.dropout(x if added is None else x + added)  # (B, L, D)
+        return self.dropout(x if added is None else x + added.to(x.dtype))  # (B, L, D)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         positions, sight = state.look(self.positions, tokens.shape[1])
         added = self.positions.embed(positions)
         x = self.token_embed(tokens)
-        x = (x if added is None else x + added).flatten(0, 1)  # (R * L, D)
+        x = (x if added is None else x + added.to(x.dtype)).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, sight, cache, keys_values, bias)

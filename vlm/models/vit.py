@@ -84,7 +84,7 @@ class ViT(nn.Module):
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], dim=1)  # (B, 1 + S, D)
         places = torch.arange(x.shape[1], device=x.device)
         added = self.positions.embed(places)
-        x = x if added is None else x + added
+        x = x if added is None else x + added.to(x.dtype)
         placed = self.positions.place(places, keys=x.shape[1])
         for block in self.blocks:
             x = block(x, placed=placed)

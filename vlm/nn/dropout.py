@@ -1,7 +1,5 @@
 """Dropout (Srivastava et al. 2014) whose masks cost little to draw on a CPU."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,8 +19,10 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     if x.device.type != "cpu" or not 0 < share < LEVELS:
         return F.dropout(x, rate)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-    dropped = bits.view(torch.int16)[: x.numel()].view(x.shape) < share - LEVELS // 2
-    return _Drop.apply(x, dropped, LEVELS / (LEVELS - share))
+    drawn = bits.view(torch.int16)[: x.numel()].view(x.shape)
+    # A product with zeros and ones of its own type takes a third of the time of filling by a mask of bools.
+    keep = torch.ge(drawn, share - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
+    return x * keep.mul_(LEVELS / (LEVELS - share))
 
 
 class Dropout(nn.Module):
@@ -38,16 +38,3 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate) if self.training else x
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dropped: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(dropped)
-        ctx.scale = scale
-        return (x * scale).masked_fill_(dropped, 0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (dropped,) = ctx.saved_tensors
-        return (grads[0] * ctx.scale).masked_fill_(dropped, 0), None, None

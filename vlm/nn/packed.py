@@ -41,8 +41,8 @@ class PackedLinear(nn.Module):
 def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     """Lays out what a decode step multiplies by: the linear layers of each block, and the head. Values stay.
 
-    For several rows, oneDNN's blocks take half the time; for one, its calls cost more than they save. The keys and
-    values of the context are products of many rows, for which weights are best left as they are.
+    For several rows, oneDNN's blocks take half the time; for one row in float32, its calls cost more than they save.
+    The keys and values of the context are products of many rows, for which weights are best left as they are.
 
     Args:
         rows: Texts that are mostly decoded at once, beams counted.
@@ -50,7 +50,7 @@ def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     embed: Any = decoder.token_embed
     if embed.weight.device.type != "cpu":
         return
-    if rows == 1 or not _can_pack(embed.weight):
+    if not _can_pack(embed.weight) or (rows == 1 and embed.weight.dtype == torch.float32):
         _lay_out_input_major(decoder)
         return
     for name, layer in list(decoder.named_modules()):

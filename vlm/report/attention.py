@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlm.data.image import Preprocess
 from vlm.data.tokenizer import Tokenizer
+from vlm.inference.loading import normalized
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
@@ -64,7 +65,7 @@ def read_attention(
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
     with recorded(*layers) as looked, encoder_attention(model.encoder) as seen:
-        model.eval()(preprocess.normalize(pixels[None]), row)
+        model.eval()(normalized(model, preprocess, pixels[None]), row)
         model.train(training)
     before = tokens_before(model.encoder)
     words: list[Map] = []

@@ -8,12 +8,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
+from PIL import Image
 from torch import Tensor
 
 from vlm.data.image import ImageError, Preprocess, load_image
 from vlm.errors import UserError
 from vlm.inference.captioning import Caption, Captioner
+from vlm.inference.loading import normalized
 from vlm.report.attention import Attention, has_class_token, read_attention, what_is_missing
 from vlm.report.attention_picture import TILE, Band, bands_picture
 
@@ -34,8 +35,8 @@ class AttentionFolder:
 
     def __init__(self, captioner: Captioner, folder: str) -> None:
         self.captioner, self.folder = captioner, Path(folder)
-        side = captioner.preprocess.image_size
-        missing = what_is_missing(captioner.model, torch.zeros(1, 3, side, side, device=captioner.device))
+        blank = captioner.pixels(Image.new("RGB", (1, 1)))[None].to(captioner.device)
+        missing = what_is_missing(captioner.model, normalized(captioner.model, captioner.preprocess, blank))
         if len(missing) > 1:
             raise UserError(f"--attention {folder}: {'; '.join(missing)}; leave it out for this model")
         try:

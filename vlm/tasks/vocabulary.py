@@ -24,6 +24,9 @@ def vocabulary_loss(hidden: Tensor, labels: Tensor, weight: Tensor, *, label_smo
     Shapes:
         hidden (T, D), labels (T,), weight (V, D) -> ()
     """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
     if len(labels) <= _rows(weight):
         logits = F.linear(hidden, weight).float()  # (T, V)
         return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
@@ -52,11 +55,12 @@ class _InParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, label_smoothing: float) -> Tensor:
         spread = label_smoothing / len(weight)
+        low = weight.to(hidden.dtype)  # once, and not for each part
         total = torch.zeros((), device=hidden.device)
         wanted = any(ctx.needs_input_grad)
         grads, grad_weight = [], torch.zeros_like(weight) if wanted else None
         for part, targets in _parts(hidden, labels, weight):
-            logprobs = F.linear(part, weight).float().log_softmax(-1)  # (T, V)
+            logprobs = F.linear(part, low).float().log_softmax(-1)  # (T, V)
             own = logprobs.gather(1, targets[:, None])
             total -= (1 - label_smoothing) * own.sum()
             if spread:
@@ -66,7 +70,7 @@ class _InParts(torch.autograd.Function):
             error = logprobs.exp_().sub_(spread) if spread else logprobs.exp_()
             error.scatter_add_(1, targets[:, None], torch.full_like(own, label_smoothing - 1))
             error = error.to(hidden.dtype)
-            grads.append((error @ weight).to(hidden.dtype))
+            grads.append(error @ low)
             grad_weight += error.t() @ part
         if grads:
             ctx.save_for_backward(torch.cat(grads), grad_weight)
