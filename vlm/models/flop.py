@@ -111,14 +111,15 @@ def encoder_flop(encoder: nn.Module, image_size: int) -> tuple[int, int]:
 def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]:
     """Operations of a module that reads one image, as torch counts them, and what it gives; nothing is computed."""
     tensors = {name: t.detach().to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             image = torch.empty(1, 3, image_size, image_size, device="meta")
             given = torch.func.functional_call(module, tensors, (image,))
     finally:
-        module.train(training)
+        for part, training in modes:  # each its own: a frozen part of a module that learns does not train
+            part.training = training
     return counter.get_total_flops(), given
 
 
