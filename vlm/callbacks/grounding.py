@@ -68,7 +68,8 @@ class Grounding(L.Callback):
     ) -> None:
         if self._fault is not None:
             raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
-        if self._train_pixels is None and isinstance(pl_module, Captioning) and len(batch.ids):
+        due = self._train_pixels is None and isinstance(pl_module, Captioning) and len(batch.ids) > 0
+        if due and not batch.images.is_floating_point():  # of those, features were kept
             self._train_pixels = Pixels.of(pl_module.preprocess.normalize(batch.images))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlm.models.classifier import Classifier
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 from vlm.nn.attention import CrossAttention, SelfAttention
@@ -28,11 +29,13 @@ class Work:
         images: Images that are encoded.
         rows: Rows of text, B.
         length: Tokens of a row, L, padding included.
+        kept: Whether the features of the images were kept, and are only projected, if that.
     """
 
     images: int = 0
     rows: int = 0
     length: int = 0
+    kept: bool = False
 
 
 class ModelFlop:
@@ -48,12 +51,14 @@ class ModelFlop:
     def __init__(self, model: nn.Module, *, image_size: int = 0) -> None:
         if not isinstance(model, VisionLanguageModel | Classifier | Decoder):
             raise TypeError(f"the operations of a {type(model).__name__} are not counted")
-        self.image = self.states = self.pool = 0
+        self.image = self.projection = self.states = self.pool = 0
         self.token = self.pair = self.state = self.context_pair = 0
         # A frozen encoder has no backward pass: nothing below it learns.
         self.encoder_passes = 3
         if not isinstance(model, Decoder):
             self.image, self.states = encoder_flop(model.encoder, image_size)
+            if isinstance(model.encoder, TimmEncoder):
+                self.projection = 2 * self.states * model.encoder.proj.weight.numel()
             self.encoder_passes = 3 if any(p.requires_grad for p in model.encoder.parameters()) else 1
         if isinstance(model, Classifier):
             self.head = 2 * model.head.weight.numel()
@@ -84,7 +89,7 @@ class ModelFlop:
         text = tokens * (self.token + work.length * self.pair + self.states * self.context_pair)
         context = work.images * self.states * self.state if work.rows else 0
         return {
-            "encoder": float(work.images * self.image),
+            "encoder": float(work.images * (self.projection if work.kept else self.image)),
             "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }
