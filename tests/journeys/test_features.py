@@ -3,6 +3,8 @@
 import csv
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from vlm.data.shapes import ShapesSplit
 from vlm.tasks.base import Task
 from vlm.training import main
 
+ROOT = Path(__file__).parents[2]
 SAME = ["data.train_samples=48", "task.freeze=[encoder]", "model.size.dropout=0.1"]
 KEPT = [*SAME, "data.cache_features=true"]
 TIMM = ["model/encoder=timm", "model.encoder.name=resnet18"]
@@ -123,3 +126,16 @@ def test_features_are_of_the_weights_that_the_run_has(small, tmp_path, monkeypat
         folder = train(options, tmp_path, "started")
     assert main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1
+
+
+@pytest.mark.slow
+def test_two_processes_read_what_the_first_made(small, tmp_path) -> None:
+    options = [*small, *KEPT, "model.size.dropout=0", "trainer.max_epochs=1"]
+    one = train(options, tmp_path / "one", "one")
+    command = [sys.executable, str(ROOT / "train.py"), *options, f"runs={tmp_path / 'two'}", "trainer=ddp"]
+    command += ["trainer.accelerator=cpu", "trainer.precision=32-true", "trainer.devices=2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("features    48 images") == 1 and "0 are in" in done.stdout
+    assert losses(next((tmp_path / "two").glob("*/20*"))) == pytest.approx(losses(one), abs=1e-5)
+    assert len(list((tmp_path / "two/cache").glob("*.features"))) == 1

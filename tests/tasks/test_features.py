@@ -141,11 +141,10 @@ def test_whatever_changes_has_a_file_of_its_own(root):
     assert source() == known
     others = [source(Cells(2.5)), source(args={"depth": 3}), source(precision="bf16-mixed")]
     others += [keeper(data(root, size=6)).source(), keeper(data(root, mean=(0.4, 0.5, 0.5))).source()]
-    before = os.stat(root / "blue.png")
-    picture(root / "blue.png", "navy")
-    os.utime(root / "blue.png", ns=(before.st_atime_ns, before.st_mtime_ns + 10**6))
+    before = (root / "blue.png").stat().st_mtime_ns
+    os.utime(root / "blue.png", ns=(0, before + 10**9))
     others += [source()]
-    os.utime(root / "blue.png", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(root / "blue.png", ns=(0, before))
     (root / "captions.csv").write_text((root / "captions.csv").read_text().replace("teal.png,a picture,train\n", ""))
     others += [source()]
     assert len({known, *others}) == 8

@@ -151,6 +151,14 @@ class FeatureFile:
             raise unwritable(self.path, error) from error
 
 
+def is_complete(folder: Path, layout: Layout) -> bool:
+    """Whether a cache holds the features of all images of a layout."""
+    try:
+        return not FeatureFile(layout.path(folder), layout).missing()
+    except UserError:
+        return False
+
+
 def open_features(folder: Path, layout: Layout) -> FeatureFile:
     """The file of a layout in a cache, made where there is none, or one that is not whole.
 

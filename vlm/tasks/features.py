@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.data.cache_file import alone
-from vlm.data.feature_file import FeatureFile, Layout, open_features
+from vlm.data.feature_file import FeatureFile, Layout, is_complete, open_features
 from vlm.data.features import fingerprint
 from vlm.data.image import Preprocess
 from vlm.inference.files import progress
@@ -69,7 +69,7 @@ class Keeper:
         self.encoder.to(self.device)
         try:
             layout = self.layout()
-            with alone(layout.path(folder)):
+            with nullcontext() if is_complete(folder, layout) else alone(layout.path(folder)):
                 file = open_features(folder, layout)
                 missing = file.missing()
                 say(f"features    {layout}; {layout.images - len(missing):,} are in {file.path}")
