@@ -95,6 +95,10 @@ def test_features_that_were_kept_are_only_projected() -> None:
     features = Features(torch.zeros(5, 4, 512))
     forward = ModelFlop(model, image_size=64).forward(Work(5, 5, 11, kept=True), 0)
     assert sum(forward.values()) == counted(lambda: model(features, tokens, segments))
+    flop = ModelFlop(model, image_size=64)
+    kept, made = (flop.training(Work(5, kept=kept), 0) for kept in (True, False))
+    assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
+    assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
 
 
 def test_a_training_step_is_three_forward_passes() -> None:

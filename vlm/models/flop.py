@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlm.models.classifier import Classifier
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.features import frozen_part
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
@@ -53,13 +54,15 @@ class ModelFlop:
             raise TypeError(f"the operations of a {type(model).__name__} are not counted")
         self.image = self.projection = self.states = self.pool = 0
         self.token = self.pair = self.state = self.context_pair = 0
-        # A frozen encoder has no backward pass: nothing below it learns.
-        self.encoder_passes = 3
+        self.learned = 0  # of an image's operations, those that have a backward pass: none has below what learns
         if not isinstance(model, Decoder):
             self.image, self.states = encoder_flop(model.encoder, image_size)
             if isinstance(model.encoder, TimmEncoder):
                 self.projection = 2 * self.states * model.encoder.proj.weight.numel()
-            self.encoder_passes = 3 if any(p.requires_grad for p in model.encoder.parameters()) else 1
+            if _learns(frozen_part(model.encoder)):
+                self.learned = self.image
+            elif _learns(model.encoder):
+                self.learned = self.projection
         if isinstance(model, Classifier):
             self.head = 2 * model.head.weight.numel()
             if model.attention_pool is not None:
@@ -97,7 +100,12 @@ class ModelFlop:
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
         found = self.forward(work, predicted)
-        return self.encoder_passes * found["encoder"] + 3 * (found["decoder"] + found["head"])
+        encoder = found["encoder"] + 2 * work.images * self.learned
+        return encoder + 3 * (found["decoder"] + found["head"])
+
+
+def _learns(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())
 
 
 def encoder_flop(encoder: nn.Module, image_size: int) -> tuple[int, int]:
