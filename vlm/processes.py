@@ -68,10 +68,13 @@ def _agree_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
 
 
 @contextmanager
-def first_alone() -> Iterator[None]:
+def first_alone(patience: timedelta = PATIENCE) -> Iterator[None]:
     """What is done in it, the first process does before the others, so that it writes and they read.
 
     Where Lightning starts the others, they come after the first has done it anyway.
+
+    Args:
+        patience: How long the others wait for it.
     """
     ours = started()
     if not ours:
@@ -81,7 +84,7 @@ def first_alone() -> Iterator[None]:
     store = _store(rank, world)
     name = f"vlm turn {len(_stores)}"
     if rank > 0:
-        store.wait([name], PATIENCE)
+        store.wait([name], patience)
     try:
         yield
     finally:

@@ -15,8 +15,10 @@ from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.callbacks.progress import Progress
 from vlm.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.callbacks.steady_logger import SteadyLogger
+from vlm.data.features import check_split
 from vlm.data.module import Data
 from vlm.errors import UserError
+from vlm.features import keep_features
 from vlm.folder import clean, create, new_folder
 from vlm.launcher import oversee
 from vlm.nn.precision import has_bfloat16
@@ -30,10 +32,15 @@ from vlm.tasks.sharding import gather, scatter
 PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
 
 
+def cache_folder(config: dict[str, Any]) -> Path:
+    """Where runs keep what later ones use again."""
+    return Path(config["runs"]) / "cache"
+
+
 def build_data(config: dict[str, Any]) -> Data:
     """The data module with its source opened."""
     node = conf.node(config, "data")
-    given: dict[str, Any] = {"seed": config["seed"], "cache": str(Path(config["runs"]) / "cache")}
+    given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
     if conf.takes(node, "tokenizer"):
         given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
     return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
@@ -107,8 +114,10 @@ class Run:
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.data = self._open_data(loaded)
         model, spec = build_model(config, self.data.sizes)
-        if checkpoint is None:
+        if loaded is None:
             start_from(model, config)
+        elif self.data.cache_features:  # those of the weights that the run has, before the trainer loads them
+            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
@@ -123,8 +132,12 @@ class Run:
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
+        config = self.config if loaded is None else conf.contained(self.config, self.folder)
+        self.cache = cache_folder(config)
         with first_alone():  # what it puts into the cache, the others read
-            data = build_data(self.config if loaded is None else conf.contained(self.config, self.folder))
+            data = build_data(config)
+            if data.cache_features:
+                check_split(data.split("train"))
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
@@ -166,6 +179,8 @@ class Run:
             slurm.mark(self.folder)
         elif self.trainer.is_global_zero:
             clean(self.folder)
+        if self.data.cache_features:
+            keep_features(self, self.cache)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:

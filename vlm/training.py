@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm import config as conf
 from vlm.errors import SharedError, UserError
+from vlm.features import feature_faults
 from vlm.threads import spin_briefly
 
 # What the program fills in when it builds a node.
@@ -50,6 +51,7 @@ def check(config: dict[str, Any]) -> None:
     conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
     faults = list(size_faults(nodes, ""))
     faults += model_faults(config)
+    faults += feature_faults(config)
     if faults:
         raise UserError("\n".join(faults))
 

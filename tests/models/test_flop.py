@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
+from vlm.models.features import Features
 from vlm.models.flop import ModelFlop, Work
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
@@ -79,9 +80,25 @@ def test_other_encoders_are_measured() -> None:
     encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    encoder.train().backbone.eval()
     flop = ModelFlop(model, image_size=64)
     assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64))) and flop.states == 4
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert encoder.training and not any(part.training for part in encoder.backbone.modules())
+
+
+def test_features_that_were_kept_are_only_projected() -> None:
+    encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
+    encoder.backbone.requires_grad_(False)
+    model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24))
+    tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
+    features = Features(torch.zeros(5, 4, 512))
+    forward = ModelFlop(model, image_size=64).forward(Work(5, 5, 11, kept=True), 0)
+    assert sum(forward.values()) == counted(lambda: model(features, tokens, segments))
+    flop = ModelFlop(model, image_size=64)
+    kept, made = (flop.training(Work(5, kept=kept), 0) for kept in (True, False))
+    assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
+    assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
 
 
 def test_a_training_step_is_three_forward_passes() -> None:

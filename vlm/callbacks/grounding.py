@@ -36,6 +36,11 @@ def differ(one: Pixels, other: Pixels) -> bool:
     return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
 
 
+def has_pixels(batch: Any) -> bool:
+    """Whether a batch holds images, and not features that were kept of them."""
+    return len(batch.ids) > 0 and not batch.images.is_floating_point()
+
+
 class Grounding(L.Callback):
     """Warns when captions collapse, or when the loss does not mind which image stands beside a caption.
 
@@ -68,7 +73,7 @@ class Grounding(L.Callback):
     ) -> None:
         if self._fault is not None:
             raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
-        if self._train_pixels is None and isinstance(pl_module, Captioning) and len(batch.ids):
+        if self._train_pixels is None and isinstance(pl_module, Captioning) and has_pixels(batch):
             self._train_pixels = Pixels.of(pl_module.preprocess.normalize(batch.images))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

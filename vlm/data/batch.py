@@ -32,7 +32,8 @@ class CaptionBatch:
     """Images with their captions.
 
     Shapes:
-        images uint8 (B, 3, H, W), tokens (B, L), segments (B, L): 0 is padding, captions count from 1
+        images uint8 (B, 3, H, W), or the features kept of them, floating (B, S, C)
+        tokens (B, L), segments (B, L): 0 is padding, captions count from 1
     """
 
     images: Tensor

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from vlm.data.batch import BadSample, Sample, collate
+from vlm.data.feature_file import FeatureFile
+from vlm.data.features import signature_of
 from vlm.data.image import ImageError, Preprocess
 from vlm.data.module import Data, hold_out
 from vlm.data.sampler import Key
@@ -60,6 +63,9 @@ class Part:
     def sample_id(self, epoch: int, index: int) -> str:
         return self.split.sample_id(0, self.indices[index])
 
+    def signature(self, index: int) -> str | None:
+        return signature_of(self.split, self.indices[index])
+
 
 class CaptionDataset(Dataset):
     """Samples of a split, ready for a batch; whatever worker makes one, it is the same.
@@ -71,6 +77,7 @@ class CaptionDataset(Dataset):
         preprocess: Turns an image into pixels.
         augment: Used instead of preprocess in training.
         seed: Key of the augmentation.
+        features: Features of the images, which are read in their place.
     """
 
     def __init__(
@@ -82,8 +89,9 @@ class CaptionDataset(Dataset):
         preprocess: Preprocess,
         augment: Augment | None = None,
         seed: int = 0,
+        features: FeatureFile | None = None,
     ) -> None:
-        self.split, self.tokenizer, self.max_len = split, tokenizer, max_len
+        self.split, self.tokenizer, self.max_len, self.features = split, tokenizer, max_len, features
         self.preprocess, self.augment, self.seed = preprocess, augment, seed
         self._encoded: dict[str, list[int]] = {}
         self._lengths: tuple[int, list[int]] | None = None
@@ -113,12 +121,15 @@ class CaptionDataset(Dataset):
         epoch, index = at
         name = self.split.sample_id(epoch, index)
         try:
-            image = self.split.image(epoch, index)
-            pixels = self.augment(image, (self.seed, epoch, index)) if self.augment else self.preprocess(image)
+            image = self.features.read(index) if self.features else self._pixels(epoch, index)
         except ImageError as fault:
             return BadSample(name, str(fault))
         captions = [self.encode(caption) for caption in self.split.captions(epoch, index)]
-        return Sample(name, pixels, captions, [] if self.augment else self.split.references(index))
+        return Sample(name, image, captions, [] if self.augment else self.split.references(index))
+
+    def _pixels(self, epoch: int, index: int) -> Tensor:
+        image = self.split.image(epoch, index)
+        return self.augment(image, (self.seed, epoch, index)) if self.augment else self.preprocess(image)
 
 
 class CaptionData(Data):
@@ -133,6 +144,7 @@ class CaptionData(Data):
         bucket: How many batches are sorted by length together; 1 sorts nothing.
         train_samples: Train on the first so many samples alone, the same in every epoch; None for all.
         cache: Folder where learned tokenizers are kept.
+        cache_features: As in Data.
         batch_size, eval_batch_size, num_workers, seed: As in Data.
     """
 
@@ -153,6 +165,7 @@ class CaptionData(Data):
         bucket: int = 32,
         train_samples: int | None = None,
         cache: str | None = None,
+        cache_features: bool = False,
     ) -> None:
         super().__init__(
             splits=_open(source, seed, train_samples),
@@ -160,6 +173,7 @@ class CaptionData(Data):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
+            cache_features=cache_features,
         )
         self.source, self.tokenizer = source, tokenizer
         self.preprocess, self.augment = preprocess, augment
@@ -201,6 +215,7 @@ class CaptionData(Data):
             preprocess=self.preprocess,
             augment=self.augment if augmented else None,
             seed=self.seed,
+            features=self.features if augmented else None,
         )
 
     def collate(self) -> Callable[[Any], Any]:

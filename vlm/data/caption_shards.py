@@ -31,6 +31,9 @@ class CaptionShardSplit(CaptionSplit):
     def image(self, epoch: int, index: int) -> Image.Image:
         return self.samples.image(index)
 
+    def signature(self, index: int) -> str:
+        return self.samples.signature(index)
+
     def references(self, index: int) -> list[str]:
         return self.samples.record(index).captions
 

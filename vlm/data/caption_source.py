@@ -12,6 +12,7 @@ from PIL import Image
 
 from vlm.data.caption_formats import Row, Skipped
 from vlm.data.image import SUFFIXES, load_image, read_bytes
+from vlm.data.storage import stamp
 from vlm.errors import UserError
 from vlm.randomness import key, numpy_rng
 
@@ -81,6 +82,10 @@ class CaptionSplit:
             ImageError: If it cannot be read.
         """
         return load_image(self.path(index))
+
+    def signature(self, index: int) -> str:
+        """What changes where the image's file does."""
+        return stamp(self.images[index].path)
 
     def captions(self, epoch: int, index: int) -> list[str]:
         """The captions a row is trained on: all, or as many of them as asked for."""

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vlm.data.batch import BadSample
 from vlm.data.class_source import ClassPart, ClassSource, ClassSplit, labels_of, names_of, stratified
+from vlm.data.feature_file import FeatureFile
 from vlm.data.image import ImageError, Preprocess
 from vlm.data.module import HELD_OUT, Data
 from vlm.data.repeats import Repeated, RepeatedBatches
@@ -36,7 +37,7 @@ class ClassBatch:
     """Images with their classes.
 
     Shapes:
-        images uint8 (B, 3, H, W), labels int64 (B,)
+        images uint8 (B, 3, H, W), or the features kept of them, floating (B, S, C); labels int64 (B,)
     """
 
     images: Tensor
@@ -70,6 +71,7 @@ class ClassDataset(Dataset):
         augment: Used instead of preprocess in training.
         seed: Key of the augmentation.
         cache_images: Whether decoded images are kept in memory; a fresh split has none to keep.
+        features: Features of the images, which are read in their place.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class ClassDataset(Dataset):
         augment: Augment | None = None,
         seed: int = 0,
         cache_images: bool = False,
+        features: FeatureFile | None = None,
     ) -> None:
         self.split, self.preprocess, self.augment, self.seed = split, preprocess, augment, seed
+        self.features = features
         self._cached = cache_images and not split.fresh
         self._images: dict[int, Image.Image] = {}
 
@@ -95,12 +99,14 @@ class ClassDataset(Dataset):
         """The sample of an index; the number of its copy, if any, joins the key of the augmentation."""
         name = self.split.sample_id(epoch, index)
         try:
-            image = self._image(epoch, index)
-            keys = (self.seed, epoch, index, *copy)
-            pixels = self.augment(image, keys) if self.augment else self.preprocess(image)
+            image = self.features.read(index) if self.features else self._pixels(epoch, index, *copy)
         except ImageError as fault:
             return BadSample(name, str(fault))
-        return ClassSample(name, pixels, self.split.label(epoch, index))
+        return ClassSample(name, image, self.split.label(epoch, index))
+
+    def _pixels(self, epoch: int, index: int, *copy: int) -> Tensor:
+        image = self._image(epoch, index)
+        return self.augment(image, (self.seed, epoch, index, *copy)) if self.augment else self.preprocess(image)
 
     def _image(self, epoch: int, index: int) -> Image.Image:
         if not self._cached:
@@ -125,6 +131,7 @@ class ClassData(Data):
             keeps its number of steps (`vlm.data.repeats`).
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
+        cache_features: As in Data.
         batch_size, eval_batch_size, num_workers, seed: As in Data.
     Raises:
         UserError: If repeats do not divide the batch size, or there are too few images to hold one out.
@@ -145,6 +152,7 @@ class ClassData(Data):
         train_samples: int | None = None,
         repeats: int = 1,
         cache_images: bool = False,
+        cache_features: bool = False,
     ) -> None:
         if repeats < 1 or batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
@@ -154,6 +162,7 @@ class ClassData(Data):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
+            cache_features=cache_features,
         )
         self.source, self.classes = source, list(source.classes)
         self.preprocess, self.augment = preprocess, augment
@@ -206,6 +215,7 @@ class ClassData(Data):
             augment=self.augment if augmented else None,
             seed=self.seed,
             cache_images=self.cache_images,
+            features=self.features if augmented else None,
         )
 
     def collate(self) -> Callable[[Any], Any]:
@@ -223,7 +233,7 @@ class ClassData(Data):
             position=self._position,
             **self._ranks(),
         )
-        return self._loader(Repeated(dataset, self.repeats), batches)
+        return self.loader(Repeated(dataset, self.repeats), batches)
 
 
 def _open(source: ClassSource, seed: int, train_samples: int | None) -> dict[str, ClassSplit]:

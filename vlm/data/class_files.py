@@ -90,6 +90,10 @@ class ClassFiles:
         """The bytes of the file of this path; an ImageError is raised where it cannot be read."""
         raise TypeError(f"{type(self).__name__} reads no files")
 
+    def signature(self, path: str) -> str:
+        """What changes where the file of this path does."""
+        raise TypeError(f"{type(self).__name__} reads no files")
+
     def split(self, name: str) -> "ClassFilesSplit":
         """The split of this name.
 
@@ -183,6 +187,9 @@ class ClassFilesSplit:
     def content(self, index: int) -> bytes:
         """The bytes of the image's file; an ImageError is raised where it cannot be read."""
         return self.source.content(self.files[index].path)
+
+    def signature(self, index: int) -> str:
+        return self.source.signature(self.files[index].path)
 
     def label(self, epoch: int, index: int) -> int:
         return self.files[index].label

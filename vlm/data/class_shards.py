@@ -31,6 +31,9 @@ class ClassShardSplit:
         """The image in RGB; an ImageError is raised for one that cannot be read."""
         return self.samples.image(index)
 
+    def signature(self, index: int) -> str:
+        return self.samples.signature(index)
+
     def label(self, epoch: int, index: int) -> int:
         return self.labels[index]
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from PIL import Image
 
+from vlm.data.features import signature_of
 from vlm.randomness import key
 
 
@@ -49,6 +50,9 @@ class ClassPart:
 
     def sample_id(self, epoch: int, index: int) -> str:
         return self.split.sample_id(0, self.indices[index])
+
+    def signature(self, index: int) -> str | None:
+        return signature_of(self.split, self.indices[index])
 
 
 def labels_of(split: ClassSplit) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -80,8 +80,10 @@ class ClassAugment(Augment):
             raise UserError(f"erase={erase} is not possible; give a share from 0 (off) to 1")
         if not 0 <= pad_crop < image_size:
             raise UserError(f"pad_crop={pad_crop} is not possible; give 0 (off) to below image_size={image_size}")
-        self.pad_crop, self.erase = pad_crop, erase
+        self.pad_crop, self.policy, self.erase = pad_crop, policy, erase
         self._operate = _policy(policy, num_ops, magnitude) if policy else None
+
+    OFF: ClassVar[dict[str, Any]] = {**Augment.OFF, "pad_crop": 0, "policy": None, "erase": 0}
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         image = self.picture(image, key)

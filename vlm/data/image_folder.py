@@ -7,6 +7,7 @@ from PIL import Image
 
 from vlm.data.class_files import ClassFiles
 from vlm.data.image import load_image, read_bytes
+from vlm.data.storage import stamp
 from vlm.errors import UserError
 
 
@@ -45,6 +46,9 @@ class ImageFolder(ClassFiles):
 
     def content(self, path: str) -> bytes:
         return read_bytes(self.root / path)
+
+    def signature(self, path: str) -> str:
+        return stamp(str(self.root / path))
 
 
 def _walk(root: str) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ from PIL import Image
 
 from vlm.data.class_files import ClassFiles
 from vlm.data.image import ImageError, load_image
+from vlm.data.storage import stamp
 from vlm.data.tar import Span, TarError, members, read_span
 from vlm.errors import UserError
 
@@ -61,6 +62,9 @@ class ImageTar(ClassFiles):
             return read_span(str(self.path), self._spans[path])
         except (OSError, ValueError) as fault:
             raise ImageError(f"{self.path}/{path}: {getattr(fault, 'strerror', None) or fault}") from fault
+
+    def signature(self, path: str) -> str:
+        return f"{stamp(str(self.path))} {self._spans[path]}"
 
 
 def _index(path: Path) -> tuple[dict[str, Span], list[str]]:

@@ -1,13 +1,14 @@
 """What the data of every task have in common: splits, loaders, and where training stands."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
-from vlm.data.sampler import EvalBatches, TrainBatches, count_batches
+from vlm.data.feature_file import FeatureFile
+from vlm.data.sampler import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
@@ -32,6 +33,9 @@ class Data(L.LightningDataModule):
         eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
+        cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
+    Attributes:
+        features: What it then reads, once it was made.
     """
 
     # Names of what the task and the use of a model take from the data, as `parts` gives it.
@@ -45,8 +49,11 @@ class Data(L.LightningDataModule):
         eval_batch_size: int,
         num_workers: int | str,
         seed: int,
+        cache_features: bool = False,
     ) -> None:
         super().__init__()
+        self.cache_features = cache_features
+        self.features: FeatureFile | None = None
         self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
         self._splits = dict(splits)
@@ -100,6 +107,11 @@ class Data(L.LightningDataModule):
             self._datasets[name, augmented] = self.open_dataset(name, augmented=augmented)
         return self._datasets[name, augmented]
 
+    def use_features(self, features: FeatureFile) -> None:
+        """Lets training read features of its images in their place."""
+        self.features = features
+        self._datasets.pop(("train", True), None)
+
     def split(self, name: str) -> Any:
         """The split of this name.
 
@@ -126,11 +138,11 @@ class Data(L.LightningDataModule):
         batches = TrainBatches(
             size=len(dataset), batch_size=self.batch_size, seed=self.seed, position=self._position, **options
         )
-        return self._loader(dataset, batches)
+        return self.loader(dataset, batches)
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
         dataset = self.dataset(name)
-        return self._loader(dataset, EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks()))
+        return self.loader(dataset, EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks()))
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
@@ -142,10 +154,10 @@ class Data(L.LightningDataModule):
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def _loader(self, dataset: Dataset, batches: TrainBatches | EvalBatches) -> DataLoader[Any]:
+    def loader(self, dataset: Dataset, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
         return DataLoader(
             dataset,
-            batch_sampler=batches,  # keys are (epoch, index), not bare indices
+            batch_sampler=batches,  # type: ignore[arg-type]  # keys are (epoch, index), not bare indices
             collate_fn=self.collate(),
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,

@@ -38,12 +38,20 @@ class ShapeClassesSplit:
 
     def image(self, epoch: int, index: int) -> Image.Image:
         """The shape on its background, as an RGB image."""
+        return draw(self.scene(epoch, index))
+
+    def signature(self, index: int) -> str:
+        """All that the image of epoch 0 shows."""
+        return str(self.scene(0, index))
+
+    def scene(self, epoch: int, index: int) -> Scene:
+        """The scene of these keys."""
         rng = numpy_rng("shape", self.seed, self.sample_id(epoch, index))
         sizes = self.kinds[self.label(epoch, index)]
         which, *tone = rng.random(4).tolist()
         objects = place((sizes[int(which * len(sizes))],), self.image_size, rng)
         red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
-        return draw(Scene(objects, (red, green, blue), self.image_size))
+        return Scene(objects, (red, green, blue), self.image_size)
 
     def sample_id(self, epoch: int, index: int) -> str:
         """A name of the sample that no other sample of the source has."""

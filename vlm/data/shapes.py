@@ -91,6 +91,10 @@ class ShapesSplit:
         """The scene as an RGB image."""
         return draw(self.scene(epoch, index))
 
+    def signature(self, index: int) -> str:
+        """All that the image of epoch 0 shows."""
+        return str(self.scene(0, index))
+
     def captions(self, epoch: int, index: int) -> list[str]:
         """The captions a row is trained on: all the valid ones, or as many of them as asked for."""
         valid = valid_captions(self.scene(epoch, index))

@@ -50,6 +50,7 @@ class Samples:
 
     def __init__(self, shards: Sequence[Opened], places: np.ndarray) -> None:
         self.shards, self.places = shards, places
+        self._stamps: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self.places)
@@ -83,6 +84,13 @@ class Samples:
             return load_image(self.content(index))
         except ImageError as fault:
             raise ImageError(str(fault).replace("<bytes>", self._path(index), 1)) from fault
+
+    def signature(self, index: int) -> str:
+        """What changes where an image does: when its shard was written, and where in it the image lies."""
+        path = self.shard(index).path
+        if path not in self._stamps:
+            self._stamps[path] = storage.stamp(path)
+        return f"{self._stamps[path]} {self.shard(index).index.span(int(self.places[index, 1]))}"
 
     def _path(self, index: int) -> str:
         return f"{self.shard(index).path}/{self.record(index).member}"

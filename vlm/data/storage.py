@@ -63,6 +63,17 @@ def size_of(path: str) -> int:
     return int(_remote(path, lambda fs, key: fs.size(key))) if is_url(path) else os.stat(path).st_size
 
 
+def stamp(path: str) -> str:
+    """What changes where a file is written anew: its size, and when it was changed, which a store is not asked for."""
+    try:
+        if is_url(path):
+            return str(size_of(path))
+        found = os.stat(path)
+        return f"{found.st_size} {found.st_mtime_ns}"
+    except OSError:
+        return "absent"
+
+
 def open_file(path: str) -> BinaryIO:
     """A file for reading, which can be sought in; an OSError is raised where there is none."""
     if is_url(path):

@@ -1,6 +1,7 @@
 """CIFAR-10, FashionMNIST and MNIST as torchvision reads and downloads them."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,9 @@ class TorchvisionSplit:
 
     def image(self, epoch: int, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index]).convert("RGB")
+
+    def signature(self, index: int) -> str:
+        return blake2b(self.pixels[index].tobytes(), digest_size=8).hexdigest()
 
     def label(self, epoch: int, index: int) -> int:
         return self.labels[index]

@@ -1,5 +1,7 @@
 """Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
 
+from typing import Any, ClassVar
+
 import numpy as np
 import torch
 from PIL import Image
@@ -55,9 +57,17 @@ class Augment:
         self.horizontal_flip = horizontal_flip
         self.color_jitter = color_jitter
 
+    OFF: ClassVar[dict[str, Any]] = {"min_scale": 1, "min_ratio": 1, "horizontal_flip": False, "color_jitter": 0}
+
+    @property
+    def drawn(self) -> list[str]:
+        """What of it is on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
+        given = {name: getattr(self, name) for name in self.OFF}
+        return [f"{name}={value}" for name, value in given.items() if value != self.OFF[name]]
+
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
-        if self.min_scale == self.min_ratio == 1 and not (self.horizontal_flip or self.color_jitter):
+        if not self.drawn:
             return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
         return to_tensor(self.picture(image, key))
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
+from vlm.models.features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
 
@@ -41,7 +42,7 @@ class Classifier(nn.Module):
         pool_heads: Heads of the attention that pools.
         dropout: Probability of dropping an element of what the head reads.
     Shapes:
-        images (B, 3, H, W), normalised -> logits (B, C)
+        images (B, 3, H, W), normalised, or the features kept of them -> logits (B, C)
     Raises:
         ValueError: The encoder has no class token to pool by.
     """
@@ -67,8 +68,8 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.dropout(self.pooled(self.encoder(images))))
+    def forward(self, images: Tensor | Features) -> Tensor:
+        return self.head(self.dropout(self.pooled(encode(self.encoder, images))))
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an image: states (B, S, D) -> (B, D)."""

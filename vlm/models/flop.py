@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlm.models.classifier import Classifier
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.features import frozen_part
+from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 from vlm.nn.attention import CrossAttention, SelfAttention
@@ -28,11 +30,13 @@ class Work:
         images: Images that are encoded.
         rows: Rows of text, B.
         length: Tokens of a row, L, padding included.
+        kept: Whether the features of the images were kept, and are only projected, if that.
     """
 
     images: int = 0
     rows: int = 0
     length: int = 0
+    kept: bool = False
 
 
 class ModelFlop:
@@ -48,13 +52,17 @@ class ModelFlop:
     def __init__(self, model: nn.Module, *, image_size: int = 0) -> None:
         if not isinstance(model, VisionLanguageModel | Classifier | Decoder):
             raise TypeError(f"the operations of a {type(model).__name__} are not counted")
-        self.image = self.states = self.pool = 0
+        self.image = self.projection = self.states = self.pool = 0
         self.token = self.pair = self.state = self.context_pair = 0
-        # A frozen encoder has no backward pass: nothing below it learns.
-        self.encoder_passes = 3
+        self.learned = 0  # of an image's operations, those that have a backward pass: none has below what learns
         if not isinstance(model, Decoder):
             self.image, self.states = encoder_flop(model.encoder, image_size)
-            self.encoder_passes = 3 if any(p.requires_grad for p in model.encoder.parameters()) else 1
+            if isinstance(model.encoder, TimmEncoder):
+                self.projection = 2 * self.states * model.encoder.proj.weight.numel()
+            if _learns(frozen_part(model.encoder)):
+                self.learned = self.image
+            elif _learns(model.encoder):
+                self.learned = self.projection
         if isinstance(model, Classifier):
             self.head = 2 * model.head.weight.numel()
             if model.attention_pool is not None:
@@ -84,7 +92,7 @@ class ModelFlop:
         text = tokens * (self.token + work.length * self.pair + self.states * self.context_pair)
         context = work.images * self.states * self.state if work.rows else 0
         return {
-            "encoder": float(work.images * self.image),
+            "encoder": float(work.images * (self.projection if work.kept else self.image)),
             "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }
@@ -92,7 +100,12 @@ class ModelFlop:
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
         found = self.forward(work, predicted)
-        return self.encoder_passes * found["encoder"] + 3 * (found["decoder"] + found["head"])
+        encoder = found["encoder"] + 2 * work.images * self.learned
+        return encoder + 3 * (found["decoder"] + found["head"])
+
+
+def _learns(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())
 
 
 def encoder_flop(encoder: nn.Module, image_size: int) -> tuple[int, int]:
@@ -111,14 +124,15 @@ def encoder_flop(encoder: nn.Module, image_size: int) -> tuple[int, int]:
 def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]:
     """Operations of a module that reads one image, as torch counts them, and what it gives; nothing is computed."""
     tensors = {name: t.detach().to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             image = torch.empty(1, 3, image_size, image_size, device="meta")
             given = torch.func.functional_call(module, tensors, (image,))
     finally:
-        module.train(training)
+        for part, training in modes:  # each its own: a frozen part of a module that learns does not train
+            part.training = training
     return counter.get_total_flops(), given
 
 

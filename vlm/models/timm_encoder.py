@@ -35,11 +35,18 @@ class TimmEncoder(nn.Module):
             _freeze_unused(self.backbone, image_size)
 
     def forward(self, images: Tensor) -> Context:
+        return self.project(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone makes of images (B, 3, H, W): (B, S, C)."""
         features = self.backbone.forward_features(images)
         if features.ndim == 4:
             if features.shape[1] != self.backbone.num_features:  # some backbones are channels-last
                 features = features.permute(0, 3, 1, 2)
             features = features.flatten(2).transpose(1, 2)  # (B, C, h, w) -> (B, S, C)
+        return features
+
+    def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
 
 

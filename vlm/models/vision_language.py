@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.features import Features, encode
 
 
 class VisionLanguageModel(nn.Module):
@@ -14,7 +15,7 @@ class VisionLanguageModel(nn.Module):
         encoder: Images (B, 3, H, W) -> Context.
         decoder: A decoder whose context_dim is the encoder's dim.
     Shapes:
-        images (B, 3, H, W) normalised, tokens (B, L), segments (B, L) -> hidden (B, L, D)
+        images (B, 3, H, W) normalised, or the features kept of them, tokens (B, L), segments (B, L) -> hidden (B, L, D)
     """
 
     def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
@@ -22,11 +23,11 @@ class VisionLanguageModel(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
 
-    def forward(self, images: Tensor, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor | Features, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         return self.decoder(tokens, segments, self.encode(images))
 
-    def encode(self, images: Tensor) -> Context:
-        return self.encoder(images)
+    def encode(self, images: Tensor | Features) -> Context:
+        return encode(self.encoder, images)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)

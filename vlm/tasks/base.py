@@ -52,7 +52,7 @@ class Task(L.LightningModule):
         self.model = model
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
-            model.get_submodule(name).requires_grad_(False)
+            model.get_submodule(name).requires_grad_(False).eval()  # the trainer leaves modes as they are
         self._step = steps.Step()
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []

@@ -16,10 +16,11 @@ from vlm.metrics.controls import caption_controls, novelty
 from vlm.models.flop import Work
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.tasks.base import Task
+from vlm.tasks.features import as_read
 from vlm.tasks.grounding import BATCHES, GroundingLosses
 from vlm.tasks.losses import next_token_labels, token_loss
 from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import caption_line, example_image, first_row, shape, text_shape
+from vlm.tasks.reading import caption_line, example_image, first_row, image_shape, text_shape
 
 
 class Captioning(Task):
@@ -57,10 +58,11 @@ class Captioning(Task):
         self.captions = CaptionMetric()
 
     def work(self, batch: CaptionBatch) -> Work:
-        return Work(len(batch.images), *batch.tokens.shape)
+        rows, length = batch.tokens.shape
+        return Work(len(batch.images), rows, length, kept=batch.images.is_floating_point())
 
     def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        hidden = self.model(self.preprocess.normalize(batch.images), batch.tokens, batch.segments)
+        hidden = self.model(as_read(batch.images, self.preprocess), batch.tokens, batch.segments)
         labels = next_token_labels(batch.tokens, batch.segments)
         return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
 
@@ -106,7 +108,7 @@ class Captioning(Task):
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
     def reading(self, batch: CaptionBatch, tokens: int) -> list[str]:
-        shapes = f"images {shape(batch.images)}, {text_shape(batch.tokens, batch.segments)}"
+        shapes = f"{image_shape(batch.images)}, {text_shape(batch.tokens, batch.segments)}"
         lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
         return lines + first_row(batch.tokens, batch.segments, self.tokenizer, name="caption", shown=tokens)
 

@@ -13,11 +13,13 @@ from vlm.data.module import Data
 from vlm.inference.classifying import class_probabilities
 from vlm.metrics.classification import ClassificationMetric
 from vlm.models.classifier import Classifier
+from vlm.models.flop import Work
 from vlm.tasks.base import Task
+from vlm.tasks.features import as_read
 from vlm.tasks.losses import class_loss
 from vlm.tasks.mixing import Mixing
 from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import example_image, shape
+from vlm.tasks.reading import example_image, image_shape
 
 SAMPLES = 32  # of an evaluation, to look at
 
@@ -54,8 +56,11 @@ class Classification(Task):
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
         self.metric = ClassificationMetric(num_classes=len(self.classes))
 
+    def work(self, batch: ClassBatch) -> Work:
+        return Work(images=len(batch.ids), kept=batch.images.is_floating_point())
+
     def loss(self, batch: ClassBatch) -> tuple[Tensor, Tensor]:
-        images, targets = self.mixing(self.preprocess.normalize(batch.images), batch.labels)
+        images, targets = self.mixing(as_read(batch.images, self.preprocess), batch.labels)
         return class_loss(self.model(images), targets, label_smoothing=self.label_smoothing)
 
     def on_evaluation_start(self) -> None:
@@ -95,7 +100,7 @@ class Classification(Task):
 
     def reading(self, batch: ClassBatch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch.labels[:8])
-        return [f"batch       images {shape(batch.images)}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
+        return [f"batch       {image_shape(batch.images)}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm classify {example_image(data, folder)}"

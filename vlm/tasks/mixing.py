@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import UserError
+from vlm.models.features import Features
 
 
 class Mixing:
@@ -20,6 +21,7 @@ class Mixing:
         num_classes: Number C of classes.
     Shapes:
         images (B, 3, H, W), labels (B,) -> images, and labels or the share of each class (B, C)
+        features pass where nothing is mixed
     Raises:
         UserError: An alpha is negative.
     """
@@ -33,7 +35,7 @@ class Mixing:
         kinds: list[tuple[Callable[..., Callable], float]] = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
         self.choices = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
 
-    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Tensor | Features, labels: Tensor) -> tuple[Tensor | Features, Tensor]:
         if not self.choices or not len(labels):
             return images, labels
         return self.choices[int(torch.randint(len(self.choices), ()))](images, labels)

@@ -36,6 +36,11 @@ def shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape))
 
 
+def image_shape(images: Tensor) -> str:
+    """Shape of a batch of images, or of the features that were kept of them."""
+    return f"{'features' if images.is_floating_point() else 'images'} {shape(images)}"
+
+
 def text_shape(tokens: Tensor, segments: Tensor) -> str:
     """Shape of a batch of text, and the share of it that is padding."""
     return f"tokens {shape(tokens)}, padding {(segments == PADDING).float().mean().item():.1%}"

@@ -1,0 +1,57 @@
+"""What the frozen part of an encoder makes of images: always the same, so that it can be kept and read again.
+
+That part is the whole encoder, unless the encoder projects what a backbone makes: then it is the backbone, and the
+encoder says so by `backbone`, ``features(images)`` and ``project(features)``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlm.errors import UserError
+from vlm.models.context import Context
+
+
+@dataclass
+class Features:
+    """What a frozen part made of images, which a model takes in their place.
+
+    Shapes:
+        values (B, S, C): C is D, or the backbone's width
+    """
+
+    values: Tensor
+
+
+def projects(encoder: Any) -> bool:
+    """Whether an encoder, or a class of them, projects what its backbone makes."""
+    return hasattr(encoder, "project")
+
+
+def frozen_part(encoder: Any) -> nn.Module:
+    """The part of an encoder whose weights decide its features."""
+    return encoder.backbone if projects(encoder) else encoder
+
+
+def features_of(encoder: Any, images: Tensor) -> Tensor:
+    """What the frozen part makes of images.
+
+    Shapes:
+        images (B, 3, H, W) normalised -> (B, S, C)
+    Raises:
+        UserError: The encoder masks states.
+    """
+    if projects(encoder):
+        return encoder.features(images)
+    context = encoder(images)
+    if context.mask is not None:
+        raise UserError("data.cache_features: this encoder masks some of its states, which is not kept; set it false")
+    return context.states
+
+
+def encode(encoder: Any, images: Tensor | Features) -> Context:
+    """What an encoder makes of images, or of the features that were kept of them."""
+    if not isinstance(images, Features):
+        return encoder(images)
+    return encoder.project(images.values) if projects(encoder) else Context(images.values)
