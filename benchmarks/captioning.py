@@ -1,12 +1,12 @@
 """Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
 
-    python benchmarks/captioning.py --root FOLDER [--shape S] [--out FILE.json]
+    python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--out FILE.json]
     python benchmarks/captioning.py --root FOLDER --pairs 80 --rounds 19       # as many captions a step: loss curves
 
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
 VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
-batch, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions, vocabulary,
-precision and learning rate are equal. Blocks of steps of both alternate in one process; ratios are medians over blocks.
+batch, in float32, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions,
+vocabulary and learning rate are equal, and precision with --precision 32-true; by default ours is what trainer=cpu takes. Blocks of steps of both alternate in one process; ratios are medians over blocks.
 Losses are means over the captions that each has learned so far; memory is the most that each needs in a process of its
 own, beyond what it held once data and model were built (Linux).
 """
@@ -117,18 +117,21 @@ class Peer:
         self.losses.append(loss.item())
 
 
-def config_of(root: str, name: str, images: int, runs: str) -> dict[str, Any]:
+def config_of(root: str, name: str, images: int, precision: str, runs: str) -> dict[str, Any]:
     shape = SHAPES[name]
     given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
     given += ["model=small", *(f"model.size.{key}={value}" for key, value in shape.items() if key != "image_size")]
     given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
     given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
+    given += [f"trainer.precision={precision}"]
     return conf.compose([*given, "schedule=constant", "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
-def compare(root: str, name: str, *, images: int, pairs: int, block: int, rounds: int) -> dict[str, Any]:
+def compare(
+    root: str, name: str, *, images: int, pairs: int, precision: str, block: int, rounds: int
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(config_of(root, name, images, runs))
+        run = Run(config_of(root, name, images, precision, runs))
         peer = Peer(run.data, SHAPES[name], pairs)
         captions = len(run.data.split("train").captions(0, 0)) * images
         timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
@@ -138,7 +141,9 @@ def compare(root: str, name: str, *, images: int, pairs: int, block: int, rounds
             losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
     if captions == pairs:
         curves(losses, peer.losses, captions)
-    return timed.result() | {f"{side}_mb": memory(root, name, side, images, pairs) for side in ("ours", "peer")}
+    return timed.result() | {
+        f"{side}_mb": memory(root, name, side, images, pairs, precision) for side in ("ours", "peer")
+    }
 
 
 def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 10) -> None:
@@ -150,16 +155,17 @@ def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 1
         print(f"{(at + length) * captions:>10}" + "".join(f"{mean:>10.3f}" for mean in means))
 
 
-def memory(root: str, name: str, side: str, images: int, pairs: int) -> float:
+def memory(root: str, name: str, side: str, images: int, pairs: int, precision: str) -> float:
     """Megabytes that some steps of one side need, measured in a process of its own."""
     given = ["--root", root, "--shape", name, "--images", str(images), "--pairs", str(pairs), "--memory", side]
+    given += ["--precision", precision]
     done = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
-def print_memory(root: str, name: str, side: str, images: int, pairs: int, steps: int = 4) -> None:
+def print_memory(root: str, name: str, side: str, images: int, pairs: int, precision: str, steps: int = 4) -> None:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(conf.override(config_of(root, name, images, runs), [f"trainer.max_steps={steps}"]))
+        run = Run(conf.override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
         peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         before = _status("VmRSS")
@@ -182,6 +188,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="S")
     parser.add_argument("--images", type=int, default=16, help="images of our batch, each with all its captions")
     parser.add_argument("--pairs", type=int, default=32, help="pairs of the peer's batch")
+    parser.add_argument("--precision", default="null", help="Lightning's name; null: what trainer=cpu takes")
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out")
@@ -189,9 +196,15 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     if args.memory:
-        print_memory(args.root, args.shape, args.memory, args.images, args.pairs)
+        print_memory(args.root, args.shape, args.memory, args.images, args.pairs, args.precision)
         return
-    options = {"images": args.images, "pairs": args.pairs, "block": args.block, "rounds": args.rounds}
+    options = {
+        "images": args.images,
+        "pairs": args.pairs,
+        "precision": args.precision,
+        "block": args.block,
+        "rounds": args.rounds,
+    }
     row = compare(args.root, args.shape, **options)
     report({f"shape {args.shape}, a caption": row}, args.out)
     print(f"peak memory: ours {row['ours_mb']:.0f} MB, peer {row['peer_mb']:.0f} MB")

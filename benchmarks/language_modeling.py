@@ -1,11 +1,12 @@
-"""Language modelling at the shapes of nanoGPT's run on a CPU: our training against plain steps written by hand.
+"""Language modelling at the shapes of nanoGPT's run on a CPU: our training against plain steps and Hugging Face's.
 
     python benchmarks/language_modeling.py --text FILE [--out FILE.json]
 
 Ours is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar, checkpoints.
-The peer is the bare step: batches cut from an array in memory, a GPT-2 block by block with
-F.scaled_dot_product_attention, cross-entropy, clipping, AdamW as torch chooses to run it. Blocks of steps of both
-alternate in one process; ratios are medians over blocks.
+The peers are bare steps in float32: batches cut from an array in memory, cross-entropy, clipping, AdamW as torch
+chooses to run it; the model is a GPT-2 block by block with F.scaled_dot_product_attention, or GPT2LMHeadModel of
+transformers as it comes but for its sizes and dropout. Ours computes in float32 too, or in what trainer=cpu takes.
+Blocks of steps of both alternate in one process; ratios are medians over blocks.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from interleaved import Interleaved, report
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from vlm import config as conf
 from vlm.run import Run
@@ -59,9 +61,23 @@ class PlainGPT(nn.Module):
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
-def plain_step(ids: np.ndarray, vocab_size: int) -> Callable[[], None]:
-    """A training step of the peer."""
-    model = PlainGPT(vocab_size)
+class HuggingFace(nn.Module):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        sizes = {"n_embd": DIM, "n_layer": DEPTH, "n_head": HEADS, "n_positions": WINDOW}
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        self.model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, use_cache=False, **sizes, **none))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens).logits
+
+
+PEERS = {"plain": PlainGPT, "GPT2LMHeadModel": HuggingFace}
+
+
+def bare_step(name: str, ids: np.ndarray, vocab_size: int) -> Callable[[], None]:
+    """A training step of a peer."""
+    model = PEERS[name](vocab_size)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -81,13 +97,16 @@ def plain_step(ids: np.ndarray, vocab_size: int) -> Callable[[], None]:
     return step
 
 
-def compare(text: str, overrides: list[str], *, block: int, rounds: int) -> dict[str, float]:
+def compare(text: str, peer: str, precision: str, *, block: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as runs:
-        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu", *overrides]
+        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu"]
+        given += [f"trainer.precision={precision}"]
         config = conf.compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         timed = Interleaved(
-            plain_step(run.data.tokens("train").tokens, run.data.tokenizer.vocab_size), block=block, rounds=rounds
+            bare_step(peer, run.data.tokens("train").tokens, run.data.tokenizer.vocab_size),
+            block=block,
+            rounds=rounds,
         )
         run.trainer.callbacks.append(timed)
         run.fit()
@@ -103,7 +122,14 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     options = {"block": args.block, "rounds": args.rounds}
-    report({"shakespeare_cpu": compare(args.text, [], **options)}, args.out)
+    rows = {
+        f"{peer}, ours {'fp32' if precision == '32-true' else 'default'}": compare(
+            args.text, peer, precision, **options
+        )
+        for peer in PEERS
+        for precision in ("32-true", "null")
+    }
+    report(rows, args.out)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,14 @@ def close(one: Path, other: Path) -> None:
 
 
 def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) -> None:
-    options = [*small, "trainer.max_epochs=1", "data.batch_size=12", "task.max_tokens=3", "task.val_captions=4"]
+    options = [
+        *small,
+        "trainer.precision=32-true",
+        "trainer.max_epochs=1",
+        "data.batch_size=12",
+        "task.max_tokens=3",
+        "task.val_captions=4",
+    ]
     plain = train([*options, *SAME], tmp_path, "plain")
     kept = train([*options, *KEPT], tmp_path, "kept")
     assert "features    48 images x 16 x 32 float32" in capsys.readouterr().out
