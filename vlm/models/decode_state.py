@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.nn.attention import KeyValueCache
-from vlm.nn.decoding import Sight, StepBlock, as_bias
+from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.decoding import Sight, StepBlock
 from vlm.nn.position import Placed, Positions
 
 KeysValues = tuple[Tensor, Tensor]

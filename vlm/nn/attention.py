@@ -93,8 +93,16 @@ def attention_weights(
     mask = _mask(q, k, may_attend, bias)
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _spread(k, q).transpose(-1, -2)  # (B, N, L, S)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = scores + (as_bias(mask, scores) if mask.dtype == torch.bool else mask)
     return scores.softmax(-1)
+
+
+def as_bias(seen: Tensor, like: Tensor) -> Tensor:
+    """A bool mask as what is added to products: 0 where it is True, else -inf.
+
+    It is smaller than the products of all heads, and unlike a filling of these it asks nothing of the gradient.
+    """
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
 def _spread(shared: Tensor, q: Tensor) -> Tensor:

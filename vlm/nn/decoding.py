@@ -120,8 +120,3 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
         first, second, activation = bare(children["fc1"]), bare(children["fc2"]), module.activation
         return lambda x: second(activation(first(x)))  # type: ignore[operator]
     return module
-
-
-def as_bias(seen: Tensor, like: Tensor) -> Tensor:
-    """A bool mask as what is added to products: 0 where it is True, else -inf."""
-    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
