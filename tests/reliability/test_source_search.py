@@ -72,6 +72,13 @@ def test_checkpoints_are_read_in_one_place():
     assert found == ["vlm/checkpoint.py"]
 
 
+def test_a_shell_is_started_in_one_place():
+    """For the commands of a user's own config; `vlm.data.shard_list` says whose those are."""
+    shell = re.compile(r"[\"'/](sh|bash|zsh|dash)[\"']")
+    found = [path.relative_to(ROOT).as_posix() for path in FILES if shell.search(path.read_text(encoding="utf-8"))]
+    assert found == ["vlm/data/pipes.py"]
+
+
 def test_what_makes_an_instance_of_a_name_is_two_places():
     """Names become classes only where they are checked: in a config, and in a checkpoint."""
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "import_module" in code_of(path)]

@@ -3,7 +3,6 @@
 Documents stand end to end, each as its begin, its ids and its end.
 """
 
-import fcntl
 import json
 import os
 import struct
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vlm.data.encoding import Encoded, Lines, encode, id_dtype
+from vlm.data.locks import alone
 from vlm.data.tokenizer import Tokenizer
 from vlm.errors import UserError
 
@@ -82,10 +82,13 @@ def open_tokens(path: Path, documents: Iterable[Lines], tokenizer: Tokenizer, *,
     """
     with suppress(UserError):
         return TokenFile(path, tokenizer.fingerprint)
-    with _alone(path):
-        with suppress(UserError):
-            return TokenFile(path, tokenizer.fingerprint)
-        write_tokens(path, documents, tokenizer, size=size)
+    try:
+        with alone(path):
+            with suppress(UserError):
+                return TokenFile(path, tokenizer.fingerprint)
+            write_tokens(path, documents, tokenizer, size=size)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     return TokenFile(path, tokenizer.fingerprint)
 
 
@@ -156,22 +159,6 @@ def _read_header(path: Path) -> Header:
 
 def _unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be written ({error.strerror}); make room, or set runs to another folder", 1)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Lets one process at a time pass; on a file system without locks all do, which costs no more than time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_WRONLY)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)  # and with it the lock
 
 
 @contextmanager
