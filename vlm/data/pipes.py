@@ -117,12 +117,8 @@ class Pipes:
         self._keep(self.most - 1)
         try:
             with open(part, "wb") as file:
-                ran = subprocess.run(
-                    [SHELL, "-c", place.removeprefix(PIPE)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.PIPE,
-                )
+                command = [SHELL, "-c", place.removeprefix(PIPE)]
+                ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE)
             if ran.returncode < 0 or ran.returncode == 130:  # whoever ended it wants no second one
                 raise InterruptedError("ended by a signal")
             if ran.returncode:
