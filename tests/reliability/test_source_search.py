@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ FORBIDDEN = {
 METHODS = {"eval", "compile"}  # of modules and of regular expressions, which run no text
 
 
+@cache
 def nodes(path):
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
+@cache
 def code_of(path):
     """The source without comments and strings."""
     kept = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.NEWLINE)
