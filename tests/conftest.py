@@ -1,10 +1,14 @@
 """Fixtures that tests of several folders share."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+
+# By Python's own thresholds an eighth of the tests' time goes into looking through what the libraries made.
+gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,8 @@ def build_data(config: dict[str, Any]) -> Data:
     """The data module with its source opened."""
     node = conf.node(config, "data")
     given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
+    if "source" in node:
+        node["source"] = conf.supply(node["source"], {"cache": given["cache"]})
     if conf.takes(node, "tokenizer"):
         given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
     return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})

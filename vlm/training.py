@@ -17,6 +17,7 @@ from vlm.threads import spin_briefly
 # What the program fills in when it builds a node.
 SUPPLIED = {
     "data": {"tokenizer", "seed", "cache"},
+    "data.source": {"cache"},
     "model": {"vocab_size", "num_classes"},
     "model.decoder": {"vocab_size"},
     "task": {"model", "tokenizer", "preprocess", "classes", "optimization", "seed"},

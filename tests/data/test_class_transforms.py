@@ -1,16 +1,16 @@
 """Augmentation of images in classes: keyed whoever draws, torchvision's own operations, true to its bounds."""
 
+import importlib.util
 import multiprocessing
 import random
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from vlm.data import class_transforms
 from vlm.data.class_transforms import POLICIES, ClassAugment
 from vlm.data.image import Preprocess
 from vlm.data.resize import to_tensor
@@ -168,8 +168,13 @@ def test_wrong_arguments_are_named(wrong, match):
         ClassAugment(**{"image_size": 32, **wrong})
 
 
-def test_torchvision_loads_only_for_a_policy():
-    code = "import sys; from vlm.data.class_transforms import ClassAugment; ClassAugment(image_size=8, erase=0.5)"
-    code += "; assert 'torchvision' not in sys.modules; ClassAugment(image_size=8, policy='randaugment')"
-    code += "; assert 'torchvision' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+def test_torchvision_loads_only_for_a_policy(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    spec = importlib.util.spec_from_file_location("loaded_anew", class_transforms.__file__)
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    anew.ClassAugment(image_size=8, erase=0.5)
+    with pytest.raises(ImportError, match="torchvision"):
+        anew.ClassAugment(image_size=8, policy="randaugment")

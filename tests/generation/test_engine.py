@@ -71,8 +71,15 @@ def same(found, truth):
             assert text.score == pytest.approx(twin.score, abs=1e-5)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("name", SEARCHES)
+# Each search with one way of telling positions, and each of these with two searches; the others take longer.
+PAIRS = [
+    pytest.param(name, positions, marks=() if positions == "learned" or name in ("beam", "rules") else pytest.mark.slow)
+    for name in SEARCHES
+    for positions in POSITIONS
+]
+
+
+@pytest.mark.parametrize("name, positions", PAIRS)
 def test_rows_queue_and_order_change_nothing(make_decoder, context, name, positions):
     decoder = make_decoder(V, MAX_LEN, sharpness=0.5, positions=POSITIONS[positions]())
     decoding, end = Decoding(**SEARCHES[name]), {"eos_id": common_token(decoder, context)}

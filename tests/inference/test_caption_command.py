@@ -20,6 +20,9 @@ TINY = [
     "model.size.num_heads=2",
     "model.size.encoder_depth=1",
     "model.size.decoder_depth=1",
+    "data.source.train_scenes=48",
+    "data.source.val_scenes=8",
+    "data.source.test_scenes=8",
 ]
 
 

@@ -138,7 +138,7 @@ def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path,
             writer.writerow([name, german, {"0": "test", "1": "val"}.get(name[-5], "train")])
     overrides = [value for value in small if "scenes" not in value]
     data = ["data=captions", f"data.root={photos}", f"data.path={table}", "data.image_size=32", "data.max_len=80"]
-    assert main([*overrides, *data, f"runs={tmp_path / 'runs'}", "trainer.max_epochs=30", "optim.lr=1e-2"]) == 0
+    assert main([*overrides, *data, f"runs={tmp_path / 'runs'}", "trainer.max_epochs=12", "optim.lr=1e-2"]) == 0
     (folder,) = (tmp_path / "runs").glob("*/20*")
     predictions = json.loads((folder / "evaluation" / "test" / "predictions.json").read_text())
     spoken = {word for prediction in predictions for word in prediction["caption"].split()}
@@ -147,6 +147,7 @@ def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path,
 
 def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, capsys) -> None:
     heart = ["debug=overfit", "optim.lr=1e-2", "data.source.captions_per_image=1"]
+    heart += ["trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
     assert main([*small, *heart, f"runs={tmp_path}", "data.batch_size=8", "trainer.limit_test_batches=1"]) == 0
     (folder,) = tmp_path.glob("*/20*")
     out = folder / "evaluation" / "train"

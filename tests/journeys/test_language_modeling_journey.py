@@ -208,7 +208,7 @@ def test_info_says_what_the_file_holds(trained_text: Path, capsys) -> None:
 
 
 def test_eight_windows_are_learnt_by_heart(small_text: list[str], tmp_path: Path) -> None:
-    heart = ["debug=overfit", "trainer.max_epochs=200", "trainer.check_val_every_n_epoch=200"]
+    heart = ["debug=overfit", "trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
     assert main([*small_text, *heart, "model.size.dim=64", f"runs={tmp_path / 'runs'}"]) == 0
     last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
     out = tmp_path / "out"

@@ -43,8 +43,11 @@ def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("step", "signum", "status", "workers"),
-    [(3, signal.SIGINT, 130, 0), (5, signal.SIGTERM, 143, 0), (10, signal.SIGTERM, 143, 2)],
-    ids=["in the first epoch", "at an epoch's last batch", "with workers"],
+    [
+        pytest.param(3, signal.SIGINT, 130, 0, marks=pytest.mark.slow, id="in the first epoch"),
+        pytest.param(5, signal.SIGTERM, 143, 0, id="at an epoch's last batch"),
+        pytest.param(10, signal.SIGTERM, 143, 2, id="with workers"),
+    ],
 )
 def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, monkeypatch, capsys) -> None:
     with monkeypatch.context() as patch:
@@ -92,9 +95,9 @@ def wholes(small_classes: list[str], small_text: list[str], tmp_path_factory: py
 @pytest.mark.parametrize(
     ("task", "step", "workers"),
     [
-        ("classification", 3, 0),
+        pytest.param("classification", 3, 0, marks=pytest.mark.slow),
         ("classification", 10, 2),
-        ("language_modeling", 2, 0),
+        pytest.param("language_modeling", 2, 0, marks=pytest.mark.slow),
         ("language_modeling", 6, 0),
     ],
 )

@@ -6,6 +6,8 @@ import shlex
 import shutil
 import sys
 import tarfile
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -55,12 +57,19 @@ def tasks_of(group: str, option: str) -> list[str]:
     return [next((task for task, names in OWN.items() if re.fullmatch(names, option)), "captioning")]
 
 
-OPTIONS = [
-    [f"task={task}", f"{group}={path.stem}", *(NEEDS.get(path.stem, []) if group == "data" else [])]
-    for group in GROUPS
-    for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
-    for task in tasks_of(group, path.stem)
-]
+def options_of(task: str) -> Iterator[list[str]]:
+    """Every option of a task, each in one of a few configs: the first of every group together, then the second, ..."""
+    together = []
+    for group in GROUPS:
+        options = [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+        options = [option for option in options if task in tasks_of(group, option)]
+        alone = [option for option in options if group == "data" and option in NEEDS]
+        yield from ([f"task={task}", f"data={option}", *NEEDS[option]] for option in alone)
+        together.append([f"{group}={option}" for option in options if option not in alone])
+    yield from ([f"task={task}", *filter(None, row)] for row in zip_longest(*together))
+
+
+OPTIONS = [options for task in TASKS for options in options_of(task)]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line.removeprefix("$ ")
@@ -131,6 +140,12 @@ def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> Non
     check_fit(config)
 
 
+def test_no_option_is_left_out() -> None:
+    tried = {override for options in OPTIONS for override in options}
+    files = [path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml")]
+    assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} <= tried
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_an_override_of_a_task_counts(task: str) -> None:
     assert conf.compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
@@ -158,6 +173,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
     }
     own = next(given for name, given in data.items() if experiment.startswith(name))
     fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}"]
+    fast += [f"trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
     assert main([f"experiment={experiment}", *fast, *own]) == 0
 
 
@@ -196,8 +212,14 @@ def test_the_readmes_commands_run_as_written(command, place, trained_classifier,
     if program == "vlm":
         assert vlm(arguments) == 0
     elif any(argument.startswith("resume=") for argument in arguments):
-        assert main(arguments) == 0
+        assert main([argument.replace("max_epochs=10", "max_epochs=3") for argument in arguments]) == 0
     else:
-        small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
+        small = [
+            "debug=fast",
+            "trainer.max_epochs=1",
+            "trainer.accelerator=cpu",
+            "model.size.dim=32",
+            "model.size.num_heads=2",
+        ]
         small += SHORT if "language_modeling" in command or "shakespeare" in command else []
         assert main([*arguments, *small]) == (2 if wrong else 0)

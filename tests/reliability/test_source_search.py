@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ FORBIDDEN = {
 METHODS = {"eval", "compile"}  # of modules and of regular expressions, which run no text
 
 
+@cache
 def nodes(path):
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
+@cache
 def code_of(path):
     """The source without comments and strings."""
     kept = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.NEWLINE)
@@ -70,6 +73,13 @@ def test_nothing_is_loaded_but_weights_and_plain_yaml(path):
 def test_checkpoints_are_read_in_one_place():
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "torch . load (" in code_of(path)]
     assert found == ["vlm/checkpoint.py"]
+
+
+def test_a_shell_is_started_in_one_place():
+    """For the commands of a user's own config; `vlm.data.shard_list` says whose those are."""
+    shell = re.compile(r"[\"'/](sh|bash|zsh|dash)[\"'](?!, \"interactive\")")  # that is the name of a job
+    found = [path.relative_to(ROOT).as_posix() for path in FILES if shell.search(path.read_text(encoding="utf-8"))]
+    assert found == ["vlm/data/pipes.py"]
 
 
 def test_what_makes_an_instance_of_a_name_is_two_places():

@@ -18,7 +18,8 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
-_NOT_ITS_OWN = {"download", "remote", "write_index"}  # of data sources: what lets them reach a network, or write
+# Of data sources: what lets them reach a network, run commands or write, and the variable by which a user allows it.
+_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "commands": "VLM_COMMANDS", "write_index": ""}
 # Arguments that say where something is written; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
@@ -45,7 +46,8 @@ def check_stored(config: Any) -> None:
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A checkpoint's config that fetches nothing, and whose cache lies where the checkpoint does.
 
-    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
+    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names,
+    with VLM_COMMANDS=1 it may run the commands that it names.
 
     Args:
         folder: The checkpoint's run.
@@ -57,7 +59,7 @@ def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _offline(value: Any) -> Any:
     if isinstance(value, dict):
-        off = _NOT_ITS_OWN - {"remote"} if os.environ.get("VLM_REMOTE") == "1" else _NOT_ITS_OWN
+        off = {key for key, allowed in _NOT_ITS_OWN.items() if os.environ.get(allowed) != "1"}
         return {key: key not in off and _offline(child) for key, child in value.items()}
     return [_offline(child) for child in value] if isinstance(value, list) else value
 

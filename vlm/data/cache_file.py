@@ -1,11 +1,10 @@
 """What files in a cache have in common: one process writes, and a disk that is full ends in a line."""
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from vlm.data import locks
 from vlm.errors import UserError
 
 
@@ -15,15 +14,14 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lets one process at a time pass; on a file system without locks all do, which costs no more than time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_WRONLY)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    try:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    """Lets one process at a time pass, as `locks.alone`.
+
+    Raises:
+        UserError: The folder cannot be written to.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locks.alone(path))
+        except OSError as error:
+            raise unwritable(path, error) from error
         yield
-    finally:
-        os.close(lock)  # and with it the lock

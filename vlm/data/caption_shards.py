@@ -48,13 +48,7 @@ class CaptionShards(ShardSource):
     folders of the root that are named so, else drawn by image.
 
     Args:
-        root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without; patterns may be relative to
-            it.
-        path: The shards instead: a file, pattern or URL.
-        val_path: Those of validation alone.
-        test_path: Those of test alone.
-        remote: Whether URLs may be read.
-        write_index: Whether the index of a shard that has none is left beside it.
+        root, path, val_path, test_path, remote, commands, write_index, cached_shards, cache: As in ShardSource.
         val_fraction: Part of the images held out for validation where the data says no splits.
         test_fraction: Part of the images held out for test where the data says no splits.
         seed: Seed of which images are held out and which captions are drawn.
@@ -75,7 +69,10 @@ class CaptionShards(ShardSource):
         val_path: str | None = None,
         test_path: str | None = None,
         remote: bool = False,
+        commands: bool = False,
         write_index: bool = False,
+        cached_shards: int = 32,
+        cache: str = "runs/cache",
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
         seed: int = 0,
@@ -85,7 +82,15 @@ class CaptionShards(ShardSource):
             raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
         check_fractions(val_fraction, test_fraction)
         super().__init__(
-            root=root, path=path, val_path=val_path, test_path=test_path, remote=remote, write_index=write_index
+            root=root,
+            path=path,
+            val_path=val_path,
+            test_path=test_path,
+            remote=remote,
+            commands=commands,
+            write_index=write_index,
+            cached_shards=cached_shards,
+            cache=cache,
         )
         self.seed, self.captions_per_image = seed, captions_per_image
         kept = self.samples

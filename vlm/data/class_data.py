@@ -225,15 +225,8 @@ class ClassData(Data):
         if self.repeats == 1:
             return super().train_dataloader()
         dataset = self.dataset("train", augmented=True)
-        batches = RepeatedBatches(
-            repeats=self.repeats,
-            size=len(dataset),
-            batch_size=self.batch_size,
-            seed=self.seed,
-            position=self._position,
-            **self._ranks(),
-        )
-        return self.loader(Repeated(dataset, self.repeats), batches)
+        batches = RepeatedBatches(repeats=self.repeats, **self._order_of_all(dataset))
+        return self.loader(Repeated(dataset, self.repeats), batches, batches.near, self.repeats)
 
 
 def _open(source: ClassSource, seed: int, train_samples: int | None) -> dict[str, ClassSplit]:

@@ -48,7 +48,7 @@ class ClassShards(ShardSource):
     share.
 
     Args:
-        root, path, val_path, test_path, remote, write_index: As in CaptionShards.
+        root, path, val_path, test_path, remote, commands, write_index, cached_shards, cache: As in ShardSource.
         val_fraction: Part of each class held out for validation where the data says no splits.
         test_fraction: Part of each class held out for test where the data says no splits.
         seed: Seed of which images are held out.
@@ -69,14 +69,25 @@ class ClassShards(ShardSource):
         val_path: str | None = None,
         test_path: str | None = None,
         remote: bool = False,
+        commands: bool = False,
         write_index: bool = False,
+        cached_shards: int = 32,
+        cache: str = "runs/cache",
         val_fraction: float = 0.1,
         test_fraction: float = 0.0,
         seed: int = 0,
     ) -> None:
         check_fractions(val_fraction, test_fraction)
         super().__init__(
-            root=root, path=path, val_path=val_path, test_path=test_path, remote=remote, write_index=write_index
+            root=root,
+            path=path,
+            val_path=val_path,
+            test_path=test_path,
+            remote=remote,
+            commands=commands,
+            write_index=write_index,
+            cached_shards=cached_shards,
+            cache=cache,
         )
         texts = {split: _texts(samples) for split, samples in self.samples.items()}
         self.classes = self._classes(texts.get("train", []) + texts.get(None, []))

@@ -8,6 +8,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from vlm.data.feature_file import FeatureFile
+from vlm.data.near import Foretold, Near, near_of
 from vlm.data.sampler import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
@@ -134,15 +135,13 @@ class Data(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         dataset = self.dataset("train", augmented=True)
-        options = {**self.order(dataset), **self._ranks()}
-        batches = TrainBatches(
-            size=len(dataset), batch_size=self.batch_size, seed=self.seed, position=self._position, **options
-        )
-        return self.loader(dataset, batches)
+        batches = TrainBatches(**self._order_of_all(dataset), **self.order(dataset))
+        return self.loader(dataset, batches, batches.near)
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
         dataset = self.dataset(name)
-        return self.loader(dataset, EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks()))
+        batches = EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks())
+        return self.loader(dataset, batches, near_of(self.split(name)))
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
@@ -150,14 +149,28 @@ class Data(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader("val")
 
+    def _order_of_all(self, dataset: Any) -> dict[str, Any]:
+        """What the order of training is a function of, whatever the kind of data."""
+        return {
+            "size": len(dataset),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "position": self._position,
+            "near": near_of(self.split("train")),
+            **self._ranks(),
+        }
+
     def _ranks(self) -> dict[str, int]:
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def loader(self, dataset: Dataset, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
+    def loader(
+        self, dataset: Dataset, batches: Iterable[Sequence[Key]], near: Near | None = None, copies: int = 1
+    ) -> DataLoader[Any]:
         return DataLoader(
             dataset,
-            batch_sampler=batches,  # type: ignore[arg-type]  # keys are (epoch, index), not bare indices
+            # Keys are (epoch, index), not bare indices.
+            batch_sampler=batches if near is None else Foretold(batches, near, copies),  # type: ignore[arg-type]
             collate_fn=self.collate(),
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,

@@ -25,7 +25,7 @@ class RepeatedBatches(TrainBatches):
         self.repeats = repeats
 
     def global_batches(self, epoch: int) -> list[np.ndarray]:
-        order = numpy_rng(self.seed, "order", epoch).permutation(self.size)
+        order = self.order(numpy_rng(self.seed, "order", epoch))
         copies = (order[:, None] * self.repeats + np.arange(self.repeats)).reshape(-1)[: self.size]
         starts = range(0, self.size, self.batch_size)
         return [copies[start : start + self.batch_size] for start in starts][: len(self)]

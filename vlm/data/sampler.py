@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from vlm.data.near import Near
 from vlm.randomness import numpy_rng
 
 Key = tuple[int, int]  # (epoch, index): all that a data set needs to produce a sample
@@ -28,6 +29,7 @@ class TrainBatches:
         position: Returns (epoch, batches of it already done), asked when an iterator is made.
         rank, world: This process, and how many there are.
         lengths: Returns the length of every sample in an epoch.
+        near: How samples lie in shards of which few are at hand at a time; None where any can be read by itself.
         bucket: How many global batches are sorted by length together; 1 sorts nothing. More is less padding, but where
             length tells kinds of samples apart, these no longer meet in a batch, and steps pull this way and that.
     """
@@ -43,10 +45,11 @@ class TrainBatches:
         world: int = 1,
         lengths: Callable[[int], Sequence[int]] | None = None,
         bucket: int = 32,
+        near: Near | None = None,
     ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.position, self.lengths = position, lengths
-        self.rank, self.world, self.bucket = rank, world, bucket
+        self.rank, self.world, self.bucket, self.near = rank, world, bucket, near
 
     def __len__(self) -> int:
         return count_batches(self.size, self.batch_size, self.world)
@@ -59,7 +62,7 @@ class TrainBatches:
     def global_batches(self, epoch: int) -> list[np.ndarray]:
         """All global batches of an epoch."""
         rng = numpy_rng(self.seed, "order", epoch)
-        order = rng.permutation(self.size)
+        order = self.order(rng)
         starts = range(0, self.size, self.batch_size)
         if self.lengths is None or self.bucket == 1:
             return [order[start : start + self.batch_size] for start in starts][: len(self)]
@@ -68,7 +71,16 @@ class TrainBatches:
         buckets = [order[start : start + span] for start in range(0, self.size, span)]
         order = np.concatenate([bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets])
         batches = [order[start : start + self.batch_size] for start in starts][: len(self)]
-        return [batches[index] for index in rng.permutation(len(batches))]
+        mixed = self.size if self.near is None else self.bucket
+        return [
+            batches[start + index]
+            for start in range(0, len(batches), mixed)
+            for index in rng.permutation(min(mixed, len(batches) - start))
+        ]
+
+    def order(self, rng: np.random.Generator) -> np.ndarray:
+        """The order of samples before any are sorted by length."""
+        return rng.permutation(self.size) if self.near is None else self.near.order(rng)
 
 
 class EvalBatches:

@@ -20,6 +20,7 @@ from vlm.data.tar import Span
 
 FORMAT = 1
 MAX_HEADER = 2**12
+MAX_INDEX = 2**31  # bytes of an index
 
 
 class Record(NamedTuple):
@@ -51,12 +52,13 @@ class ShardIndex:
     Args:
         places: Offset and size of each image, and where its record ends.
         records: All records.
+        size: Of the tar in bytes, by which the index is known to be its own.
     Shapes:
         places int64 (N, 3)
     """
 
-    def __init__(self, places: np.ndarray, records: bytes) -> None:
-        self.places, self._records = places, records
+    def __init__(self, places: np.ndarray, records: bytes, size: int) -> None:
+        self.places, self._records, self.size = places, records, size
 
     def __len__(self) -> int:
         return len(self.places)
@@ -80,14 +82,10 @@ class ShardIndex:
         start = int(self.places[-1, 2]) if len(self) else 0
         return [LeftOut(*line) for line in json.loads(self._records[start:])]
 
-    def to_bytes(self, size: int) -> bytes:
-        """The file's content.
-
-        Args:
-            size: Of the tar, by which the index is known to be its own.
-        """
+    def to_bytes(self) -> bytes:
+        """The file's content."""
         rest = self.places.astype("<i8").tobytes() + self._records
-        header = {"format": FORMAT, "tar": size, "samples": len(self), "digest": digest(rest)}
+        header = {"format": FORMAT, "tar": self.size, "samples": len(self), "digest": digest(rest)}
         return json.dumps(header).encode() + b"\n" + rest
 
 
@@ -96,33 +94,37 @@ def digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def make_index(samples: list[tuple[Span, Record]], left_out: list[LeftOut] | None = None) -> ShardIndex:
-    """The index of these samples."""
+def make_index(samples: list[tuple[Span, Record]], left_out: list[LeftOut], size: int) -> ShardIndex:
+    """The index of these samples of a tar of so many bytes."""
     records = [json.dumps(record).encode() for _, record in samples]
     ends = np.cumsum([len(record) for record in records], dtype=np.int64)
     spans = np.array([span for span, _ in samples], np.int64).reshape(-1, 2)
-    return ShardIndex(np.column_stack([spans, ends]), b"".join(records) + json.dumps(left_out or []).encode())
+    return ShardIndex(np.column_stack([spans, ends]), b"".join(records) + json.dumps(left_out).encode(), size)
 
 
-def parse_index(data: bytes, size: int) -> ShardIndex:
+def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
     """The index in a file's content, every value of it checked: it may have come with the shard from anywhere.
 
     Args:
-        size: Of the tar.
+        size: Of the tar; None where it is not at hand, and the index is believed.
     Raises:
         ValueError: It is none, not whole, or of another tar.
     """
     line, _, rest = data.partition(b"\n")
     header = json.loads(line[:MAX_HEADER])
-    if not isinstance(header, dict) or (header.get("format"), header.get("tar")) != (FORMAT, size):
-        raise ValueError("is of another tar or format")
+    if not isinstance(header, dict) or header.get("format") != FORMAT or type(header.get("tar")) is not int:
+        raise ValueError("is of another format")
+    if size is None:
+        size = header["tar"]
+    elif header["tar"] != size:
+        raise ValueError("is of another tar")
     count = header.get("samples")
     if type(count) is not int or not 0 <= 24 * count <= len(rest) or header.get("digest") != digest(rest):
         raise ValueError("is not whole")
     places = np.frombuffer(rest, "<i8", 3 * count).reshape(count, 3)
     offsets, sizes, ends = places.T
     inside = (offsets >= 0) & (sizes >= 0) & (offsets <= size) & (sizes <= size - offsets)
-    index = ShardIndex(places, rest[24 * count :])
+    index = ShardIndex(places, rest[24 * count :], size)
     if not inside.all() or (np.diff(ends, prepend=0) < 0).any() or (count and ends[-1] > len(index._records)):
         raise ValueError("has places outside of the tar")
     if not all(map(_is_record, index.records())):

@@ -19,11 +19,15 @@ _PIECE = 2**22
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them."""
+    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them.
+
+    Whether it is what a command writes, the config alone says: a file may be called as if it were one.
+    """
 
     path: str
     size: int | None = None
     sha256: str | None = None
+    piped: bool = False
 
     def check_size(self) -> None:
         """Compares the size alone, which costs nothing.
@@ -63,13 +67,16 @@ class Found(NamedTuple):
     classes: list[str] | None
 
 
-def find_shards(*, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool) -> Found:
+def find_shards(
+    *, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool, commands: bool
+) -> Found:
     """The shards that a config names.
 
     Args:
         root: Folder or URL: with what `vlm shard` wrote, with folders named as splits are, or with tars.
-        path, val_path, test_path: Files, patterns or URLs, as given or within the root.
+        path, val_path, test_path: Files, patterns or URLs, as given or within the root; or ``pipe:`` and a command.
         remote: Whether URLs may be read.
+        commands: Whether commands may be run.
     Raises:
         UserError: There are none, or a setting is none of these.
     """
@@ -77,7 +84,9 @@ def find_shards(*, root: str, path: str | None, val_path: str | None, test_path:
     places = {name: (key, storage.local(value)) for name, (key, value) in given.items() if value is not None}
     root = storage.local(root)
     for key, value in [("data.root", root), *places.values()]:
-        storage.check_place(value, key, urls=remote)
+        storage.check_place(value, key, urls=remote, commands=commands)
+    if storage.is_pipe(root):
+        raise UserError(f"data.root={root}: is a command, which lists no folder; give it as data.path")
     try:
         if not places:
             return _in_folder(root)
@@ -92,12 +101,13 @@ def find_shards(*, root: str, path: str | None, val_path: str | None, test_path:
 
 
 def _expanded(pattern: str, key: str, root: str) -> list[Shard]:
-    tried = [pattern] if storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
+    piped = storage.is_pipe(pattern)
+    tried = [pattern] if piped or storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
     try:
         for candidate in tried:
             files = storage.expand(candidate)
             if files and (candidate == tried[-1] or _is_there(files[0])):
-                return [Shard(file) for file in files]
+                return [Shard(file, piped=piped) for file in files]
     except ValueError as fault:
         raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
     raise UserError(f"{key}={pattern}: there is no such shard, nor within {root}; set {key} to the tars")

@@ -9,14 +9,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vlm.data import storage
 from vlm.data.image import SUFFIXES
-from vlm.data.shard_index import LeftOut, Record, ShardIndex, make_index, parse_index
+from vlm.data.shard_index import MAX_INDEX, LeftOut, Record, ShardIndex, make_index, parse_index
 from vlm.data.tar import Span, TarError, members
 from vlm.errors import UserError
 
 SUFFIX = ".index"
 TEXTS = ("txt", "json", "cls")
 MAX_TEXT = 2**20  # bytes of a caption, of metadata or of a class
-MAX_INDEX = 2**31
 
 
 def open_index(path: str, *, write: bool) -> ShardIndex:
@@ -41,7 +40,7 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
         )
     if write and not storage.is_url(path):
         with suppress(OSError):  # a folder that cannot be written to: then it is made each time
-            write_file(Path(path + SUFFIX), index.to_bytes(size))
+            write_file(Path(path + SUFFIX), index.to_bytes())
     return index
 
 
@@ -73,11 +72,12 @@ def build_index(path: str) -> ShardIndex:
     samples: dict[str, _Parts] = {}
     left_out: list[LeftOut] = []
     with storage.open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
         for name, span in members(file):
             if span is not None:
                 _take(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, left_out)
     found = [_sample(key, parts, left_out) for key, parts in samples.items()]
-    return make_index([one for one in found if one is not None], left_out)
+    return make_index([one for one in found if one is not None], left_out, size)
 
 
 class _Parts(NamedTuple):

@@ -76,7 +76,7 @@ def _write_shard(
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    write_file(path.with_name(path.name + SUFFIX), build_index(str(path)).to_bytes(digest.size))
+    write_file(path.with_name(path.name + SUFFIX), build_index(str(path)).to_bytes())
     return {"samples": count, "bytes": digest.size, "sha256": digest.sha256.hexdigest()}, following
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from vlm.data import storage
 from vlm.data.caption_formats import Skipped
 from vlm.data.caption_source import is_lenient
 from vlm.data.image import ImageError, load_image
+from vlm.data.near import Near
+from vlm.data.pipes import LEAST, Pipes
 from vlm.data.shard_index import Record, ShardIndex
 from vlm.data.shard_list import Shard, find_shards
 from vlm.data.shard_scan import open_index
@@ -27,11 +30,12 @@ AT_ONCE = 16  # shards that are opened
 
 @dataclass(frozen=True)
 class Opened:
-    """A shard: its path, what it is called in the names of its samples, and its index."""
+    """A shard: its path or command, what it is called in the names of its samples, and its index."""
 
     path: str
     name: str
     index: ShardIndex
+    piped: bool
 
     def sample(self, record: Record) -> str:
         """What a sample is called: as it was where the shard was written from, or else SHARD/MEMBER."""
@@ -44,12 +48,13 @@ class Samples:
     Args:
         shards: The shards.
         places: Shard and place in it of each sample.
+        pipes: Where the tars of commands are.
     Shapes:
         places int64 (N, 2)
     """
 
-    def __init__(self, shards: Sequence[Opened], places: np.ndarray) -> None:
-        self.shards, self.places = shards, places
+    def __init__(self, shards: Sequence[Opened], places: np.ndarray, pipes: Pipes) -> None:
+        self.shards, self.places, self.pipes = shards, places, pipes
         self._stamps: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -57,7 +62,15 @@ class Samples:
 
     def part(self, indices: Sequence[int]) -> "Samples":
         """Some of them."""
-        return Samples(self.shards, self.places[np.asarray(indices, np.int64)])
+        return Samples(self.shards, self.places[np.asarray(indices, np.int64)], self.pipes)
+
+    @property
+    def near(self) -> Near | None:
+        """How the samples lie in shards, where some of these come from commands."""
+        if not any(shard.piped for shard in self.shards):
+            return None
+        paths = [shard.path for shard in self.shards]
+        return Near(self.places[:, 0], window=self.pipes.most // 2, fetch=lambda shard: self.pipes.ahead(paths[shard]))
 
     def shard(self, index: int) -> Opened:
         """The shard that a sample is in."""
@@ -73,8 +86,9 @@ class Samples:
     def content(self, index: int) -> bytes:
         """The bytes of an image's file; an ImageError is raised where they cannot be read."""
         shard = self.shard(index)
+        read = self.pipes.read if shard.piped else storage.read_span
         try:
-            return storage.read_span(shard.path, shard.index.span(int(self.places[index, 1])))
+            return read(shard.path, shard.index.span(int(self.places[index, 1])))
         except (OSError, ValueError) as fault:
             raise ImageError(f"{self._path(index)}: {getattr(fault, 'strerror', None) or fault}") from fault
 
@@ -101,9 +115,13 @@ class ShardSource:
 
     Args:
         root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without.
-        path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root.
+        path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root; or
+            ``pipe:`` and a command, or a pattern of commands, that each write a tar.
         remote: Whether URLs may be read.
+        commands: Whether commands may be run.
         write_index: Whether the index of a shard that has none is left beside it.
+        cached_shards: How many tars of commands are kept on disk; half as many are mixed in training.
+        cache: Folder of caches; they are kept within it.
     Attributes:
         samples: Those that can be used, by split, or by None where the data says no splits.
         known_classes: Names of the classes where `vlm shard` noted them.
@@ -122,14 +140,20 @@ class ShardSource:
         val_path: str | None,
         test_path: str | None,
         remote: bool,
+        commands: bool,
         write_index: bool,
+        cached_shards: int,
+        cache: str,
     ) -> None:
         self.root, self._write_index = root, write_index
         self.skipped: list[str] = []
         self.repeated: list[str] = []
         self.unusable: dict[str, str] = {}
-        found = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
+        found = find_shards(
+            root=root, path=path, val_path=val_path, test_path=test_path, remote=remote, commands=commands
+        )
         self.shards, self.known_classes = found.splits, found.classes
+        self.pipes = self._open_pipes(cache, cached_shards)
         self._base = _common([shard.path for shards in self.shards.values() for shard in shards])
         self._seen: dict[str, str] = {}
         self._parts: dict[str, Any] = {}  # what a kind of source makes of its samples, for each split that it has
@@ -159,22 +183,39 @@ class ShardSource:
         usable = [shard for shards in self.shards.values() for shard in shards if shard.path not in self.unusable]
         return [*self.unusable.values(), *(line for shard in usable if (line := shard.damage()))]
 
+    def _open_pipes(self, cache: str, cached_shards: int) -> Pipes:
+        places = [shard.path for shards in self.shards.values() for shard in shards if shard.piped]
+        setting = f"data.source.cached_shards={cached_shards}"
+        if cached_shards < LEAST:
+            raise UserError(f"{setting}: give at least {LEAST}")
+        if len(places) > cached_shards and "val" not in self.shards:
+            raise UserError(
+                f"data.val_path: not given; of {len(places)} commands each would be run anew for every validation, "
+                f"which takes samples of all\nname some of them as data.val_path, or keep all on disk: {setting}"
+            )
+        return Pipes(Path(cache) / "shards", cached_shards)
+
     def _open(self, shards: Sequence[Shard]) -> list[Opened]:
         """The shards with their indexes; those that have none are noted where all faults are looked for."""
         opened = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # a store takes its time to answer
+        pool = ThreadPoolExecutor(AT_ONCE)  # a store takes its time to answer
+        try:
             for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
                 if isinstance(index, ShardIndex):
-                    opened.append(Opened(shard.path, shard.path[self._base :], index))
+                    opened.append(Opened(shard.path, shard.path[self._base :], index, shard.piped))
                     self._tell(shard, index)
                 elif is_lenient():
                     self.unusable[shard.path] = str(index)
                 else:
                     raise index
+        finally:
+            pool.shutdown(cancel_futures=True)
         return opened
 
     def _index(self, shard: Shard) -> ShardIndex | UserError:
         try:
+            if shard.piped:
+                return self.pipes.index(shard.path)
             shard.check_size()
             return open_index(shard.path, write=self._write_index)
         except UserError as fault:
@@ -201,7 +242,7 @@ class ShardSource:
                 else:
                     self._seen[name] = shard.path
                     kept.append((number, at))
-        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
+        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2), self.pipes)
 
     def _refuse(self, message: str) -> None:
         if not is_lenient():

@@ -36,14 +36,12 @@ def search(
     bos_id: int,
     eos_id: int,
     ids: Sequence[int | str] | None = None,
-    rows: int | None = None,
     trees: dict[int, list] | None = None,
 ) -> list[list[Hypothesis]]:
     """Texts for each image of a batch, best first.
 
     Args:
         ids: Of the images, for what is drawn; by default their places.
-        rows: Images at a time; by default all.
         trees: As in `decode`.
     """
     count = len(context.states)
@@ -55,7 +53,7 @@ def search(
             decoding,
             bos_id=bos_id,
             eos_id=eos_id,
-            rows=rows or max(1, count),
+            rows=max(1, count),
             device=context.states.device,
             trees=trees,
         )
