@@ -13,6 +13,7 @@ from vlm.training import main
 
 QUIET = [
     "trainer=cpu",
+    "trainer.precision=32-true",  # whatever the processor has: figures are compared to the digit
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
     "data.num_workers=0",

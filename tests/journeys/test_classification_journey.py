@@ -18,6 +18,7 @@ from vlm.run import build_data
 from vlm.training import main
 
 CPU = ["--device", "cpu"]
+EXACT = [*CPU, "--precision", "fp32"]
 
 
 def best(run: Path) -> str:
@@ -120,7 +121,7 @@ def read(form: str, text: str) -> Iterator[tuple[str, str, float]]:
 @pytest.mark.parametrize(("form", "size"), [("text", 1), ("jsonl", 7), ("csv", 36)])
 def test_classes_of_files_are_those_of_the_runs_test(form, size, trained_classifier, pictures, told, tmp_path) -> None:
     out = tmp_path / "found"
-    options = ["--format", form, "--out", str(out), "--batch-size", str(size), *CPU]
+    options = ["--format", form, "--out", str(out), "--batch-size", str(size), *EXACT]
     assert vlm(["classify", str(pictures), "-c", best(trained_classifier), *options]) == 0
     found = list(read(form, out.read_text()))
     assert [Path(path).stem for path, _, _ in found] == sorted(told)
@@ -132,7 +133,7 @@ def test_classes_of_files_are_those_of_the_runs_test(form, size, trained_classif
 
 def test_the_likeliest_classes_come_in_order(trained_classifier: Path, pictures: Path, told, capsys) -> None:
     image = str(pictures / "test-0-000004.png")
-    arguments = ["classify", image, "-c", best(trained_classifier), *CPU, "--top"]
+    arguments = ["classify", image, "-c", best(trained_classifier), *EXACT, "--top"]
     assert vlm([*arguments, "5", "--format", "jsonl"]) == 0
     record = json.loads(capsys.readouterr().out)
     expected = told["test-0-000004"]["top"]
@@ -154,7 +155,7 @@ def test_the_likeliest_classes_come_in_order(trained_classifier: Path, pictures:
 def test_a_bad_image_is_named_and_the_others_are_classified(trained_classifier, pictures, tmp_path, capsys) -> None:
     bad, good = tmp_path / "bad.png", str(pictures / "test-0-000000.png")
     bad.write_bytes(b"no image")
-    assert vlm(["classify", str(bad), good, str(tmp_path / "none.png"), "-c", best(trained_classifier), *CPU]) == 1
+    assert vlm(["classify", str(bad), good, str(tmp_path / "none.png"), "-c", best(trained_classifier), *EXACT]) == 1
     captured = capsys.readouterr()
     assert captured.out.startswith(f"{good}\t") and len(captured.out.splitlines()) == 1
     assert f"error: {bad}: " in captured.err and f"error: {tmp_path / 'none.png'}: " in captured.err
@@ -213,6 +214,6 @@ def test_a_classifier_of_ones_own_pictures_with_every_recipe(class_folders, smal
     assert not torch.equal(raw["model.head.weight"], averaged["head.weight"])
     rates = {round(group["lr"], 9) for group in loaded["optimizer_states"][0]["param_groups"]}
     assert rates == {round(1e-2 * 0.7**below, 9) for below in range(4)}  # head, two blocks, what stands below them
-    assert vlm(["classify", str(class_folders / "red"), "-c", best(run), *CPU]) == 0
+    assert vlm(["classify", str(class_folders / "red"), "-c", best(run), *EXACT]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 12 and sum("\tred " in line for line in said) >= 10

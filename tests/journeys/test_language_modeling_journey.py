@@ -20,6 +20,7 @@ from vlm.run import build_data
 from vlm.training import main
 
 CPU = ["--device", "cpu"]
+EXACT = [*CPU, "--precision", "fp32"]
 PROMPTS = ["A", "A large red", "The small green triangle right of the circle is above a", ""]
 
 
@@ -40,7 +41,7 @@ def write(trained_text: Path, capsys):
     """Runs `vlm generate` and returns its records."""
 
     def run(*options: str, prompts: list[str] = PROMPTS) -> list[dict]:
-        arguments = [*ask(prompts), "-c", best(trained_text), *CPU, "--max-tokens", "20"]
+        arguments = [*ask(prompts), "-c", best(trained_text), *EXACT, "--max-tokens", "20"]
         assert vlm(["generate", *arguments, "--format", "jsonl", *options]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -90,7 +91,7 @@ def test_three_forms_hold_the_same_text(write, trained_text: Path, tmp_path: Pat
     assert all(record.keys() == {"prompt", "text", "logprob"} and record["logprob"] < 0 for record in records)
     assert [record["prompt"] for record in records] == PROMPTS
     assert all(record["text"] for record in records)
-    arguments = ["generate", *ask(PROMPTS), "-c", best(trained_text), *CPU, "--max-tokens", "20"]
+    arguments = ["generate", *ask(PROMPTS), "-c", best(trained_text), *EXACT, "--max-tokens", "20"]
     assert vlm([*arguments, "--format", "csv", "--out", str(tmp_path / "out.csv")]) == 0
     rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
     assert [(row["prompt"], row["text"], float(row["logprob"])) for row in rows] == [
@@ -110,7 +111,7 @@ def test_text_goes_out_as_it_comes(trained_text: Path, monkeypatch, capsys) -> N
     step, put = Decoder.step, sys.stdout.write
     monkeypatch.setattr(Decoder, "step", lambda *args, **kwargs: happened.append("step") or step(*args, **kwargs))
     monkeypatch.setattr(sys.stdout, "write", lambda text: (text and happened.append(text)) or put(text))
-    assert vlm(["generate", "--prompt", "A red", "-c", best(trained_text), *CPU, "--max-tokens", "6"]) == 0
+    assert vlm(["generate", "--prompt", "A red", "-c", best(trained_text), *EXACT, "--max-tokens", "6"]) == 0
     assert happened[0] == "A red"
     for place, event in enumerate(happened[1:-2], start=1):
         assert (event == "step") == (place % 2 == 1)  # what a step drew is written before the next one
@@ -131,7 +132,7 @@ def test_prompts_of_different_lengths_at_once_are_as_each_alone(write) -> None:
 def test_prompts_come_from_stdin(write, trained_text: Path, monkeypatch, capsys) -> None:
     expected = write(prompts=PROMPTS[:3])
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(PROMPTS[:3]) + "\n"))
-    options = ["-c", best(trained_text), *CPU, "--max-tokens", "20", "--format", "jsonl"]
+    options = ["-c", best(trained_text), *EXACT, "--max-tokens", "20", "--format", "jsonl"]
     assert vlm(["generate", *options]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
@@ -246,7 +247,7 @@ def test_a_model_of_ones_own_text(tokenizer: str, small_text: list[str], tmp_pat
         # The document's end is a token and no byte.
         bits = metrics["val/loss"] / math.log(2) * (size + 1) / size
         assert metrics["val/bits_per_byte"] == pytest.approx(bits, rel=1e-9)
-    assert vlm(["generate", "--prompt", "Grüße", "-c", best(run), *CPU, "--max-tokens", "5"]) == 0
+    assert vlm(["generate", "--prompt", "Grüße", "-c", best(run), *EXACT, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("Grüße")
 
 

@@ -128,7 +128,7 @@ def test_a_scaled_step_clips_as_an_unscaled_one(tmp_path, monkeypatch) -> None:
         trainer.strategy.precision_plugin = plugin
         return trainer
 
-    clipped = [*SMALL, "trainer.gradient_clip_val=0.01", "trainer.max_steps=2"]
+    clipped = [*SMALL, "trainer.precision=32-true", "trainer.gradient_clip_val=0.01", "trainer.max_steps=2"]
     assert main([*clipped, f"runs={tmp_path / 'plain'}"]) == 0
     monkeypatch.setattr(run_module, "build_trainer", build_scaled)
     assert main([*clipped, f"runs={tmp_path / 'scaled'}"]) == 0
