@@ -48,7 +48,21 @@ def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
 def test_the_evaluated_captions_are_those_of_vlm_caption(trained: Path, tmp_path: Path, capsys) -> None:
     predictions = json.loads((trained / "evaluation" / "test" / "predictions.json").read_text())
     example = trained / "samples" / "example.png"
-    assert vlm(["caption", str(example), "-c", str(trained / "checkpoints" / "best.ckpt"), "--device", "cpu"]) == 0
+    assert (
+        vlm(
+            [
+                "caption",
+                str(example),
+                "-c",
+                str(trained / "checkpoints" / "best.ckpt"),
+                "--device",
+                "cpu",
+                "--precision",
+                "fp32",
+            ]
+        )
+        == 0
+    )
     path, caption = capsys.readouterr().out.rstrip("\n").split("\t")
     assert path == str(example)
     assert caption == next(p["caption"] for p in predictions if p["image_id"] == "test-0-000000")

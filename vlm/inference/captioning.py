@@ -68,9 +68,10 @@ def caption_pixels(
         pixels uint8 (B, 3, H, W) -> B captions
     """
     decoding = Decoding(max_tokens=max_tokens)
-    with torch.inference_mode():
+    # Autocast would cast the weights anew for every token; and what is evaluated is what `vlm caption` gives.
+    with torch.inference_mode(), torch.autocast(pixels.device.type, enabled=False):
         context = encode_in_parts(model, normalized(model, preprocess, pixels))
-    found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+        found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
     return [_caption(tokenizer, decoding, texts[0]) for texts in found]
 
 
