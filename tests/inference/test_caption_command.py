@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import torch
 from PIL import Image
 
 from vlm.cli import run
@@ -69,6 +70,14 @@ def test_bfloat16_says_almost_the_same(caption):
         assert row["logprob"] != other["logprob"]
         # Each of at most 8 products of a token's path rounds to 8 bits.
         assert row["confidence"] == pytest.approx(other["confidence"], rel=0.05)
+
+
+def test_autocast_does_not_reach_decoding(checkpoint):
+    captioner = Captioner(checkpoint)
+    pixels = [captioner.pixels(Image.effect_noise((32, 32), 80).convert("RGB"))]
+    plain = captioner.caption(pixels)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert captioner.caption(pixels) == plain
 
 
 def test_an_unknown_precision_is_refused(checkpoint, capsys):
