@@ -129,6 +129,7 @@ def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
 
 def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path, monkeypatch) -> None:
     options = [*small, *DROPOUT, "trainer.accumulate_grad_batches=4", "callbacks=ema", "callbacks.progress=null"]
+    options += ["trainer.max_epochs=2"]
     assert main([*options, f"runs={tmp_path / 'a'}"]) == 0
     with monkeypatch.context() as patch:
         interrupt_at(1, signal.SIGINT, patch)

@@ -64,6 +64,7 @@ def test_every_sample_comes_once_over_ranks_and_workers(place, shards, tmp_path,
         monkeypatch.setattr(data, "_ranks", lambda rank=rank: {"rank": rank, "world": 2})
         for name, loader in (("train", data.train_dataloader()), ("eval", data.eval_dataloader("train"))):
             seen[name] += [name for batch in loader for name in batch.ids]
+    del loader  # and with it its workers, which end slowly where the collector of garbage ends them
     split = data.split("train")
     names = [split.sample_id(0, index) for index in range(len(split))]
     assert sorted(seen["train"]) == sorted(seen["eval"]) == sorted(names) and len(set(names)) == len(names)
