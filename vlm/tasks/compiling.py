@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -64,6 +65,8 @@ def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
     settings.optimize_ddp = False  # it would cut graphs where gradients are sent; blocks are such parts already
     settings.skip_fsdp_guards = False  # else one sharded block's code would serve others that differ from it
     _clock.watch()
-    # On a CPU, kernels for any size from the start: those for one size sum in another order, so that the weights of a
-    # run would tell which sizes it has seen since it was started. On a GPU, for one size as long as there is but one.
-    return lambda forward: torch.compile(forward, dynamic=None if on_gpu else True)
+    if on_gpu:
+        return torch.compile  # for one size as long as there is but one
+    # What a run had seen since it was started would show in its weights, were there kernels for one size, or ends of
+    # loops in vectors where the first size that came was worth it: these sum in another order.
+    return partial(torch.compile, dynamic=True, options={"cpp.enable_loop_tail_vec": False})
