@@ -99,7 +99,7 @@ def compiles(config: dict[str, Any]) -> bool:
     if lacking and chosen:
         raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
     if lacking and first():
-        print(f"not compiled, for there is no {lacking}; compile=false says nothing of it", flush=True)
+        print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
     return lacking is None
 
 

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 
+from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 from vlm.nn.position import RotaryPositions
 from vlm.randomness import seed_torch
+from vlm.run import compiles
 from vlm.tasks import compiling
 from vlm.tasks.blocks import arrange, blocks
 from vlm.tasks.losses import next_token_labels, token_loss
@@ -94,6 +96,19 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     (said,) = capsys.readouterr().err.splitlines()
     assert "compile: there is no C++ compiler" in said and "nonesuch" in said and "compile=false" in said
     assert not list(tmp_path.iterdir())  # before any data is read
+
+
+def test_a_gpu_compiles_by_default_where_it_can(monkeypatch, capsys) -> None:
+    cpu, gpu = ({"trainer": {"accelerator": kind}} for kind in ("cpu", "auto"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(compiling, "missing", lambda on_gpu: None)
+    assert compiles({**gpu, "compile": None}) and compiles({**cpu, "compile": True})
+    assert not compiles({**gpu, "compile": False}) and not compiles({**cpu, "compile": None})
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(compiling, "missing", lambda on_gpu: "Triton")
+    assert not compiles({**gpu, "compile": None}) and "no Triton" in capsys.readouterr().out
+    with pytest.raises(UserError, match="compile: there is no Triton; install it, or set compile=false"):
+        compiles({**gpu, "compile": True})
 
 
 needs_compiler = pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
