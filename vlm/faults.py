@@ -79,6 +79,10 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
         return UserError(inner[-1].strip(), 1) if inner and "DataLoader worker process" in str(fault) else fault
     if _is_memory(chain, text):
         return UserError(_memory(fault, text, config), 1)
+    if any(type(link).__module__.startswith(("torch._dynamo", "torch._inductor")) for link in chain):
+        lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
+        said = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
+        return UserError(f"torch.compile failed ({said[:160]}); set compile=false", 1)
     if isinstance(fault, OSError) and fault.errno in _REMEDIES:
         where = f"{fault.filename}: " if fault.filename else ""
         return UserError(f"{where}{fault.strerror}; {_REMEDIES[fault.errno]}", 1)

@@ -12,6 +12,7 @@ from vlm import checkpoint as ckpt
 from vlm import config as conf
 from vlm import slurm
 from vlm.callbacks.checkpoints import Checkpoints, VerifiedIO
+from vlm.callbacks.compiling import TellCompiling
 from vlm.callbacks.progress import Progress
 from vlm.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.callbacks.steady_logger import SteadyLogger
@@ -25,7 +26,9 @@ from vlm.nn.precision import has_bfloat16
 from vlm.processes import agree, check_devices, first, first_alone
 from vlm.randomness import key
 from vlm.report.results import write_results
+from vlm.tasks import compiling
 from vlm.tasks.base import Task
+from vlm.tasks.blocks import arrange
 from vlm.tasks.optim import Optimization
 from vlm.tasks.sharding import gather, scatter
 
@@ -88,12 +91,33 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
     )
 
 
+def on_gpu(config: dict[str, Any]) -> bool:
+    """Whether a config trains on a GPU here."""
+    return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def compiles(config: dict[str, Any]) -> bool:
+    """Whether a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
+
+    Raises:
+        UserError: It says so, and something is.
+    """
+    chosen = config.get("compile")
+    if chosen is False or (chosen is None and not on_gpu(config)):
+        return False
+    lacking = compiling.missing(on_gpu=on_gpu(config))
+    if lacking and chosen:
+        raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
+    if lacking and first():
+        print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
+    return lacking is None
+
+
 def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
     """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node.get("precision") is None:
-        on_gpu = node["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu else "cpu") else "32-true"
+        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
     leave_signals_to_us(trainer)
@@ -114,12 +138,15 @@ class Run:
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(agree(lambda: str(new_folder(config))))
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
+        self.compiled = compiles(config)
         self.data = self._open_data(loaded)
         model, spec = build_model(config, self.data.sizes)
         if loaded is None:
             start_from(model, config)
         elif self.data.cache_features:  # those of the weights that the run has, before the trainer loads them
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
+        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
+        arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
@@ -159,6 +186,7 @@ class Run:
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
         built = [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built += [TellCompiling()] if self.compiled else []
         # What is saved, and left, after a step is all that the others made of it.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))

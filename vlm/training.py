@@ -26,7 +26,14 @@ SUPPLIED = {
     "logger.csv": {"folder"},
     "logger.tensorboard": {"save_dir"},
 }
-TYPES = {"seed": int, "name": str, "runs": str, "layer_decay": float}
+TYPES = {
+    "seed": int,
+    "name": str,
+    "runs": str,
+    "layer_decay": float,
+    "compile": bool | None,
+    "activation_checkpointing": bool | None,  # runs of before it have none
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -207,7 +214,8 @@ def _number(value: float) -> str:
 
 def quiet() -> None:
     """Silences what libraries say of themselves; what concerns the user is said by us."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+    libraries = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"
+    for name in (*libraries, "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", module="torch")

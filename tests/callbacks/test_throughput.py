@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from vlm.callbacks.throughput import PEAKS, peak_flop, peak_memory
+from vlm.callbacks.throughput import PEAKS, Throughput, peak_flop, peak_memory
 
 
 def test_the_peak_is_that_of_the_device_and_precision(monkeypatch):
@@ -26,3 +26,15 @@ def test_peak_memory_is_that_of_this_process():
     held = torch.ones(before // 4)  # as much again
     assert 1.5 * before < peak_memory(torch.device("cpu")) < 3 * before
     del held
+
+
+def test_compiling_is_not_training(monkeypatch):
+    clock = {"now": 100.0, "compiling": 7.0}
+    monkeypatch.setattr("vlm.callbacks.throughput.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("vlm.callbacks.throughput.compiling.seconds", lambda: clock["compiling"])
+    meter = Throughput()
+    meter._images = 40
+    clock |= {"now": 135.0, "compiling": 37.0}  # 35 s, of which 30 went into compiling
+    trainer = SimpleNamespace(world_size=1, precision="32-true")
+    task = SimpleNamespace(device=torch.device("cpu"), counted=0)
+    assert meter.figures(trainer, task)["images_per_s"] == 8

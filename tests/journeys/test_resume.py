@@ -15,6 +15,7 @@ from journey import only_run, same_weights
 
 from vlm import checkpoint as ckpt
 from vlm.callbacks.audit import Audit
+from vlm.tasks import compiling
 from vlm.training import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
@@ -135,6 +136,22 @@ def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path,
         interrupt_at(1, signal.SIGINT, patch)
         assert main([*options, f"runs={tmp_path / 'b'}"]) == 130
     assert main([f"resume={only_run(tmp_path / 'b')}"]) == 0
+    a, b = (only_run(tmp_path / name) / "checkpoints" / "last.ckpt" for name in "ab")
+    assert same_weights(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
+def test_resume_of_a_compiled_run_is_exact(small, tmp_path, monkeypatch, capsys) -> None:
+    """It goes on in a process that has compiled nothing, with the rows of another length first, all in less memory."""
+    options = [*small, *DROPOUT, "compile=true"]
+    assert main([*options, f"runs={tmp_path / 'a'}"]) == 0
+    assert "compiled    in" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        interrupt_at(7, signal.SIGTERM, patch)
+        assert main([*options, f"runs={tmp_path / 'b'}"]) == 143
+    resumed = [sys.executable, str(ROOT / "train.py"), f"resume={only_run(tmp_path / 'b')}"]
+    subprocess.run([*resumed, "activation_checkpointing=true"], check=True, timeout=300)
     a, b = (only_run(tmp_path / name) / "checkpoints" / "last.ckpt" for name in "ab")
     assert same_weights(a, b)
 

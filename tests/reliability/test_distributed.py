@@ -13,6 +13,7 @@ from kills import Nursery
 from small import TASKS, command
 
 from vlm import checkpoint as ckpt
+from vlm.tasks import compiling
 
 pytestmark = pytest.mark.slow
 
@@ -101,3 +102,17 @@ def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, fold
     for part in ("state_dict", "ema"):
         for key, tensor in one[part].items():
             torch.testing.assert_close(two[part][key], tensor, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, folders, tmp_path) -> None:
+    options = [*(DDP if kind == "ddp" else FSDP), "compile=true", "activation_checkpointing=true"]
+    args = command("captioning", *EXACT, *OWN["captioning"], *STEP, *options)
+    for end in run_two(nursery, args, cwd=tmp_path, timeout=300):
+        assert end.status == 0, end.said
+    own = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["state_dict"]
+    reference = ckpt.read(folders["captioning", "one"] / "checkpoints" / "last.ckpt")["state_dict"]
+    assert own.keys() == reference.keys()
+    for name, tensor in reference.items():
+        torch.testing.assert_close(own[name], tensor, rtol=0, atol=1e-5)

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from vlm.models.flop import ModelFlop
+from vlm.tasks import compiling
 from vlm.tasks.base import Task
 
 # Dense matrix products, FLOP/s: in 16 bits, in TF32 and in plain 32 bits. The makers publish them, some with a factor
@@ -38,16 +39,16 @@ class Throughput(L.Callback):
     - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: over the peak of PEAKS, where it knows the device.
     - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
 
-    Validation takes no part in it. Nothing waits for the device but where something is logged.
+    Validation and torch.compile take no part in it. Nothing waits for the device but where something is logged.
     """
 
     def __init__(self) -> None:
         self.flop: ModelFlop | None = None
-        self._since = self._asked = self._paused = 0.0
+        self._since = self._compiled = self._asked = self._paused = 0.0
         self._restart()
 
     def _restart(self) -> None:
-        self._since, self._waited = time.perf_counter(), 0.0
+        self._since, self._compiled, self._waited = time.perf_counter(), compiling.seconds(), 0.0
         self._images, self._tokens, self._flop = 0, False, 0.0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -102,7 +103,8 @@ class Throughput(L.Callback):
 
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
         """What is logged, of the steps since the last restart; all ranks come here together."""
-        elapsed, counted = time.perf_counter() - self._since, float(task.counted)
+        elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
+        counted = float(task.counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
         own = torch.tensor([self._images, counted, flop, self._waited], dtype=torch.float64)
         images, tokens, flop, waited = (

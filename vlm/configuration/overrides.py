@@ -17,7 +17,7 @@ from vlm.configuration.strangers import readable
 from vlm.configuration.types import did_you_mean, nearest
 from vlm.errors import UserError
 
-RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers")
+RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 _PATH_KEYS = ("root", "path")  # by convention a folder and a file
 _ACTIVE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # an interpolation that no backslash makes literal
 _FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)

@@ -64,13 +64,12 @@ def attention(
     if _plainly(q, k, dropout):
         weights = attention_weights(q, k, may_attend=may_attend, bias=bias, scale=scale)
         return drop(weights, dropout) @ _spread(v, q)
-    grouped = k.shape[1] != q.shape[1]
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
+    if k.shape[1] != q.shape[1]:
+        options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
     if bias is None and isinstance(may_attend, str) and q.shape[2] == k.shape[2]:
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-    mask = _mask(q, k, may_attend, bias)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_mask(q, k, may_attend, bias), **options)
 
 
 def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:

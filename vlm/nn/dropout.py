@@ -16,7 +16,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     if rate == 0:
         return x
     share = round(rate * LEVELS)
-    if x.device.type != "cpu" or not 0 < share < LEVELS:
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < share < LEVELS:
         return F.dropout(x, rate)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
     drawn = bits.view(torch.int16)[: x.numel()].view(x.shape)

@@ -1,6 +1,6 @@
 """Sharding: each rank keeps a part of every weight, gradient and moment, and whole checkpoints are written and read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-STACKS = ("blocks", "layers", "stages")  # what the blocks of a model stand in, by our names and timm's
+from vlm.tasks.blocks import blocks
 
 
 class Sharded(ModelParallelStrategy):
@@ -62,17 +62,11 @@ def shard(model: nn.Module, strategy: Any) -> None:
     if not isinstance(strategy, Sharded) or isinstance(model, FSDPModule):
         return
     mesh = strategy.device_mesh["data_parallel"]
-    for block in _blocks(model):
+    for block in blocks(model):
         fully_shard(block, mesh=mesh)
         if hasattr(block, "keys_values"):  # called by the decoder ahead of the block itself
             register_fsdp_forward_method(block, "keys_values")
     fully_shard(model, mesh=mesh)
-
-
-def _blocks(model: nn.Module) -> Iterable[nn.Module]:
-    for name, stack in model.named_modules():
-        if name.rpartition(".")[2] in STACKS and isinstance(stack, nn.ModuleList | nn.Sequential):
-            yield from stack
 
 
 def gather(model: nn.Module) -> None:

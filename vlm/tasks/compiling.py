@@ -1,0 +1,72 @@
+"""torch.compile for training: where it works, what it is told, and how long it takes."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+VARIANTS = 64  # of one function; blocks that differ, as by their drop_path, are one each
+
+
+def missing(*, on_gpu: bool) -> str | None:
+    """What torch.compile needs and this machine does not have."""
+    if on_gpu and find_spec("triton") is None:
+        return "Triton (pip install triton)"
+    if on_gpu and torch.cuda.get_device_capability() < (7, 0):
+        return "GPU of compute capability 7.0 or more"
+    variable, kind = ("CC", "C") if on_gpu else ("CXX", "C++")
+    usual = ("gcc", "clang", "cc") if on_gpu else ("clang++" if sys.platform == "darwin" else "g++",)
+    names = [os.environ[variable]] if os.environ.get(variable) else usual
+    if any(shutil.which(name) for name in names):
+        return None
+    return f"{kind} compiler (looked for {', '.join(names)}; {variable} names another)"
+
+
+class _Clock:
+    """Measures compilations, which may begin in a forward pass or, on another thread, in a backward pass."""
+
+    seconds = 0.0
+    _began: float | None = None
+
+    def watch(self) -> None:
+        if self._began is None:
+            self._began = 0.0
+            dynamo = import_module("torch._dynamo")
+            dynamo.on_compile_start(self._start)
+            dynamo.on_compile_end(self._end)
+
+    def _start(self, *args: Any) -> None:
+        self._began = time.perf_counter()
+
+    def _end(self, *args: Any) -> None:
+        assert self._began is not None
+        self.seconds += time.perf_counter() - self._began
+
+
+_clock = _Clock()
+
+
+def seconds() -> float:
+    """Time that this process has spent compiling so far."""
+    return _clock.seconds
+
+
+def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
+    """What compiles a block's forward pass, where torch is told what blocks need; `seconds` tells how long it takes."""
+    settings: Any = import_module("torch._dynamo.config")  # imported only here: it takes seconds
+    settings.recompile_limit = VARIANTS
+    settings.optimize_ddp = False  # it would cut graphs where gradients are sent; blocks are such parts already
+    settings.skip_fsdp_guards = False  # else one sharded block's code would serve others that differ from it
+    _clock.watch()
+    if on_gpu:
+        return torch.compile  # for one size as long as there is but one
+    # What a run had seen since it was started would show in its weights, were there kernels for one size, or ends of
+    # loops in vectors where the first size that came was worth it: these sum in another order.
+    return partial(torch.compile, dynamic=True, options={"cpp.enable_loop_tail_vec": False})
