@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,9 +37,10 @@ class _Clock:
     def watch(self) -> None:
         if self._began is None:
             self._began = 0.0
-            dynamo = import_module("torch._dynamo")
-            dynamo.on_compile_start(self._start)
-            dynamo.on_compile_end(self._end)
+            from torch._dynamo import on_compile_end, on_compile_start  # only here: it takes seconds
+
+            on_compile_start(self._start)
+            on_compile_end(self._end)
 
     def _start(self, *args: Any) -> None:
         self._began = time.perf_counter()
@@ -60,7 +60,9 @@ def seconds() -> float:
 
 def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
     """What compiles a block's forward pass, where torch is told what blocks need; `seconds` tells how long it takes."""
-    settings: Any = import_module("torch._dynamo.config")  # imported only here: it takes seconds
+    from torch._dynamo import config  # only here: it takes seconds
+
+    settings: Any = config
     settings.recompile_limit = VARIANTS
     settings.optimize_ddp = False  # it would cut graphs where gradients are sent; blocks are such parts already
     settings.skip_fsdp_guards = False  # else one sharded block's code would serve others that differ from it
