@@ -14,6 +14,7 @@ from vlm.generation.options import Decoding, Hypothesis
 from vlm.generation.single import Single
 from vlm.generation.texts import Texts
 from vlm.models.context import Context
+from vlm.models.stepping import Stepper
 
 # Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
 Chunk = tuple[Sequence[int | str], Context | None]
@@ -93,7 +94,7 @@ class _Loop:
         )
         self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
         self.came = 0  # images so far
-        self.state: Any = None
+        self.steps: Stepper | None = None
         self.texts: Texts | None = None
         self.tokens = torch.empty(0)
         # Reading what was chosen waits for the device. On a GPU the host runs ahead of it instead.
@@ -104,13 +105,14 @@ class _Loop:
 
     def advance(self) -> list[tuple[int, list[Hypothesis]]] | None:
         """Takes steps until texts have ended; None once no image is left."""
-        if self.state is None and not self._start():
+        if self.steps is None and not self._start():
             return None
         for step in range(1, self.max_len + 1):
-            hidden = self.decoder.step(self.tokens.flatten()[:, None], self.state)  # (R * G, 1, D)
-            tokens, parents = self.chooser.choose(self.decoder.head(hidden[:, -1]).float(), self.texts)
+            assert self.steps is not None
+            logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
+            tokens, parents = self.chooser.choose(logits, self.texts)
             if parents is not None:
-                self.state.descend(parents)
+                self.steps.state.descend(parents)
             if self.texts is not None:
                 self.texts.append(tokens, parents)
             self.tokens = tokens
@@ -126,7 +128,8 @@ class _Loop:
         if not new:
             return False
         columns, context = self.decoding.columns, _joined(new)
-        self.state = self.decoder.start(context, rows=len(new) * columns, max_len=self.max_len, beams=columns)
+        state = self.decoder.start(context, rows=len(new) * columns, max_len=self.max_len, beams=columns)
+        self.steps = Stepper(self.decoder, state)
         self.chooser.rows = [self.chooser.begin(item.id) for item in new]
         self.places, self.free, self.left = [item.place for item in new], [], self.max_len
         if self.decoding.rules.read_texts:
@@ -147,12 +150,14 @@ class _Loop:
         return found
 
     def _refill(self) -> None:
+        assert self.steps is not None
         new = self._take(len(self.free))
         rows, self.free = sorted(self.free)[: len(new)], sorted(self.free)[len(new) :]
         if new:
             index = torch.tensor(rows, device=self.device)
             context = _joined(new)
-            self.state.replace(index, self.decoder.keys_values(context), None if context is None else context.mask)
+            mask = None if context is None else context.mask
+            self.steps.state.replace(index, self.decoder.keys_values(context), mask)
             if self.texts is not None:
                 self.texts.begin(index)
             self.tokens[index] = self.bos_id
@@ -161,14 +166,15 @@ class _Loop:
                 self.places[row] = item.place
             self.left = self.max_len
         elif len(self.free) == len(self.places):
-            self.state = None
+            self.steps = None
         elif 2 * len(self.free) >= len(self.places):
             self._keep([row for row in range(len(self.places)) if row not in self.free])
 
     def _keep(self, rows: list[int]) -> None:
         """Goes on with these rows alone."""
+        assert self.steps is not None
         index = torch.tensor(rows, device=self.device)
-        self.state.select(index)
+        self.steps.state.select(index)
         if self.texts is not None:
             self.texts.select(index)
         self.tokens = self.tokens[index]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vlm.generation.logits import Sampling
-from vlm.models.decoder import Decoder, DecodeState
+from vlm.models.decoder import Decoder
+from vlm.models.stepping import Stepper
 from vlm.randomness import numpy_rng
 
 
@@ -45,19 +46,19 @@ def continue_texts(
     draws = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
     device = decoder.token_embed.weight.device
     rows = [row for row in range(len(texts)) if max_tokens > 0]
-    state, begins, hidden = None, [-1] * len(texts), torch.empty(0)
+    steps: Stepper | None = None
+    begins = [-1] * len(texts)
     for step in range(max_tokens):
         if not rows:
             return
         wanted = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
-        full = state is not None and state.length == decoder.max_len  # by a longer text, which has ended
-        if state is None or full or wanted != begins:
+        full = steps is not None and steps.state.length == decoder.max_len  # by a longer text, which has ended
+        if steps is None or full or wanted != begins:
             begins = wanted
-            state, hidden = _read([texts[row][at:] for row, at in zip(rows, begins, strict=True)], decoder, device)
+            steps, logits = _read([texts[row][at:] for row, at in zip(rows, begins, strict=True)], decoder, device)
         else:
             last = torch.tensor([texts[row][-1:] for row in rows], device=device)  # (R, 1)
-            hidden = decoder.step(last, state)
-        logits = decoder.head(hidden[:, -1]).float()  # (R, V)
+            logits = steps.logits(last)  # (R, V)
         uniform = torch.from_numpy(np.array([draws[row][step] for row in rows])).to(device)
         tokens = sampling.draw(logits, uniform)
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
@@ -68,7 +69,7 @@ def continue_texts(
         going = [place for place, item in enumerate(drawn) if item.token != eos_id]
         if len(going) < len(rows):
             rows, begins = [rows[place] for place in going], [begins[place] for place in going]
-            state.select(torch.tensor(going, device=device, dtype=torch.long))
+            steps.state.select(torch.tensor(going, device=device, dtype=torch.long))
 
 
 def context_begin(length: int, window: int) -> int:
@@ -80,11 +81,11 @@ def context_begin(length: int, window: int) -> int:
     return 0 if length <= window else -(-(length - window) // stride) * stride
 
 
-def _read(contexts: list[list[int]], decoder: Decoder, device: torch.device) -> tuple[DecodeState, Tensor]:
+def _read(contexts: list[list[int]], decoder: Decoder, device: torch.device) -> tuple[Stepper, Tensor]:
     """Reads texts of different lengths, aligned at their ends."""
     longest = max(map(len, contexts))
     starts = [longest - len(context) for context in contexts]
     tokens = torch.tensor([[0] * start + context for start, context in zip(starts, contexts, strict=True)])
     ragged = torch.tensor(starts, device=device) if any(starts) else None
-    state = decoder.start(None, rows=len(contexts), max_len=decoder.max_len, starts=ragged)
-    return state, decoder.step(tokens.to(device), state)
+    steps = Stepper(decoder, decoder.start(None, rows=len(contexts), max_len=decoder.max_len, starts=ragged))
+    return steps, steps.logits(tokens.to(device))

@@ -115,8 +115,12 @@ class DecodeState:
         if self.starts is not None and seen is not None:
             own = held == steps[:, None]  # what stands before the start must attend to something, if only itself
             seen = seen & ((held >= self.starts[:, None])[:, None] | own)  # (B, L, slots)
+        return self._masked(bias, seen, len(held), length)
+
+    def _masked(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor | None:
+        """A bias (N, L, slots) together with what may be seen, (B or 1, L, slots)."""
         if self.lineage is not None:
-            return self._bias_of_beams(bias, seen, len(held), length)
+            return self._bias_of_beams(bias, seen, slots, length)
         if seen is None:
             return None if bias is None else bias[None]
         masked = as_bias(seen, self.caches[0].keys)[:, None]  # (B or 1, 1, L, slots)
