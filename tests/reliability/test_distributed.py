@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 FSDP = ["trainer=fsdp", *DDP[1:]]
 OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
 # Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
-STEP = ["trainer.accumulate_grad_batches=2", "data.batch_size=6", "+optim.eps=1e-4"]
+STEP = ["trainer.accumulate_grad_batches=2", "data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
 
 
 @pytest.fixture(scope="module")
