@@ -38,7 +38,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.hugging_face import load_hugging_face
 from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
 from vlm.models.vit import ViT
-from vlm.nn.packed import lay_out_for_decoding
+from vlm.nn.packed import lay_out_for_decoding, pack
 
 SHAPES = {
     "S": {"image": 96, "dim": 256, "heads": 4, "encoder": 6, "decoder": 6},
@@ -87,6 +87,7 @@ def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageMod
         theirs.save_pretrained(folder)
         load_hugging_face(ours, folder)
     ours = ours.to(dtype)
+    pack(ours.encoder)
     lay_out_for_decoding(ours.decoder, rows=rows)
     return ours, theirs.eval()
 

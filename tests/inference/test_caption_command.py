@@ -65,11 +65,11 @@ def test_captions_do_not_depend_on_the_batch_size(caption, options):
 
 
 def test_bfloat16_says_almost_the_same(caption):
-    exact, low = (caption("--precision", precision) for precision in ("fp32", "bf16"))
+    """At the first word: a near tie that tips sends all after it another way."""
+    exact, low = (caption("--precision", precision, "--max-tokens", "1") for precision in ("fp32", "bf16"))
     for row, other in zip(exact, low, strict=True):
         assert row["logprob"] != other["logprob"]
-        # Each of at most 8 products of a token's path rounds to 8 bits.
-        assert row["confidence"] == pytest.approx(other["confidence"], rel=0.05)
+        assert row["confidence"] == pytest.approx(other["confidence"], rel=0.03)
 
 
 def test_autocast_does_not_reach_decoding(checkpoint):

@@ -1,4 +1,4 @@
-"""Layouts of weights for decoding compute what the layers as they are compute."""
+"""Layouts of weights for use compute what the layers as they are compute."""
 
 import copy
 
@@ -8,7 +8,9 @@ from torch import nn
 
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
-from vlm.nn.packed import PackedLinear, lay_out_for_decoding
+from vlm.models.vit import ViT
+from vlm.nn import packed
+from vlm.nn.packed import PackedLinear, PackedMLP, lay_out_for_decoding, pack
 
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 
@@ -22,10 +24,30 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None
         torch.testing.assert_close(PackedLinear(layer.weight, layer.bias)(x), layer(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "swiglu"])
+def test_an_encoder_computes_the_same_packed(activation: str) -> None:
+    torch.manual_seed(0)
+    plain = ViT(
+        image_size=16, patch_size=4, dim=32, depth=2, num_heads=4, activation=activation, class_token=True
+    ).eval()
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    laid_out = copy.deepcopy(plain)
+    pack(laid_out)
+    kinds = [type(module) for module in laid_out.modules()]
+    if packs.args[0] is False:
+        assert kinds.count(PackedLinear) == 2 * 4 and kinds.count(PackedMLP) == (0 if activation == "swiglu" else 2)
+    images = torch.randn(3, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(laid_out(images).states, plain(images).states, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("wide", [0, packed.WIDE])
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_a_decoder_computes_the_same_in_any_layout(rows: int, activation: str) -> None:
+def test_a_decoder_computes_the_same_in_any_layout(rows: int, activation: str, wide: int, monkeypatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(packed, "WIDE", wide)
     plain = Decoder(
         vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, context_dim=24, activation=activation
     ).eval()

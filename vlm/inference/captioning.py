@@ -23,7 +23,7 @@ from vlm.inference.reading import read_images
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
-from vlm.nn.packed import lay_out_for_decoding
+from vlm.nn.packed import lay_out_for_decoding, pack
 from vlm.verify import refusing
 
 
@@ -210,6 +210,7 @@ def caption_files(
             yield pixels
 
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
+    pack(captioner.model.encoder)
     lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
     for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)

@@ -11,6 +11,7 @@ from vlm.data.image import Preprocess
 from vlm.inference.files import Writer
 from vlm.inference.loading import check_outputs, normalized, read_for
 from vlm.inference.reading import read_images
+from vlm.nn.packed import pack
 from vlm.verify import refusing
 
 
@@ -76,6 +77,7 @@ def classify_files(
         workers: As in `read_images`.
     """
     failed = 0
+    pack(classifier.model)
     for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
         failed += bad
         if not good:

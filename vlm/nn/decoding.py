@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import KeyValueCache
-from vlm.nn.packed import PackedLinear
+from vlm.nn.packed import PackedLinear, PackedMLP
 from vlm.nn.position import Placed
 
 
@@ -108,7 +108,7 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """What a module computes, as a function, where it is known and nobody listens to it; else the module."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
-    if isinstance(module, PackedLinear):
+    if isinstance(module, PackedLinear | PackedMLP):
         return module.function()
     if type(module) is nn.Linear:
         return partial(F.linear, weight=module.weight, bias=module.bias)

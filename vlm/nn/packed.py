@@ -1,4 +1,4 @@
-"""Weights laid out for decoding on a CPU, whose products have as many rows as there are texts: few."""
+"""Weights laid out for use on a CPU; nothing here is for training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,28 +6,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.nn.blocks import ACTIVATIONS, MLP, Block
+
 FEW_ROWS = 8  # what a layout is chosen for; it serves fewer and more as well
+WIDE = 384  # D from which packed products of one row in float32 take no longer than others
+
+# An activation as oneDNN computes it at the end of a product: its name and algorithm there.
+FUSED = {
+    ACTIVATIONS["relu"]: ("relu", ""),
+    ACTIVATIONS["gelu"]: ("gelu", "none"),
+    ACTIVATIONS["gelu_tanh"]: ("gelu", "tanh"),
+}
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight lies in the blocks that oneDNN's inner products read (for inference only).
+    """A linear layer whose weight lies in the blocks that oneDNN's inner products read.
 
-    The products of a decode step have as many rows as there are texts. A library that takes weights as they come copies
-    them into blocks at each call, which is most of the time of a product of 8 rows.
+    A library that takes weights as they come copies them into blocks at each call: most of the time of a product of 8
+    rows, and still a fifth with 200.
 
     Args:
         weight: (out, in), on the CPU.
         bias: (out,) or None.
+        activation: One of FUSED, which then needs no pass of its own over the result; or None.
     Shapes:
         x (..., in) -> (..., out)
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         # The way by which torch's own compiler lays out frozen weights; layers of torch.utils.mkldnn cannot take
         # tensors as they are.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), FEW_ROWS)
         self.bias = None if bias is None else bias.detach()
+        self.fused = ("none", "") if activation is None else FUSED[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function()(x)
@@ -35,14 +49,56 @@ class PackedLinear(nn.Module):
     def function(self) -> Callable[[Tensor], Tensor]:
         """What the layer computes, without the machinery of modules."""
         product, weight, bias = torch.ops.mkldnn._linear_pointwise.default, self.weight, self.bias
-        return lambda x: product(x, weight, bias, "none", [], "")
+        name, algorithm = self.fused
+        return lambda x: product(x, weight, bias, name, [], algorithm)
+
+
+class PackedMLP(nn.Module):
+    """An MLP of packed layers.
+
+    Shapes:
+        x (..., D) -> (..., D)
+    """
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__()
+        self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, mlp.activation)
+        self.fc2 = PackedLinear(mlp.fc2.weight, mlp.fc2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function()(x)
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """What the MLP computes, without the machinery of modules."""
+        first, second = self.fc1.function(), self.fc2.function()
+        return lambda x: second(first(x))
+
+
+def pack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda name, layer: True) -> None:
+    """Packs the linear layers and MLPs of a model's blocks, on a CPU where this build of torch can. Values stay.
+
+    Args:
+        wanted: Of a layer by its name in its parent; of an MLP, its first.
+    """
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        _pack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
+
+
+def _pack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
+    for name, child in module.named_children():
+        if type(child) is MLP and wanted(name, child.fc1):
+            setattr(module, name, PackedMLP(child))
+        elif type(child) is nn.Linear and wanted(name, child):
+            setattr(module, name, PackedLinear(child.weight, child.bias))
+        else:
+            _pack(child, wanted)
 
 
 def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
-    """Lays out what a decode step multiplies by: the linear layers of each block, and the head. Values stay.
+    """Lays out what a decode step multiplies by, on a CPU: the linear layers of each block, and the head. Values stay.
 
-    For several rows, oneDNN's blocks take half the time; for one row in float32, its calls cost more than they save.
-    The keys and values of the context are products of many rows, for which weights are best left as they are.
+    For several rows, packed layers take half the time; for one row in float32, a call costs more than it saves where
+    layers are small.
 
     Args:
         rows: Texts that are mostly decoded at once, beams counted.
@@ -50,20 +106,18 @@ def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     embed: Any = decoder.token_embed
     if embed.weight.device.type != "cpu":
         return
-    if not _can_pack(embed.weight) or (rows == 1 and embed.weight.dtype == torch.float32):
+    if _can_pack(embed.weight) and (rows > 1 or embed.weight.dtype != torch.float32 or embed.weight.shape[1] >= WIDE):
+        pack(decoder)
+        decoder.head = PackedLinear(embed.weight, None).function()  # type: ignore[assignment]
+    else:
+        pack(decoder, lambda name, layer: name == "kv")  # of the context: products of many rows
         _lay_out_input_major(decoder)
-        return
-    for name, layer in list(decoder.named_modules()):
-        if type(layer) is nn.Linear and not name.endswith("cross_attn.kv"):
-            parent, _, own = name.rpartition(".")
-            setattr(decoder.get_submodule(parent), own, PackedLinear(layer.weight, layer.bias))
-    decoder.head = PackedLinear(embed.weight, None).function()  # type: ignore[assignment]
 
 
 def _can_pack(weight: Tensor) -> bool:
     """Whether this build of torch lays such a weight out."""
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return known and weight.dtype in (torch.float32, torch.bfloat16)
+    return known and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def _lay_out_input_major(decoder: nn.Module) -> None:
