@@ -12,7 +12,7 @@ from vlm import options as opt
 from vlm.benching import bench
 from vlm.errors import UserError
 from vlm.options import Checkpoint, Device, Out, Overrides, Seed, Trust
-from vlm.threads import spin_briefly
+from vlm.tuning import tune
 
 app = typer.Typer(
     add_completion=False,
@@ -28,7 +28,7 @@ app.command()(bench)
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
-    spin_briefly()
+    tune()
     if sys.argv[1:2] == ["train"]:
         from vlm.training import main as train
 

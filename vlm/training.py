@@ -12,7 +12,7 @@ from typing import Any
 from vlm import config as conf
 from vlm.errors import SharedError, UserError
 from vlm.features import feature_faults
-from vlm.threads import spin_briefly
+from vlm.tuning import tune
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
@@ -38,7 +38,7 @@ TYPES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Runs `train.py` with these arguments and returns the exit status."""
-    spin_briefly()
+    tune()
     argv = sys.argv[1:] if argv is None else argv
     try:
         resume, overrides = conf.split_resume(argv)

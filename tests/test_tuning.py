@@ -1,0 +1,66 @@
+"""Commands settle how threads wait and what memory is kept, unless somebody says otherwise."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from vlm.tuning import tune
+
+SHOW = """
+import os, sys
+import {module} as module
+assert "torch" not in sys.modules
+sys.argv = ["vlm", "--nonsense"]
+try:
+    module.main()
+except SystemExit:
+    pass
+names = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+print(*(os.environ.get(name) for name in names))
+"""
+
+
+@pytest.mark.parametrize("module", ["vlm.cli", "vlm.training"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "None 3000 256"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None 256"),
+        ({"GOMP_SPINCOUNT": "9", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "None 9 7"),
+    ],
+)
+def test_the_environment_is_set_before_torch_is_loaded(module: str, given: dict[str, str], expected: str) -> None:
+    program = SHOW.format(module=module)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": "", **given})
+    assert done.stdout.split() == expected.split(), done.stderr
+
+
+FAULTS = """
+import resource, sys
+from vlm.tuning import tune
+tune()
+import torch
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):  # 100 MB; the first ones find no freed memory yet
+    torch.ones(25_000_000)
+begun = faults()
+for _ in range(5):
+    torch.ones(25_000_000)
+print(faults() - begun)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
+def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool) -> None:
+    program = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(program, capture_output=True, text=True, env={"PATH": "", **given}, check=True)
+    assert (int(done.stdout) < 1000) == kept, done.stdout  # 24,000 pages a tensor
+
+
+def test_it_may_be_told_twice() -> None:
+    tune()
+    tune()
