@@ -14,7 +14,6 @@ once data and model were built (Linux).
 
 import argparse
 import csv
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from vlm.tuning import tune
+
+tune()  # of both sides alike
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch

@@ -8,14 +8,15 @@ share of the whole time. Of a GPU the copy from the device is part of a write.
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from vlm.tuning import tune
+
+tune()  # of both sides alike
 
 from vlm import checkpoint as ckpt
 from vlm import config as conf

@@ -12,13 +12,14 @@ import argparse
 import ctypes
 import gc
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from vlm.tuning import tune
+
+tune()  # of both sides alike
 
 import matplotlib
 

@@ -22,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from vlm.tuning import tune
+
+tune()  # of both sides alike
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np

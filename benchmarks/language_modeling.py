@@ -10,13 +10,14 @@ Blocks of steps of both alternate in one process; ratios are medians over blocks
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from vlm.tuning import tune
+
+tune()  # of both sides alike
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
