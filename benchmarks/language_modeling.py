@@ -5,7 +5,8 @@
 Ours is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar, checkpoints.
 The peers are bare steps in float32: batches cut from an array in memory, cross-entropy, clipping, AdamW as torch
 chooses to run it; the model is a GPT-2 block by block with F.scaled_dot_product_attention, or GPT2LMHeadModel of
-transformers as it comes but for its sizes and dropout. Ours computes in float32 too, or in what trainer=cpu takes.
+transformers as it comes but for its sizes and dropout. Ours computes in float32 too, or in what trainer=cpu takes, also
+with compile=true.
 Blocks of steps of both alternate in one process; ratios are medians over blocks.
 """
 
@@ -98,10 +99,15 @@ def bare_step(name: str, ids: np.ndarray, vocab_size: int) -> Callable[[], None]
     return step
 
 
-def compare(text: str, peer: str, precision: str, *, block: int, rounds: int) -> dict[str, float]:
+# Of ours: its precision and whether its blocks are compiled.
+WAYS = {"fp32": ("32-true", "null"), "default": ("null", "null"), "default, compiled": ("null", "true")}
+
+
+def compare(text: str, peer: str, way: str, *, block: int, rounds: int) -> dict[str, float]:
+    precision, compiled = WAYS[way]
     with tempfile.TemporaryDirectory() as runs:
         given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu"]
-        given += [f"trainer.precision={precision}"]
+        given += [f"trainer.precision={precision}", f"compile={compiled}"]
         config = conf.compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         timed = Interleaved(
@@ -123,13 +129,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     options = {"block": args.block, "rounds": args.rounds}
-    rows = {
-        f"{peer}, ours {'fp32' if precision == '32-true' else 'default'}": compare(
-            args.text, peer, precision, **options
-        )
-        for peer in PEERS
-        for precision in ("32-true", "null")
-    }
+    rows = {f"{peer}, ours {way}": compare(args.text, peer, way, **options) for peer in PEERS for way in WAYS}
     report(rows, args.out)
 
 
