@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.models.decode_state import DecodeState, KeysValues
-from vlm.nn.attention import KeyValueCache, MayAttend, causal_within
+from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.decoding import StepBlock
 from vlm.nn.dropout import Dropout
@@ -162,4 +162,4 @@ class Decoder(nn.Module):
 
 
 def _in_order(pair: KeysValues | None) -> KeysValues | None:
-    return None if pair is None else (pair[0].contiguous(), pair[1].contiguous())
+    return None if pair is None else (as_cached(pair[0]).contiguous(), as_cached(pair[1]).contiguous())

@@ -51,7 +51,7 @@ def attention(
     """softmax(q kᵀ / √K + bias) v over what may be attended to (Vaswani et al. 2017, equation 1).
 
     Every attention of the package goes through here. Keys and values may have fewer heads, each shared by a group of
-    heads of the queries (Ainslie et al. 2023).
+    heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
 
     Args:
         may_attend: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
@@ -63,7 +63,7 @@ def attention(
     """
     if _plainly(q, k, dropout):
         weights = attention_weights(q, k, may_attend=may_attend, bias=bias, scale=scale)
-        return drop(weights, dropout) @ _spread(v, q)
+        return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     if k.shape[1] != q.shape[1]:
         options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
@@ -76,13 +76,11 @@ def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
     """Whether two products and a softmax are the fastest way.
 
     On a CPU, torch has no fused kernel with dropout, and that for bfloat16 loses to plain products up to some 500
-    keys: at 64 tokens, forward and back take 4.1 ms in place of 1.2 (2 cores with AVX512-BF16). Only the few queries
-    of a single text are better off with one call than with four.
+    keys: at 64 tokens, forward and back take 4.1 ms in place of 1.2 (2 cores with AVX512-BF16).
     """
     if k.device.type != "cpu" or dropout > 0:
         return k.device.type == "cpu"
-    few_queries = q.shape[0] * q.shape[1] < 16 and q.shape[2] < 64
-    return k.dtype == torch.bfloat16 and k.shape[2] <= FEW_KEYS and not few_queries
+    return q.dtype != k.dtype or (k.dtype == torch.bfloat16 and k.shape[2] <= FEW_KEYS)
 
 
 def attention_weights(
@@ -90,10 +88,16 @@ def attention_weights(
 ) -> Tensor:
     """The weights that `attention` gives to values: (B, N, L, S)."""
     mask = _mask(q, k, may_attend, bias)
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _spread(k, q).transpose(-1, -2)  # (B, N, L, S)
+    scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
     if mask is not None:
         scores = scores + (as_bias(mask, scores) if mask.dtype == torch.bool else mask)
     return scores.softmax(-1)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b for four dimensions, whose first two are alike: for one text, matmul takes a sixth longer."""
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def as_bias(seen: Tensor, like: Tensor) -> Tensor:
@@ -129,7 +133,7 @@ class KeyValueCache:
     """
 
     def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        self.keys = like.new_zeros(rows, heads, max_len, head_dim)  # what is masked must be finite still
+        self.keys = as_cached(like.new_zeros(rows, heads, max_len, head_dim))  # what is masked must be finite still
         self.values = torch.zeros_like(self.keys)
         self.length = 0
 
@@ -146,6 +150,15 @@ class KeyValueCache:
     def select(self, rows: Tensor) -> None:
         """Keeps these rows (B',), in this order."""
         self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+def as_cached(keys: Tensor) -> Tensor:
+    """Keys or values as decoding keeps them: on a CPU in 32 bits at least.
+
+    A step's few products in bfloat16 take twice as long there, and rounded by other means for one text than for many
+    they would make a text depend on how many are decoded with it.
+    """
+    return keys.float() if keys.device.type == "cpu" and keys.dtype.itemsize < 4 else keys
 
 
 def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
