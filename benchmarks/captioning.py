@@ -6,7 +6,7 @@
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
 VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
 batch, in float32, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions,
-vocabulary and learning rate are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
+vocabulary, learning rate and moments are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
 takes. Blocks of steps of both alternate in one process; ratios are medians over blocks. Losses are means over the
 captions that each has learned so far; memory is the most that each needs in a process of its own, beyond what it held
 once data and model were built (Linux).
@@ -126,7 +126,8 @@ def config_of(root: str, name: str, images: int, precision: str, runs: str) -> d
     given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
     given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
     given += [f"trainer.precision={precision}"]
-    return conf.compose([*given, "schedule=constant", "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
+    given += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
+    return conf.compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
 def compare(
