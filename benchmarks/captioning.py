@@ -6,7 +6,7 @@
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
 VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
 batch, in float32, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions,
-vocabulary, learning rate and moments are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
+vocabulary and AdamW's settings are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
 takes. Blocks of steps of both alternate in one process; ratios are medians over blocks. Losses are means over the
 captions that each has learned so far; memory is the most that each needs in a process of its own, beyond what it held
 once data and model were built (Linux).
