@@ -55,6 +55,18 @@ def test_texts_of_different_lengths_go_on(make_decoder):
         torch.testing.assert_close(decoder.step(last, fixed), decoder.step(last, grown), rtol=0, atol=1e-5)
 
 
+@torch.inference_mode()
+def test_a_cache_of_another_type_takes_tokens_in(make_decoder, context):
+    """As on a CPU in bfloat16, whose keys and values are kept in 32 bits."""
+    decoder = make_decoder(V, MAX_LEN).bfloat16()
+    low, sizes = type(context)(context.states.bfloat16(), context.mask), {"rows": IMAGES, "max_len": MAX_LEN}
+    grown, fixed = decoder.start(low, **sizes), FixedDecodeState(decoder.start(low, **sizes))
+    assert fixed.caches[0].keys.dtype == torch.float32
+    for _ in range(3):
+        tokens = torch.randint(V, (IMAGES, 1))
+        torch.testing.assert_close(decoder.step(tokens, fixed), decoder.step(tokens, grown), rtol=0, atol=0.05)
+
+
 class Launched(TorchDispatchMode):
     """Records what a step launches: operations, and for the tensors that they take sizes and where they lie."""
 

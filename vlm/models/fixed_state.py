@@ -21,8 +21,8 @@ class FixedCache(KeyValueCache):
         self.keys, self.values, self.length, self.slots = cache.keys, cache.values, cache.length, slots
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self.slots, k)
-        self.values.index_copy_(2, self.slots, v)
+        self.keys.index_copy_(2, self.slots, k.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slots, v.to(self.values.dtype))
         return self.keys, self.values
 
 
