@@ -68,7 +68,7 @@ def caption_pixels(
         pixels uint8 (B, 3, H, W) -> B captions
     """
     decoding = Decoding(max_tokens=max_tokens)
-    # Autocast would cast the weights anew for every token; and what is evaluated is what `vlm caption` gives.
+    # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
     with torch.inference_mode(), torch.autocast(pixels.device.type, enabled=False):
         context = encode_in_parts(model, normalized(model, preprocess, pixels))
         found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)

@@ -7,6 +7,8 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.features import Features, encode
 
+AT_ONCE = 8  # images that a CPU encodes at once
+
 
 class VisionLanguageModel(nn.Module):
     """Reads an image, writes text: the decoder cross-attends to the encoder's states.
@@ -37,14 +39,14 @@ class VisionLanguageModel(nn.Module):
         return self.decoder.head_weight
 
 
-def encode_in_parts(model: VisionLanguageModel, images: Tensor, part: int = 8) -> Context:
+def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
     """What `encode` gives; on a CPU a few images at a time.
 
     States between layers of larger batches are fetched from the system and given back at every layer, which takes a
     sixth of the time (measured with 32 images of 224 pixels).
     """
-    if images.device.type != "cpu" or len(images) <= part:
+    if images.device.type != "cpu" or len(images) <= AT_ONCE:
         return model.encode(images)
-    found = [model.encode(images[at : at + part]) for at in range(0, len(images), part)]
+    found = [model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)]
     masks = [context.mask for context in found if context.mask is not None]
     return Context(torch.cat([context.states for context in found]), torch.cat(masks) if masks else None)

@@ -16,8 +16,7 @@ from vlm.data.features import fingerprint
 from vlm.data.image import Preprocess
 from vlm.inference.files import progress
 from vlm.models.features import Features, features_of, frozen_part, projects
-
-AT_ONCE = 8  # images that a CPU encodes at once: vlm.models.vision_language.encode_in_parts says why
+from vlm.models.vision_language import AT_ONCE
 
 
 def as_read(images: Tensor, preprocess: Preprocess) -> Tensor | Features:
