@@ -2,7 +2,7 @@
 
 import sys
 
-from vlm.training import main
+from vlm.training.fit import main
 
 if __name__ == "__main__":
     sys.exit(main())

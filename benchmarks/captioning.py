@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm import config as conf
-from vlm.run import Run
-from vlm.training import quiet
+from vlm.config import config as conf
+from vlm.training.fit import quiet
+from vlm.training.run import Run
 
 SHAPES = {
     "S": {"image_size": 96, "encoder_depth": 6, "decoder_depth": 6, "dim": 256, "num_heads": 4},

@@ -18,10 +18,10 @@ from vlm.tuning import tune
 
 tune()  # of both sides alike
 
-from vlm import checkpoint as ckpt
-from vlm import config as conf
-from vlm.run import Run
-from vlm.training import quiet
+from vlm.checkpoint import load as ckpt
+from vlm.config import config as conf
+from vlm.training.fit import quiet
+from vlm.training.run import Run
 
 
 class Clock:

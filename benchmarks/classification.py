@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from interleaved import Interleaved, report
 from torch import nn
 
-from vlm import config as conf
-from vlm.run import Run
-from vlm.training import quiet
+from vlm.config import config as conf
+from vlm.training.fit import quiet
+from vlm.training.run import Run
 
 MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
 

@@ -30,10 +30,10 @@ import torch
 from torch import nn
 
 from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import ModelFlop, Work
-from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.tasks.losses import next_token_labels, token_loss
+from vlm.training.losses import next_token_labels, token_loss
 
 BASE = {"images": 16, "captions": 5, "length": 12, "dim": 128, "depth": 4}
 VOCAB, IMAGE, PATCH = 2000, 96, 16

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vlm.data.image import load_image
-from vlm.generation.options import Decoding
+from vlm.data.images.image import load_image
+from vlm.decoding.options import Decoding
 from vlm.inference.captioning import Captioner, caption_files
 from vlm.inference.files import Writer, find_images
-from vlm.inference.reading import default_workers
+from vlm.inference.inputs import default_workers
 
 Run = Callable[[], list[str]]
 

@@ -32,15 +32,15 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm.generation.engine import decode
-from vlm.generation.options import Decoding
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding
 from vlm.models.context import Context
-from vlm.models.decode_state import DecodeState
 from vlm.models.decoder import Decoder
-from vlm.models.hugging_face import load_hugging_face
-from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
+from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.vit import ViT
-from vlm.nn.packed import lay_out_for_decoding, pack
+from vlm.nn.step.packed import lay_out_for_decoding, pack
+from vlm.nn.step.state import DecodeState
 
 SHAPES = {
     "S": {"image": 96, "dim": 256, "heads": 4, "encoder": 6, "decoder": 6},

@@ -23,7 +23,7 @@ from interleaved import report
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
-from vlm.data.image import Preprocess, load_image
+from vlm.data.images.image import Preprocess, load_image
 
 SIDE = 224
 

@@ -28,9 +28,9 @@ from interleaved import Interleaved, report
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from vlm import config as conf
-from vlm.run import Run
-from vlm.training import quiet
+from vlm.config import config as conf
+from vlm.training.fit import quiet
+from vlm.training.run import Run
 
 WINDOW, BATCH, DIM, HEADS, DEPTH = 64, 12, 128, 4, 4
 

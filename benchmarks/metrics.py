@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from vlm.metrics.coco import References
+from vlm.evaluation.metrics.coco import References
 
 IMAGES, CAPTIONS, ROUNDS = 5000, 5, 3
 
@@ -27,7 +27,7 @@ def made() -> tuple[dict[str, str], dict[str, list[str]]]:
     weights = [1 / place for place in range(1, len(words) + 1)]
 
     def caption() -> str:
-        # The last word is a long one: after "a." the reference looks into the next caption (vlm.metrics.ptb).
+        # The last word is a long one: after "a." the reference looks into the next caption (see ptb.py).
         body = draw.choices(words, weights, k=draw.randint(6, 13))
         return " ".join([*body, *draw.choices(words[4:], weights[4:])]).capitalize() + "."
 

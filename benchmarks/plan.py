@@ -8,8 +8,8 @@ Nothing is measured here. Operations are those that vlm.models.flop counts for t
 import argparse
 
 from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import ModelFlop, Work
-from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 
 # Width, heads, layers of encoder and decoder: shape M of the benchmarks, model=base, and one of the sizes of ViT-L.

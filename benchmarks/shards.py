@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from interleaved import report
 
-from vlm.data.caption_shards import CaptionShards
-from vlm.data.captions import Flickr8k
-from vlm.data.image import Preprocess
-from vlm.data.sampler import TrainBatches
-from vlm.data.shard_writer import files_of, write_manifest, write_split
+from vlm.data.images.image import Preprocess
+from vlm.data.order import TrainBatches
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.captions import Flickr8k
+from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 
 Read = Callable[[int], object]
 

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source."""
+"""Direction of imports, read from the source."""
 
 import ast
 import subprocess
@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 
-BASE = ("vlm", "vlm.errors", "vlm.randomness")  # import nothing of vlm but each other; anybody may import them
-ORDER = ["vlm.nn", "vlm.models", "vlm.generation", "vlm.inference", "vlm.tasks", ("vlm.callbacks", "vlm.report")]
-LEVELS = {name: level for level, names in enumerate(ORDER) for name in ([names] if isinstance(names, str) else names)}
-LEVELS["vlm.checkpoint"] = LEVELS["vlm.verify"] = LEVELS["vlm.models"]
-TOP = len(ORDER)  # train.py, cli.py and what puts a run together for them
-SIDES = ("vlm.metrics", "vlm.data")
-SHARED = ("vlm.data.image", "vlm.data.image_guard", "vlm.data.resize", "vlm.data.tokenizer")
-LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.hugging_face_files", "safetensors")}  # only when used
+# Modules of the top floor: they import nothing of vlm but each other, and anything may import them.
+BASE = ("vlm", "vlm.errors", "vlm.randomness", "vlm.atomic", "vlm.tuning")
+ORDER = ("nn", "models", "decoding", "inference", "evaluation", "training", "tasks", "cli")
+LEVELS = {f"vlm.{name}": level for level, name in enumerate(ORDER)}
+BESIDE = ("vlm.checkpoint", "vlm.config", "vlm.data")  # import nothing above models
+SHARED = ("vlm.checkpoint", "vlm.data.images.image", "vlm.data.images.guard", "vlm.data.images.resize")
+SHARED += ("vlm.data.text.tokenizer",)  # of what stands beside the order, inference knows no others
+LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.files", "safetensors")}  # only when used
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "vlm", *sys.stdlib_module_names}
 
 
@@ -28,7 +28,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-NAMES = {module_name(path) for path in FILES}
+NAMES = {module_name(path): path for path in FILES}
 
 
 @cache
@@ -61,36 +61,57 @@ def within(name: str, *packages: str) -> bool:
 
 
 def level(name: str) -> int:
-    return next((LEVELS[package] for package in LEVELS if within(name, package)), TOP)
+    """Place of a module in the order; those beside it stand with models, train.py with the command line."""
+    if within(name, *BESIDE):
+        return LEVELS["vlm.models"]
+    return next((place for package, place in LEVELS.items() if within(name, package)), len(ORDER))
 
 
 def for_inference(name: str) -> bool:
-    return level(name) <= LEVELS["vlm.inference"] or name in (*SHARED, *BASE)
+    ordered = any(within(name, package) for package, place in LEVELS.items() if place <= LEVELS["vlm.inference"])
+    return ordered or within(name, *SHARED) or name in BASE
 
 
 def test_the_files_are_found():
-    assert {"vlm.nn.attention", "vlm.checkpoint", "vlm.tasks.base", "vlm.data.image", "train"} <= NAMES
-    assert ("vlm.checkpoint", True) in imports(ROOT / "vlm/inference/captioning.py")
+    assert {"vlm.nn.attention", "vlm.checkpoint.load", "vlm.training.task", "train"} <= {*NAMES}
+    assert ("vlm.checkpoint.load", True) in imports(ROOT / "vlm/inference/loading.py")
     assert ("timm", False) in imports(ROOT / "vlm/models/timm_encoder.py")
+
+
+def test_the_top_floor_holds_few_modules():
+    modules = {path.stem for path in ROOT.glob("vlm/*.py")} - {"__init__"}
+    assert len(modules) <= 5 and {f"vlm.{name}" for name in modules} <= set(BASE) | {"vlm.api"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_imports_go_one_way(path):
     name = module_name(path)
-    ours = {found for found, _ in imports(path) if within(found, "vlm")} - {name}
+    ours = {found for found, _ in imports(path) if within(found, "vlm")} - {name, *BASE}
     if name in BASE:
-        allowed = set(BASE)
-    elif within(name, *SIDES):
-        allowed = {found for found in ours if within(found, *SIDES) or found in BASE}
-        if name in SHARED:
-            allowed &= {*SHARED, *BASE}
+        assert not ours
+    elif within(name, *BESIDE):
+        assert all(level(found) <= LEVELS["vlm.models"] for found in ours)
     else:
-        sides = SHARED if for_inference(name) else SIDES
+        assert all(level(found) <= level(name) for found in ours)
         if level(name) < LEVELS["vlm.inference"]:
-            sides = ()
-        allowed = {found for found in ours if found in BASE or within(found, *sides)}
-        allowed |= {found for found in ours if not within(found, *SIDES) and level(found) <= level(name)}
-    assert ours <= allowed
+            assert not any(within(found, *BESIDE) for found in ours)
+
+
+def test_no_circles():
+    """No module reaches itself by imports, lazy ones included."""
+    edges = {name: {f for f, _ in imports(path) if f in NAMES and f != name} for name, path in NAMES.items()}
+    edges.pop("vlm")
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for found in sorted(edges.get(name, ())):
+                visit(found, (*trail, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if for_inference(module_name(path))], ids=module_name)
@@ -103,14 +124,14 @@ def test_using_a_model_needs_few_libraries(path):
 @pytest.mark.parametrize("library", ["hydra", "omegaconf"])
 def test_few_files_know_hydra(library):
     knowing = {module_name(path) for path in FILES if any(within(found, library) for found, _ in imports(path))}
-    strangers = {name for name in knowing if not name.startswith("vlm.config") and name not in ("train", "vlm.cli")}
-    assert not strangers
+    assert not {name for name in knowing if not within(name, "vlm.config", "vlm.cli", "train")}
 
 
-@pytest.mark.parametrize("name", ["cli", "data_commands"])
-def test_the_command_line_starts_without_torch(name):
-    at_once = {found.partition(".")[0] for found, outside in imports(ROOT / f"vlm/{name}.py") if outside}
-    assert not at_once & {"torch", "lightning", "hydra", "torchvision", "timm", "numpy"}
+def test_the_command_line_starts_without_torch():
+    program = "import sys, vlm.cli.main; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "typer" in loaded and not loaded & {"torch", "lightning", "hydra", "torchvision", "timm", "numpy"}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py"], ids=module_name)

@@ -22,7 +22,7 @@ print(*(os.environ.get(name) for name in names))
 """
 
 
-@pytest.mark.parametrize("module", ["vlm.cli", "vlm.training"])
+@pytest.mark.parametrize("module", ["vlm.cli.main", "vlm.training.fit"])
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from vlm.data.captions import Captions
+from vlm.data.sources.captions import Captions
 from vlm.errors import UserError
 
 NO_HOLD_OUT = {"val_fraction": 0, "test_fraction": 0}

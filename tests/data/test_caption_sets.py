@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from captioned import NO_HOLD_OUT, content, picture, refusal
 
-from vlm.data.captions import Coco, Flickr8k
+from vlm.data.sources.captions import Coco, Flickr8k
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", PROJECT.parent / "shared" / "data"))

@@ -3,7 +3,7 @@
 import pytest
 from captioned import captions, content, picture, refusal
 
-from vlm.data.captions import Captions
+from vlm.data.sources.captions import Captions
 
 
 def test_names_of_splits_are_normalised(root):

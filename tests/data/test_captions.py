@@ -6,8 +6,8 @@ import json
 import pytest
 from captioned import NO_HOLD_OUT, captions, content, picture, refusal
 
-from vlm.data.captions import Captions
-from vlm.data.image import ImageError
+from vlm.data.images.image import ImageError
+from vlm.data.sources.captions import Captions
 
 # Tables
 

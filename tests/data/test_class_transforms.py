@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.data import class_transforms
-from vlm.data.class_transforms import POLICIES, ClassAugment
-from vlm.data.image import Preprocess
-from vlm.data.resize import to_tensor
-from vlm.data.transforms import Augment
+from vlm.data.images import class_augment as class_transforms
+from vlm.data.images.augment import Augment
+from vlm.data.images.class_augment import POLICIES, ClassAugment
+from vlm.data.images.image import Preprocess
+from vlm.data.images.resize import to_tensor
 from vlm.errors import UserError
 from vlm.randomness import key
 

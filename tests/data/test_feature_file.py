@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vlm.data import feature_file
-from vlm.data.feature_file import DTYPES, PAGE, FeatureFile, Layout, open_features
-from vlm.data.image import ImageError
+from vlm.data.features import feature_file
+from vlm.data.features.feature_file import DTYPES, PAGE, FeatureFile, Layout, open_features
+from vlm.data.images.image import ImageError
 from vlm.errors import UserError
 
 

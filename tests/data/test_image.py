@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-from vlm.data.image import MAX_BYTES, MAX_SIDE, ImageError, Preprocess, load_image
+from vlm.data.images.image import MAX_BYTES, MAX_SIDE, ImageError, Preprocess, load_image
 from vlm.errors import printable
 
-pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.image sets
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.images.image sets
 
 
 def noise(width, height, channels=3, seed=0):
@@ -322,7 +322,7 @@ def test_pillow_says_nothing_of_its_own(tmp_path):
     samples, too_many = struct.pack("<HHIH", 277, 3, 1, 3), struct.pack("<HHIH", 277, 3, 1, 30_000)
     (tmp_path / "samples.tif").write_bytes(encode(smooth(40, 24), "TIFF").replace(samples, too_many))
     code = """if True:
-        from vlm.data.image import ImageError, load_image
+        from vlm.data.images.image import ImageError, load_image
         load_image("exif.jpg")
         for name in ("bomb.png", "samples.tif"):
             try:

@@ -8,9 +8,9 @@ from captioned import refusal
 from classed import content, lay_out, tiny
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from vlm.data.class_source import stratified
-from vlm.data.image import ImageError, load_image
-from vlm.data.image_folder import ImageFolder
+from vlm.data.images.image import ImageError, load_image
+from vlm.data.sources.class_source import stratified
+from vlm.data.sources.image_folder import ImageFolder
 
 
 def folder(root, **options):

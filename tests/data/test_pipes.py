@@ -11,12 +11,12 @@ from captioned import refusal
 from classed import png
 from sharded import captioned, content, write_tar
 
-from vlm.data.caption_shards import CaptionShards
-from vlm.data.caption_source import lenient
-from vlm.data.class_shards import ClassShards
-from vlm.data.image import ImageError
-from vlm.data.near import Foretold, Near, near_of
-from vlm.data.sampler import EvalBatches, TrainBatches
+from vlm.data.images.image import ImageError
+from vlm.data.order import EvalBatches, TrainBatches
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.caption_source import lenient
+from vlm.data.sources.class_shards import ClassShards
+from vlm.data.store.shard_window import Foretold, Near, near_of
 
 EACH = 6  # samples of a shard
 
@@ -157,7 +157,7 @@ def test_processes_that_want_the_same_tar_wait_for_one(tars):
 class TestFailing:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        monkeypatch.setattr("vlm.data.pipes.PAUSES", (0.0, 0.0))
+        monkeypatch.setattr("vlm.data.store.pipes.PAUSES", (0.0, 0.0))
 
     def test_a_command_that_fails_at_the_start_is_named_with_its_last_words(self, tars):
         message = refusal(piped, tars, path=command(tars, "train/{6..8}", "echo one >&2; cat $f"))

@@ -11,7 +11,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor
 from torchvision.transforms.v2 import CenterCrop, Compose, Normalize, Resize
 
-from vlm.data.image import Preprocess
+from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 
 BICUBIC = InterpolationMode.BICUBIC

@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from vlm.data.sampler import EvalBatches, TrainBatches
+from vlm.data.order import EvalBatches, TrainBatches
 
 SIZE, BATCH = 1000, 24
 

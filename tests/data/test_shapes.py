@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.data import scenes
-from vlm.data.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
-from vlm.data.shapes import Shapes, ShapesSplit, main, write_coco
+from vlm.data.shapes import scenes
+from vlm.data.shapes.scene_captions import Shapes, ShapesSplit, main, write_coco
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -312,7 +312,7 @@ def test_a_caption_of_a_large_set_is_not_always_the_same():
 
 def test_captions_draw_no_pixels(monkeypatch):
     split = shapes().split("train")
-    monkeypatch.setattr("vlm.data.shapes.draw", None)
+    monkeypatch.setattr("vlm.data.shapes.scene_captions.draw", None)
     assert split.captions(0, 0) and split.references(0)
     with pytest.raises(TypeError):
         split.image(0, 0)

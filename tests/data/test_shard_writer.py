@@ -10,15 +10,15 @@ from captioned import captions, picture
 from captioned import content as captioned_content
 from classed import lay_out, pack
 
-from vlm.data.caption_data import Part
-from vlm.data.caption_shards import CaptionShards
-from vlm.data.class_shards import ClassShards
-from vlm.data.image_folder import ImageFolder
-from vlm.data.image_tar import ImageTar
-from vlm.data.shape_classes import ShapeClasses
-from vlm.data.shapes import Shapes
-from vlm.data.shard_scan import build_index
-from vlm.data.shard_writer import files_of, write_manifest, write_split
+from vlm.data.shapes.scene_captions import Shapes
+from vlm.data.shapes.scene_classes import ShapeClasses
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.class_shards import ClassShards
+from vlm.data.sources.image_folder import ImageFolder
+from vlm.data.sources.image_tar import ImageTar
+from vlm.data.store.shard_scan import build_index
+from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+from vlm.training.caption_data import Part
 
 DRAWN = {"seed": 0, "image_size": 32, "shapes": ["circle", "cross"], "colors": ["red", "green", "blue"]}
 DRAWN |= {"sizes": ["small", "large"], "train_scenes": 7, "val_scenes": 6, "test_scenes": 6}
@@ -173,7 +173,7 @@ def test_a_write_that_fails_leaves_no_shard(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vlm.data.shard_writer.os.fsync", full)
+    monkeypatch.setattr("vlm.data.store.shard_writer.os.fsync", full)
     with pytest.raises(OSError):
         write(source, tmp_path / "out")
     assert os.listdir(tmp_path / "out" / "train") == []

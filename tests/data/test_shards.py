@@ -12,12 +12,12 @@ from captioned import refusal
 from classed import png
 from sharded import captioned, content, write_tar
 
-from vlm.data.caption_shards import CaptionShards
-from vlm.data.caption_source import lenient
-from vlm.data.class_shards import ClassShards
-from vlm.data.image import ImageError, load_image
-from vlm.data.shard_index import digest
-from vlm.data.shard_scan import SUFFIX, build_index, open_index
+from vlm.data.images.image import ImageError, load_image
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.caption_source import lenient
+from vlm.data.sources.class_shards import ClassShards
+from vlm.data.store.shard_index import digest
+from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
 from vlm.errors import UserError
 
 NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}

@@ -10,10 +10,10 @@ import pytest
 from captioned import refusal
 from sharded import captioned, content, write_tar
 
-from vlm.data import storage
-from vlm.data.caption_shards import CaptionShards
-from vlm.data.shard_list import Shard
-from vlm.data.tar import Span
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.store import storage
+from vlm.data.store.shard_list import Shard
+from vlm.data.store.tar import Span
 
 URL = "memory://bucket/set"
 
@@ -46,7 +46,7 @@ def test_an_index_in_a_store_is_used(store, tmp_path, monkeypatch):
     shards(tmp_path)
     for path in tmp_path.glob("*/*.index"):
         store.pipe_file(f"/bucket/set/{path.relative_to(tmp_path).as_posix()}", path.read_bytes())
-    monkeypatch.setattr("vlm.data.shard_scan.build_index", None)
+    monkeypatch.setattr("vlm.data.store.shard_scan.build_index", None)
     assert content(shards(URL)) == content(shards(tmp_path))
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data import documents as module
-from vlm.data.documents import read_lines
-from vlm.data.scene_text import SceneText
-from vlm.data.text import TextFiles
+from vlm.data.shapes.scene_text import SceneText
+from vlm.data.sources.text_files import TextFiles
+from vlm.data.text import documents as module
+from vlm.data.text.documents import read_lines
 from vlm.errors import UserError
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data import encoding, token_file
-from vlm.data.token_file import PREFIX, START, TokenFile, open_tokens, write_tokens
-from vlm.data.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.data.text import encoding, token_file
+from vlm.data.text.token_file import PREFIX, START, TokenFile, open_tokens, write_tokens
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -106,8 +106,8 @@ def test_processes_write_what_one_does(name, tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal
-from vlm.data import encoding
-from vlm.data.tokenizer import ByteTokenizer
+from vlm.data.text import encoding
+from vlm.data.text.tokenizer import ByteTokenizer
 
 def endless():
     while True:

@@ -17,8 +17,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data import tokenizer as module
-from vlm.data.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, Tokenizer, tokenizer_from_state
+from vlm.data.text import tokenizer as module
+from vlm.data.text.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    tokenizer_from_state,
+)
 from vlm.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +195,7 @@ def test_fitting_is_deterministic(name):
 
 def test_fitting_is_the_same_in_another_process():
     code = (
-        "import sys; from vlm.data.tokenizer import *\n"
+        "import sys; from vlm.data.text.tokenizer import *\n"
         "assert not {'torch', 'numpy', 'sentencepiece'} & set(sys.modules)\n"
         f"for cls in (CharTokenizer, SentencePieceTokenizer): print(cls().fit({CAPTIONS!r}).fingerprint)"
     )
@@ -276,7 +282,9 @@ def test_contents_that_fit_only_their_fingerprint_are_refused(cls):
             tokenizer_from_state(state | {"fingerprint": fingerprint})
 
 
-@pytest.mark.parametrize("foreign", ["Tokenizer", "Path", "os:system", "vlm.data.tokenizer.CharTokenizer", ["x"], None])
+@pytest.mark.parametrize(
+    "foreign", ["Tokenizer", "Path", "os:system", "vlm.data.text.tokenizer.CharTokenizer", ["x"], None]
+)
 def test_foreign_classes_are_refused(foreign):
     with pytest.raises(UserError, match="tokenizer"):
         tokenizer_from_state(FITTED["char"].state() | {"class": foreign})

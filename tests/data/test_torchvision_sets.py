@@ -10,7 +10,7 @@ import pytest
 from captioned import refusal
 from torchvision import datasets
 
-from vlm.data.torchvision_sets import SETS, TorchvisionSet
+from vlm.data.sources.torchvision_sets import SETS, TorchvisionSet
 
 RNG = np.random.default_rng(0)
 

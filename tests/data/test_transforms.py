@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.data.image import Preprocess
-from vlm.data.transforms import Augment
+from vlm.data.images.augment import Augment
+from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 
 KEY = (0, 3, 17)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.cli import run
+from vlm.cli.main import run
 from vlm.inference.captioning import Captioner
 from vlm.nn.precision import has_bfloat16
-from vlm.training import main
+from vlm.training.fit import main
 
 SCENES = "data/sample"
 TINY = [

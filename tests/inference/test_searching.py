@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.generation.logits import Sampling
-from vlm.generation.options import Decoding
 from vlm.inference.generating import Generator, generate
 from vlm.inference.searching import search_text
 from vlm.models.decoder import Decoder

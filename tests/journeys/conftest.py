@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from journey import draw_classes, only_run
 
-from vlm.data.scenes import COLORS
-from vlm.data.shapes import Shapes, write_coco
-from vlm.training import main
+from vlm.data.shapes.scene_captions import Shapes, write_coco
+from vlm.data.shapes.scenes import COLORS
+from vlm.training.fit import main
 
 QUIET = [
     "trainer=cpu",

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 from vlm.randomness import numpy_rng
 
 

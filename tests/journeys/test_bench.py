@@ -8,13 +8,13 @@ import pytest
 import torch
 from journey import only_run
 
-from vlm import batch_size
-from vlm import config as conf
-from vlm.batch_size import Trial, heaviest, largest
-from vlm.cli import run as vlm
-from vlm.run import build_data
-from vlm.tasks.base import Task
-from vlm.training import main
+from vlm.cli import batch_size
+from vlm.cli.batch_size import Trial, heaviest, largest
+from vlm.cli.main import run as vlm
+from vlm.config import config as conf
+from vlm.training.fit import main
+from vlm.training.run import build_data
+from vlm.training.task import Task
 
 
 def files(folder: Path) -> list[Path]:

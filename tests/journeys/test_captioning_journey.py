@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlm import checkpoint as ckpt
-from vlm.cli import run as vlm
-from vlm.run import build_model
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.cli.main import run as vlm
+from vlm.training.fit import main
+from vlm.training.run import build_model
 
 CAPTION_METRICS = {"loss", "bleu4", "cider", "rouge_l", "exact_match", "distinct"}
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.cli import run as vlm
-from vlm.data.likeness import exact, fingerprint, near
-from vlm.data.shapes import Shapes
+from vlm.cli.main import run as vlm
+from vlm.data.images.image_hash import exact, fingerprint, near
+from vlm.data.shapes.scene_captions import Shapes
 
 WORDS = ["a dog", "two cats", "one man", "the child", "some birds"]
 PLACES = ["on the grass", "by the river", "in the snow", "under a tree", "at home", "on a red sofa"]

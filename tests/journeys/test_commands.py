@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.cli import run as vlm
+from vlm.cli.main import run as vlm
 
 RUNS = {"caption": "trained", "classify": "trained_classifier", "generate": "trained_text"}
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from journey import same_weights
 
-from vlm import checkpoint as ckpt
-from vlm.cli import run as vlm
-from vlm.data.shapes import ShapesSplit
-from vlm.tasks.base import Task
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.cli.main import run as vlm
+from vlm.data.shapes.scene_captions import ShapesSplit
+from vlm.training.fit import main
+from vlm.training.task import Task
 
 ROOT = Path(__file__).parents[2]
 SAME = ["data.train_samples=48", "task.freeze=[encoder]", "model.size.dropout=0.1"]
@@ -121,7 +121,7 @@ def test_a_run_that_was_stopped_goes_on_with_them(small, workers, tmp_path, monk
 def test_features_are_of_the_weights_that_the_run_has(small, tmp_path, monkeypatch) -> None:
     """A resumed run builds its model anew; what it started from need not be there any more."""
     options = [*small, *KEPT, "trainer.max_epochs=1"]
-    from vlm import run
+    from vlm.training import run
 
     def start(model, config):
         with torch.no_grad():

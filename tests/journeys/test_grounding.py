@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from journey import only_run
 
-from vlm.data.shapes import ShapesSplit
-from vlm.training import main
+from vlm.data.shapes.scene_captions import ShapesSplit
+from vlm.training.fit import main
 
 # The default data, model and schedule, on a sixteenth of the scenes.
 SHORT = ["trainer=cpu", "callbacks.progress=null", "data.num_workers=0", "data.source.train_scenes=1600"]

@@ -12,12 +12,12 @@ import torch
 from journey import only_run
 from torch.nn.functional import cross_entropy
 
-from vlm import checkpoint as ckpt
-from vlm.cli import run as vlm
-from vlm.data.tokenizer import tokenizer_from_state
+from vlm.checkpoint import load as ckpt
+from vlm.cli.main import run as vlm
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.decoder import Decoder
-from vlm.run import build_data
-from vlm.training import main
+from vlm.training.fit import main
+from vlm.training.run import build_data
 
 CPU = ["--device", "cpu"]
 EXACT = [*CPU, "--precision", "fp32"]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.cli import run as vlm
-from vlm.report import charts, page
-from vlm.report.evaluation import evaluation_page
+from vlm.cli.main import run as vlm
+from vlm.evaluation.report import charts, page
+from vlm.evaluation.report.evaluation import evaluation_page
 
 VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}
 ODD = "<b>&amp; \"quoted\" 'it' \U0001f600 狗"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from journey import only_run, same_weights
 
-from vlm import checkpoint as ckpt
-from vlm.callbacks.audit import Audit
-from vlm.tasks import compiling
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.training import compiling
+from vlm.training.callbacks.audit import Audit
+from vlm.training.fit import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
 ROOT = Path(__file__).parents[2]

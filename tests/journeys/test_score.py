@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.cli import run as vlm
+from vlm.cli.main import run as vlm
 
 ROOT = Path(__file__).parents[2]
 GOLD = Path(os.environ.get("VLM_SHARED_DATA", ROOT.parent / "shared" / "data")) / "coco_caption_gold"
@@ -168,7 +168,7 @@ def test_wrong_use(tmp_path, capsys) -> None:
 
 
 def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.metrics.java.find_spec", lambda name: None)
+    monkeypatch.setattr("vlm.evaluation.metrics.java.find_spec", lambda name: None)
     assert vlm(["score", *files(tmp_path)]) == 0
     said = capsys.readouterr().out
     for name in ("meteor", "spice"):
@@ -176,6 +176,6 @@ def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_scoring_loads_no_torch(tmp_path) -> None:
-    code = "import sys; from vlm.cli import run; status = run(['score', *sys.argv[1:], '--no-java'])"
+    code = "import sys; from vlm.cli.main import run; status = run(['score', *sys.argv[1:], '--no-java'])"
     code += "; assert status == 0 and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, *files(tmp_path)], check=True, cwd=ROOT)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from journey import only_run, same_weights
 
-from vlm import config as conf
-from vlm.cli import run as vlm
+from vlm.cli.main import run as vlm
+from vlm.config import config as conf
 from vlm.errors import UserError
-from vlm.run import build_data
+from vlm.training.run import build_data
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["data.image_size=48", "data.max_len=24"]
@@ -102,7 +102,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vlm.data.shard_writer.build_index", killed)
+        patch.setattr("vlm.data.store.shard_writer.build_index", killed)
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
     with pytest.raises(UserError, match=r"shards\.json: is no whole manifest .*did not come to its end"):
@@ -141,7 +141,7 @@ def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeyp
     with pytest.raises(UserError, match="VLM_COMMANDS=1"):
         build_data(conf.contained(config, tmp_path))
     monkeypatch.setenv("VLM_COMMANDS", "1")
-    monkeypatch.setattr("vlm.data.pipes.PAUSES", ())
+    monkeypatch.setattr("vlm.data.store.pipes.PAUSES", ())
     with pytest.raises(UserError, match="pipe:exit 7: ended with status 7"):
         build_data(conf.contained(config, tmp_path))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from journey import draw_classes
 
-from vlm import config as conf
-from vlm.cli import run as vlm
-from vlm.data.shapes import Shapes
-from vlm.run import check_fit
-from vlm.training import check, main
+from vlm.cli.main import run as vlm
+from vlm.config import config as conf
+from vlm.data.shapes.scene_captions import Shapes
+from vlm.training.fit import check, main
+from vlm.training.run import check_fit
 
 ROOT = Path(__file__).parents[2]
 TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))

@@ -5,11 +5,11 @@ import csv
 import pytest
 from journey import only_run
 
-from vlm.callbacks import throughput
-from vlm.callbacks.throughput import Throughput
 from vlm.models.flop import ModelFlop, Work
-from vlm.tasks.base import Task
-from vlm.training import main
+from vlm.training.callbacks import throughput
+from vlm.training.callbacks.throughput import Throughput
+from vlm.training.fit import main
+from vlm.training.task import Task
 
 
 def rows(runs):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm.models.hugging_face import load_hugging_face
+from vlm.models.pretrained.load import load_hugging_face
 
 GPT2 = {
     "vocab_size": 31,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vlm.generation.search import greedy
+from vlm.decoding.search import greedy
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.position import (
@@ -16,7 +16,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from vlm.tasks.losses import next_token_labels, token_loss
+from vlm.training.losses import next_token_labels, token_loss
 
 V, MAX_LEN, D, DEPTH, N = 31, 20, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}

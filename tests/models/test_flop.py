@@ -7,12 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.features import Features
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import ModelFlop, Work
+from vlm.models.frozen_features import Features
 from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.nn.patch import ConvPoolStem, ConvStem
+from vlm.nn.stems import ConvPoolStem, ConvStem
 
 STEMS = {"patches": lambda: None, "conv": lambda: ConvStem(patch_size=8, dim=24)}
 STEMS["pool"] = lambda: ConvPoolStem(patch_size=8, dim=24)

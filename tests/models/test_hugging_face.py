@@ -13,12 +13,12 @@ from transformers import BertConfig, BertModel, GPT2Model, ViTForImageClassifica
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.hugging_face import load_hugging_face
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
-from vlm.nn.patch import ConvStem
 from vlm.nn.position import RotaryPositions
+from vlm.nn.stems import ConvStem
 
 V, D, MAX_LEN = 31, 24, 20
 SIZES = {"dim": D, "depth": 2, "num_heads": 3}

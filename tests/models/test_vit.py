@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from vlm.models.vit import ViT
-from vlm.nn.patch import ConvStem
 from vlm.nn.position import (
     LearnedPositions,
     LearnedPositionsEachLayer,
@@ -15,6 +14,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
+from vlm.nn.stems import ConvStem
 
 SIZES = {"image_size": 24, "patch_size": 8, "dim": 12, "depth": 2, "num_heads": 3}
 VARIANTS = {

@@ -9,8 +9,8 @@ from torch import nn
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.vit import ViT
-from vlm.nn import packed
-from vlm.nn.packed import PackedLinear, PackedMLP, lay_out_for_decoding, pack
+from vlm.nn.step import packed
+from vlm.nn.step.packed import PackedLinear, PackedMLP, lay_out_for_decoding, pack
 
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 

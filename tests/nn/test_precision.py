@@ -11,9 +11,9 @@ from torch import nn
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.attention import attention
-from vlm.nn.packed import lay_out_for_decoding
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
 from vlm.nn.precision import has_bfloat16
+from vlm.nn.step.packed import lay_out_for_decoding
 
 LENGTH, DIM, HEADS = 9, 32, 4
 

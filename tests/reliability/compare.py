@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 KEPT = {"config.yaml", "metrics.csv", "throughput.csv", "checkpoints", "samples", "evaluation"}
 STATE = ("state_dict", "ema", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops")

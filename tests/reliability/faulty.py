@@ -38,7 +38,7 @@ def run_two(nursery: Nursery, args: Sequence[str], *, cwd: Path, patch: str = ""
 
 def strike(kind: str, step: int, rank: int = 0) -> None:
     """Lets a fault happen before the training batch of a step, counted from 0, on one rank."""
-    from vlm.tasks.base import Task
+    from vlm.training.task import Task
 
     train = Task.training_step
 
@@ -104,7 +104,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 
 
 if __name__ == "__main__":
-    from vlm.training import main
+    from vlm.training.fit import main
 
     kind, step, rank = os.environ["FAULT"].split(":")
     strike(kind, int(step), int(rank))

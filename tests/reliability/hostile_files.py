@@ -9,10 +9,10 @@ import zipfile
 
 import torch
 
-from vlm import checkpoint as ckpt
-from vlm import config
-from vlm.data.image import Preprocess
-from vlm.data.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.checkpoint import load as ckpt
+from vlm.config import config
+from vlm.data.images.image import Preprocess
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 
 CANARY = "canary"
 SECRET = "VLM_TEST_SECRET"
@@ -27,7 +27,7 @@ def spec(name, /, **args):
 
 def model_spec():
     parts = {"encoder": spec("models.vit.ViT", **VIT), "decoder": spec("models.decoder.Decoder", **DECODER)}
-    return spec("models.vision_language.VisionLanguageModel", **parts)
+    return spec("models.encoder_decoder.VisionLanguageModel", **parts)
 
 
 _configs = {}
@@ -94,7 +94,7 @@ def model(name, /, **args):
 
 def part(**args):
     parts = model_spec()["args"] | args
-    return about(model=spec("models.vision_language.VisionLanguageModel", **parts))
+    return about(model=spec("models.encoder_decoder.VisionLanguageModel", **parts))
 
 
 def stored(change):
@@ -145,7 +145,7 @@ def laughs(depth=60):
 def doubled_parts(depth=40):
     value = spec("nn.position.Positions")
     for _ in range(depth):
-        value = spec("models.vision_language.VisionLanguageModel", encoder=value, decoder=value)
+        value = spec("models.encoder_decoder.VisionLanguageModel", encoder=value, decoder=value)
     return value
 
 
@@ -166,7 +166,7 @@ def foreign_tokenizer():
 
 
 def broken_sentencepiece():
-    from vlm.data import tokenizer as module
+    from vlm.data.text import tokenizer as module
 
     options = SentencePieceTokenizer()._options
     learned = b"\x0a\xff\xff\xff\xff\x0f" + bytes(range(256))
@@ -206,7 +206,7 @@ CHECKPOINTS = {
     "names a dotted path": model("..os.system"),
     "names a path": model("models/vit.ViT"),
     "names a nested stranger": part(encoder=spec("subprocess.Popen", args=["touch", CANARY])),
-    "names a nested function": part(encoder=spec("models.hugging_face.load_hugging_face", model=None, folder="/")),
+    "names a nested function": part(encoder=spec("models.pretrained.load.load_hugging_face", model=None, folder="/")),
     "hub backbone": part(encoder=spec("models.timm_encoder.TimmEncoder", name="hf-hub:stranger/net", **TIMM)),
     "local backbone": part(encoder=spec("models.timm_encoder.TimmEncoder", name="local-dir:/", **TIMM)),
     "backbone with ../": part(encoder=spec("models.timm_encoder.TimmEncoder", name="../../net", **TIMM)),
@@ -249,11 +249,13 @@ def target(path, value):
 # Checkpoints whose config would do harm where it is built: `vlm evaluate`, and `resume`.
 CONFIGS = {
     "config names os.system": target("data.source._target_", "os.system"),
-    "config names a function of ours": target("callbacks.x", {"_target_": "vlm.checkpoint.write", "path": CANARY}),
+    "config names a function of ours": target("callbacks.x", {"_target_": "vlm.checkpoint.load.write", "path": CANARY}),
     "config writes elsewhere": target(
         "callbacks.x", {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": f"../{CANARY}"}
     ),
-    "config logs elsewhere": target("logger.csv", {"_target_": "vlm.callbacks.csv_logger.CSVLogger", "folder": CANARY}),
+    "config logs elsewhere": target(
+        "logger.csv", {"_target_": "vlm.training.callbacks.csv_logger.CSVLogger", "folder": CANARY}
+    ),
     "config reaches the network": target("logger.x", {"_target_": "lightning.pytorch.loggers.WandbLogger"}),
     "config sets the trainer's folder": target("trainer.default_root_dir", f"../{CANARY}"),
     "config with a plugin": target("trainer.plugins", [{"_target_": "lightning.pytorch.plugins.io.TorchCheckpointIO"}]),

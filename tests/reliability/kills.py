@@ -17,10 +17,32 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PRELOADED = ("vlm.run", "vlm.resume", "vlm.slurm", "vlm.tasks.captioning", "vlm.tasks.classification")
-PRELOADED += ("vlm.tasks.language_modeling", "vlm.tasks.muon", "vlm.data.shapes", "vlm.data.shape_classes")
-PRELOADED += ("vlm.data.captions", "vlm.data.class_data", "vlm.data.text_data", "vlm.callbacks.ema", "torch._dynamo")
-PRELOADED += ("vlm.callbacks.audit", "vlm.callbacks.samples", "vlm.callbacks.csv_logger", "matplotlib.figure")
+PRELOADED = (
+    "vlm.training.run",
+    "vlm.training.resume",
+    "vlm.training.slurm",
+    "vlm.tasks.captioning",
+    "vlm.tasks.classification",
+)
+PRELOADED += (
+    "vlm.tasks.language_modeling",
+    "vlm.training.muon",
+    "vlm.data.shapes.scene_captions",
+    "vlm.data.shapes.scene_classes",
+)
+PRELOADED += (
+    "vlm.data.sources.captions",
+    "vlm.training.class_data",
+    "vlm.training.text_data",
+    "vlm.training.callbacks.ema",
+    "torch._dynamo",
+)
+PRELOADED += (
+    "vlm.training.callbacks.audit",
+    "vlm.training.callbacks.samples",
+    "vlm.training.callbacks.csv_logger",
+    "matplotlib.figure",
+)
 
 
 @dataclass
@@ -88,8 +110,8 @@ class Nursery:
 def main() -> None:
     import importlib
 
-    from vlm.config import compose
-    from vlm.training import check
+    from vlm.config.config import compose
+    from vlm.training.fit import check
 
     for name in PRELOADED:
         importlib.import_module(name)
@@ -120,7 +142,7 @@ def train(order: dict[str, Any]) -> None:
     os.environ.update(order["env"])
     sys.argv = [str(ROOT / "train.py"), *order["args"]]
     exec(order["patch"], {})
-    from vlm.training import main as trained
+    from vlm.training.fit import main as trained
 
     sys.exit(trained())
 

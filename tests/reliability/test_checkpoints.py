@@ -8,7 +8,7 @@ import pytest
 from kills import Nursery
 from small import command
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 # Each step of a save, as the operating system sees it: (function, its how-manieth call in a save, before or after it).
 MOMENTS = [
@@ -24,7 +24,7 @@ MOMENTS = [
 
 DIE = """
 import os, signal, tempfile, torch
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 saves, calls, write, function = 0, 0, ckpt.write, {name}
 def counted(path, *args, **kwargs):
     global saves, calls
@@ -74,7 +74,7 @@ def test_a_kill_at_any_step_of_a_save_loses_nothing(name, count, when, nursery: 
     for path in folder.glob("checkpoints/*.ckpt"):
         ckpt.read(path)
     # The loaded one is at most a save behind; stopping it at once leaves what the start itself has done.
-    stop = "import os\nfrom vlm.run import Run\nRun.test = lambda self: os._exit(7)"
+    stop = "import os\nfrom vlm.training.run import Run\nRun.test = lambda self: os._exit(7)"
     ended = nursery.run(["resume=last", "trainer.max_epochs=0"], cwd=tmp_path, patch=stop)
     assert "resuming" in ended.said and ("step 4" in ended.said or "step 6" in ended.said), ended.said
     assert files(folder) <= {"last.ckpt", "previous.ckpt", "best.ckpt"}
@@ -132,7 +132,7 @@ def test_a_checkpoint_says_nothing_of_the_machine(nursery: Nursery, tmp_path: Pa
     cwd.mkdir()
     secret = {"USER": "xerxes", "LOGNAME": "xerxes", "HOME": "/home/xerxes", "HOSTNAME": "susa", "API_TOKEN": "tok3n"}
     assert nursery.run(command("captioning", "trainer.max_epochs=1"), cwd=cwd, env=secret).status == 0
-    private = ["xerxes", "susa", "tok3n", str(Path(ckpt.__file__).parents[1]), str(tmp_path), "Linux-"]
+    private = ["xerxes", "susa", "tok3n", str(Path(ckpt.__file__).parents[2]), str(tmp_path), "Linux-"]
     for path in run_of(cwd).glob("checkpoints/*.ckpt"):
         content = path.read_bytes() + "\n".join(texts(ckpt.read(path))).encode()
         found = [text for text in private if text.encode() in content]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.training import main
+from vlm.training.fit import main
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 15

@@ -10,10 +10,10 @@ import pytest
 from journey import only_run
 from small import command
 
-from vlm import checkpoint as ckpt
-from vlm.callbacks.samples import Samples
-from vlm.tasks.base import Task
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.training.callbacks.samples import Samples
+from vlm.training.fit import main
+from vlm.training.task import Task
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_samples_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
 
 
 def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
-    from vlm import run
+    from vlm.training import run
 
     write = run.write_results
 
@@ -120,7 +120,7 @@ def test_a_disk_that_turns_read_only(disk: Path, monkeypatch, capsys) -> None:
         with monkeypatch.context() as patch:
             on_step(3, lambda: turn("ro"), patch)
             # The lock on the run keeps its config open, which a remount refuses.
-            patch.setattr("vlm.folder.claim", lambda folder: None)
+            patch.setattr("vlm.training.run_folder.claim", lambda folder: None)
             assert main([*SMALL, f"runs={disk}"]) == 1
         folder = only_run(disk)
         check_stopped(capsys.readouterr().err, folder / "checkpoints" / "last.ckpt", "Read-only file system")

@@ -12,8 +12,8 @@ from journey import only_run
 from kills import Nursery
 from small import TASKS, command
 
-from vlm import checkpoint as ckpt
-from vlm.tasks import compiling
+from vlm.checkpoint import load as ckpt
+from vlm.training import compiling
 
 pytestmark = pytest.mark.slow
 

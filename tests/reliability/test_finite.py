@@ -12,11 +12,11 @@ from kills import Nursery
 from lightning.pytorch.plugins import MixedPrecision
 from small import command
 
-from vlm import checkpoint as ckpt
-from vlm import run as run_module
-from vlm.tasks.base import Task
-from vlm.tasks.steps import NotFiniteError, Step, refuse_non_finite
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.training import run as run_module
+from vlm.training.fit import main
+from vlm.training.step import NotFiniteError, Step, refuse_non_finite
+from vlm.training.task import Task
 
 SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")
 

@@ -16,8 +16,8 @@ import hostile_files as files
 import pytest
 import watched_cases as cases
 
-from vlm import checkpoint as ckpt
-from vlm.training import main
+from vlm.checkpoint import load as ckpt
+from vlm.training.fit import main
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 5

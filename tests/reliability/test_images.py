@@ -12,11 +12,11 @@ import odd_images
 import pytest
 from odd_images import ARRAY, HEAVY, REFUSED, SAME, SHOWN
 
-from vlm import cli
-from vlm.data.image import MAX_BYTES, ImageError, Preprocess, load_image
-from vlm.training import main
+from vlm.cli import main as cli
+from vlm.data.images.image import MAX_BYTES, ImageError, Preprocess, load_image
+from vlm.training.fit import main
 
-pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.image sets
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.images.image sets
 
 MEGABYTES = 800  # that no file takes more of
 SECONDS = 30  # of a processor that may be slow
@@ -71,7 +71,7 @@ MEASURE = """
 import json, os, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 import odd_images
-from vlm.data.image import ImageError, Preprocess, load_image
+from vlm.data.images.image import ImageError, Preprocess, load_image
 
 def measured(make):
     if not (maker := os.fork()):

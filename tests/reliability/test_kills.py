@@ -14,7 +14,7 @@ from kills import Ended, Nursery
 from small import command
 from trainings import EPOCHS, Case, Training, ddp
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -89,7 +89,7 @@ def check_ends(case: Case, ended: list[Ended]) -> None:
 
 
 FAIL = """
-from vlm.tasks.base import Task
+from vlm.training.task import Task
 step = Task.training_step
 def failing(self, batch, index):
     if self.global_step == 11:

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from small import command
 from test_disk import on_step
 
-from vlm.training import main
+from vlm.training.fit import main
 
 SMALL = command("language_modeling", "trainer.max_steps=6", "callbacks.ema=null", "logger=tensorboard")
 

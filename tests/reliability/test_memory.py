@@ -9,9 +9,9 @@ from journey import only_run
 from kills import Nursery
 from small import command
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.faults import _reworded
+from vlm.training.faults import _reworded
 
 CONFIG = {"data": {"batch_size": 32}, "trainer": {"accumulate_grad_batches": 2}}
 

@@ -10,7 +10,7 @@ from journey import only_run
 from kills import Ended, Nursery
 from small import command
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import yaml
 from kills import Nursery
 from small import command
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 
 @pytest.fixture(scope="module")

@@ -72,20 +72,20 @@ def test_nothing_is_loaded_but_weights_and_plain_yaml(path):
 
 def test_checkpoints_are_read_in_one_place():
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "torch . load (" in code_of(path)]
-    assert found == ["vlm/checkpoint.py"]
+    assert found == ["vlm/checkpoint/load.py"]
 
 
 def test_a_shell_is_started_in_one_place():
-    """For the commands of a user's own config; `vlm.data.shard_list` says whose those are."""
+    """For the commands of a user's own config; `vlm.data.store.shard_list` says whose those are."""
     shell = re.compile(r"[\"'/](sh|bash|zsh|dash)[\"'](?!, \"interactive\")")  # that is the name of a job
     found = [path.relative_to(ROOT).as_posix() for path in FILES if shell.search(path.read_text(encoding="utf-8"))]
-    assert found == ["vlm/data/pipes.py"]
+    assert found == ["vlm/data/store/pipes.py"]
 
 
 def test_what_makes_an_instance_of_a_name_is_two_places():
     """Names become classes only where they are checked: in a config, and in a checkpoint."""
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "import_module" in code_of(path)]
-    known = {"vlm/checkpoint.py", "vlm/configuration/target.py", "vlm/configuration/source.py"}
+    known = {"vlm/checkpoint/load.py", "vlm/config/target.py", "vlm/config/source.py"}
     assert set(found) <= known
 
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from vlm import checkpoint as ckpt
-from vlm import cli
-from vlm.data.caption_data import CaptionDataset
-from vlm.data.captions import Captions
-from vlm.data.image import Preprocess
-from vlm.data.scenes import COLORS
-from vlm.data.shapes import Shapes, write_coco
-from vlm.data.token_file import TokenFile, write_tokens
-from vlm.data.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
+from vlm.checkpoint import load as ckpt
+from vlm.cli import main as cli
+from vlm.data.images.image import Preprocess
+from vlm.data.shapes.scene_captions import Shapes, write_coco
+from vlm.data.shapes.scenes import COLORS
+from vlm.data.sources.captions import Captions
+from vlm.data.text.token_file import TokenFile, write_tokens
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.files import Writer
-from vlm.training import main
+from vlm.training.caption_data import CaptionDataset
+from vlm.training.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
 LITERAL = ["<pad>", "</s>", "<s> </s>", "a <pad> b </s> c", "<unk>", "<0x41>", "[PAD] <|endoftext|>", "a\u2581b"]

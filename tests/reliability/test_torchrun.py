@@ -13,7 +13,7 @@ from kills import ROOT, Nursery
 from small import command
 from trainings import ddp, places_of
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 
 TWO = ddp(2)
 

@@ -9,11 +9,11 @@ from faulty import strike
 from journey import only_run
 from small import command
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.faults import _reworded
-from vlm.tasks.base import Task
-from vlm.training import main
+from vlm.training.faults import _reworded
+from vlm.training.fit import main
+from vlm.training.task import Task
 
 SMALL = command("classification", "trainer.max_epochs=2", "data.num_workers=2")
 

@@ -123,10 +123,11 @@ def main():
     import timm
     from PIL import Image
 
-    from vlm import cli, evaluation, resume, run  # noqa: F401
-    from vlm.data.token_file import TokenFile
-    from vlm.models.hugging_face_files import read_tensors
-    from vlm.training import main as train
+    from vlm.cli import main as cli
+    from vlm.data.text.token_file import TokenFile
+    from vlm.models.pretrained.files import read_tensors
+    from vlm.training import evaluate, resume, run  # noqa: F401
+    from vlm.training.fit import main as train
 
     timm.list_models()
     os.chdir(FOLDER)
@@ -221,7 +222,7 @@ HYDRA = "# @package _global_\nhydra:\n"
 HANDLER = "    handlers:\n      x:\n"
 CONFIG_FILES = {
     "names os.system": "# @package _global_\nmodel:\n  encoder:\n    _target_: os.system\n    x: touch canary\n",
-    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.write\n"
+    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.load.write\n"
     "    path: canary\n    checkpoint: {}\n",
     "has hydra call": f"{HYDRA}  callbacks:\n    x:\n      _target_: os.mkdir\n      path: canary\n",
     "sets the environment": f"{HYDRA}  job:\n    env_set:\n      LD_PRELOAD: evil.so\n",
@@ -269,7 +270,7 @@ def told_of(use):
 
 def listed(path):
     """Every image of a tar, in memory."""
-    from vlm.data.image_tar import ImageTar
+    from vlm.data.sources.image_tar import ImageTar
 
     source = ImageTar(path=str(path))
     names = [file.path for name in source.splits for file in source.split(name).files]
@@ -281,7 +282,7 @@ def listed(path):
 
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
-    from vlm import config
+    from vlm.config import config
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from vlm.data.sampler import Key, TrainBatches
+from vlm.data.order import Key, TrainBatches
 from vlm.randomness import numpy_rng
 
 

@@ -10,21 +10,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm import checkpoint as ckpt
-from vlm.data.image import Preprocess
-from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.generation.engine import Chunk, decode
-from vlm.generation.options import Decoding, Hypothesis
-from vlm.generation.rules import Rules
-from vlm.generation.search import search
-from vlm.generation.trace import as_json
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
+from vlm.data.images.image import Preprocess
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import Chunk, decode
+from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.search import search
+from vlm.decoding.trace import as_json
+from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
-from vlm.inference.reading import read_images
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
-from vlm.models.vision_language import VisionLanguageModel, encode_in_parts
-from vlm.nn.packed import lay_out_for_decoding, pack
-from vlm.verify import refusing
+from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+from vlm.nn.step.packed import lay_out_for_decoding, pack
 
 
 class Records(Protocol):

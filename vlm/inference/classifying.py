@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vlm import checkpoint as ckpt
-from vlm.data.image import Preprocess
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
+from vlm.data.images.image import Preprocess
 from vlm.inference.files import Writer
+from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
-from vlm.inference.reading import read_images
-from vlm.nn.packed import pack
-from vlm.verify import refusing
+from vlm.nn.step.packed import pack
 
 
 @torch.inference_mode()

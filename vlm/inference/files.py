@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from vlm.data.image import SUFFIXES
+from vlm.data.images.image import SUFFIXES
 from vlm.errors import UserError, printable
 
 

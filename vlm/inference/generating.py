@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from vlm import checkpoint as ckpt
-from vlm.data.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.generation.logits import Sampling
-from vlm.generation.rules import Rules
-from vlm.generation.text import continue_texts
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.decoding.constraints import Rules
+from vlm.decoding.continuation import continue_texts
+from vlm.decoding.sampling import Sampling
 from vlm.inference.files import Writer, printable
 from vlm.inference.loading import check_outputs, read_for
 from vlm.inference.words import rules_of_words
 from vlm.models.decoder import Decoder
-from vlm.nn.packed import lay_out_for_decoding
-from vlm.verify import refusing
+from vlm.nn.step.packed import lay_out_for_decoding
 
 
 @dataclass

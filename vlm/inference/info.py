@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vlm import checkpoint as ckpt
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
 from vlm.errors import printable
-from vlm.verify import refusing
 
 
 def describe(path: str) -> str:

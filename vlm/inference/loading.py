@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vlm import checkpoint as ckpt
-from vlm.data.image import Preprocess
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
+from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
-from vlm.verify import refusing
 
 COMMANDS = {"captioning": "caption", "classification": "classify", "language_modeling": "generate"}
 
@@ -16,7 +16,7 @@ def read_for(task: str, path: str) -> dict[str, Any]:
     """Reads a checkpoint that must hold a model for this task.
 
     Raises:
-        UserError: As `vlm.checkpoint.read`, or the model is for another task; the message names the command for it.
+        UserError: As `checkpoint.load.read`, or the model is for another task; the message names the command for it.
     """
     loaded = ckpt.read(path)
     with refusing(path):

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
-from vlm.generation.engine import decode
-from vlm.generation.options import Decoding, Hypothesis
 from vlm.inference.files import Writer
 from vlm.inference.generating import Continuation, Generator, Typist
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vlm.data.tokenizer import Tokenizer
-from vlm.generation.rules import Rules
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.constraints import Rules
 
 
 def rules_of_words(

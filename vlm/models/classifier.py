@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.models.features import Features, encode
+from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
 

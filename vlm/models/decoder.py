@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.models.decode_state import DecodeState, KeysValues
 from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
-from vlm.nn.decoding import StepBlock
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
+from vlm.nn.step.block import StepBlock
+from vlm.nn.step.state import DecodeState, KeysValues
 
 
 class Decoder(nn.Module):

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlm.models.classifier import Classifier
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
-from vlm.models.features import frozen_part
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.frozen_features import frozen_part
 from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vision_language import VisionLanguageModel
 from vlm.models.vit import ViT
 from vlm.nn.attention import CrossAttention, SelfAttention
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
-from vlm.nn.patch import PatchEmbed
 from vlm.nn.position import GridPositions, Positions
+from vlm.nn.stems import PatchEmbed
 
 
 class ViT(nn.Module):

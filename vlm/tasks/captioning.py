@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from vlm.data.batch import CaptionBatch
-from vlm.data.image import Preprocess
-from vlm.data.module import Data
-from vlm.data.tokenizer import Tokenizer
+from vlm.data.images.image import Preprocess
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.inference.captioning import caption_pixels
-from vlm.metrics.captions import CaptionMetric
-from vlm.metrics.controls import caption_controls, novelty
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
-from vlm.models.vision_language import VisionLanguageModel
-from vlm.tasks.base import Task
-from vlm.tasks.features import as_read
-from vlm.tasks.grounding import BATCHES, GroundingLosses
-from vlm.tasks.losses import next_token_labels, token_loss
-from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import caption_line, example_image, first_row, image_shape, text_shape
+from vlm.training.data_module import Data
+from vlm.training.feature_cache import as_read
+from vlm.training.grounding import BATCHES, GroundingLosses
+from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.optim import Optimization
+from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
+from vlm.training.task import Task
 
 
 class Captioning(Task):

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.data.class_data import ClassBatch
-from vlm.data.image import Preprocess
-from vlm.data.module import Data
+from vlm.data.images.image import Preprocess
+from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.inference.classifying import class_probabilities
-from vlm.metrics.classification import ClassificationMetric
 from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
-from vlm.tasks.base import Task
-from vlm.tasks.features import as_read
-from vlm.tasks.losses import class_loss
-from vlm.tasks.mixing import Mixing
-from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import example_image, image_shape
+from vlm.training.class_data import ClassBatch
+from vlm.training.data_module import Data
+from vlm.training.feature_cache import as_read
+from vlm.training.losses import class_loss
+from vlm.training.mixing import Mixing
+from vlm.training.optim import Optimization
+from vlm.training.show import example_image, image_shape
+from vlm.training.task import Task
 
 SAMPLES = 32  # of an evaluation, to look at
 

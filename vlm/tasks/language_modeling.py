@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm.data.tokenizer import Tokenizer
-from vlm.data.windows import TextBatch
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.windows import TextBatch
 from vlm.inference.files import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
-from vlm.tasks.base import Task
-from vlm.tasks.losses import IGNORE, next_token_labels, token_loss
-from vlm.tasks.optim import Optimization
-from vlm.tasks.reading import first_row, text_shape
+from vlm.training.losses import IGNORE, next_token_labels, token_loss
+from vlm.training.optim import Optimization
+from vlm.training.show import first_row, text_shape
+from vlm.training.task import Task
 
 
 class LanguageModeling(Task):

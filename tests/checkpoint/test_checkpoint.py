@@ -1,0 +1,232 @@
+"""Checkpoint files: written whole or not at all, and verified when they are read."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vlm.checkpoint import load as ckpt
+from vlm.errors import UserError
+from vlm.models.encoder_decoder import VisionLanguageModel
+
+VIT = {"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2}
+DECODER = {"vocab_size": 9, "max_len": 6, "dim": 8, "depth": 1, "num_heads": 2, "context_dim": 8}
+SPEC = {
+    "name": "models.encoder_decoder.VisionLanguageModel",
+    "args": {
+        "encoder": {"name": "models.vit.ViT", "args": VIT},
+        "decoder": {"name": "models.decoder.Decoder", "args": DECODER},
+    },
+}
+
+
+def saved(spec=SPEC, model=None, **extra):
+    """A checkpoint of a model, as training writes it."""
+    model = ckpt.rebuild(spec) if model is None else model
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    return {"format": ckpt.FORMAT, "vlm": {"model": spec}, "state_dict": state, "epoch": 3, "global_step": 70, **extra}
+
+
+@pytest.fixture
+def checkpoint(scramble):
+    return saved(model=scramble(ckpt.rebuild(SPEC)))
+
+
+@pytest.fixture
+def path(tmp_path, checkpoint):
+    path = tmp_path / "run" / "last.ckpt"
+    ckpt.write(path, checkpoint)
+    return path
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+# Writing and reading
+
+
+def test_what_is_written_is_read(path, checkpoint):
+    assert same(ckpt.read(path), checkpoint)
+    assert same(ckpt.read(str(path)), checkpoint)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+def test_a_model_is_rebuilt_with_its_weights(tmp_path, scramble):
+    model = scramble(ckpt.rebuild(SPEC))
+    ckpt.write(tmp_path / "model.ckpt", saved(model=model))
+    loaded = ckpt.load_model(ckpt.read(tmp_path / "model.ckpt"))
+    assert isinstance(loaded, VisionLanguageModel)
+    assert not loaded.training
+    inputs = torch.randn(2, 3, 8, 8), torch.tensor([[1, 4, 5], [1, 7, 2]])
+    assert torch.equal(loaded(*inputs), model(*inputs))
+
+
+def test_moving_averages_stand_before_weights_and_counters_stay():
+    stored = {
+        "state_dict": {"model.weight": 1, "model.batches": 2, "metric.total": 3},
+        "ema": {"model.weight": 4, "metric.total": 5},
+    }
+    assert ckpt.weights(stored) == {"weight": 4, "batches": 2}
+    del stored["ema"]
+    assert ckpt.weights(stored) == {"weight": 1, "batches": 2}
+
+
+def test_a_model_with_batch_norm_is_rebuilt_from_its_moving_average():
+    spec = {"name": "models.timm_encoder.TimmEncoder", "args": {"name": "resnet10t", "dim": 4, "image_size": 32}}
+    whole = saved(spec)
+    whole["ema"] = {name: t + 1 for name, t in whole["state_dict"].items() if t.is_floating_point()}
+    assert torch.equal(ckpt.load_model(whole).proj.bias, whole["ema"]["model.proj.bias"])
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, checkpoint, monkeypatch, step):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ckpt.os, step, full)
+    with pytest.raises(UserError, match=r"last\.ckpt: cannot write .*No space left on device.*free space") as caught:
+        ckpt.write(path, saved(epoch=99))
+    assert caught.value.status == 1
+    assert same(ckpt.read(path), checkpoint)
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(path, checkpoint, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ckpt.torch, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.write(path, saved(epoch=99))
+    assert same(ckpt.read(path), checkpoint)
+    assert os.listdir(path.parent) == ["last.ckpt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/last\.ckpt: cannot write"):
+        ckpt.write(tmp_path / "file" / "last.ckpt", {})
+
+
+def write_without_end(path, pipe):
+    """Writes a checkpoint as far as its last byte, and stays there."""
+
+    def hang(handle):
+        pipe.send("writing")
+        time.sleep(60)
+
+    os.fsync = hang
+    ckpt.write(path, saved(epoch=99))
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpoint):
+    process = multiprocessing.get_context("fork")
+    ours, theirs = process.Pipe()
+    child = process.Process(target=write_without_end, args=(path, theirs), daemon=True)
+    child.start()
+    assert ours.poll(30)
+    child.kill()
+    child.join()
+    assert same(ckpt.read(path), checkpoint)
+    ckpt.write(path, saved(epoch=100))  # which clears away what the killed process left
+    assert os.listdir(path.parent) == ["last.ckpt"]
+    assert ckpt.read(path)["epoch"] == 100
+
+
+# Damage
+
+
+def flip(path, place, bit, into):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    into.write_bytes(data)
+    return into
+
+
+def test_a_flipped_bit_of_a_weight_is_found(path, checkpoint, tmp_path):
+    rng, data = np.random.default_rng(0), path.read_bytes()
+    for tensor in checkpoint["state_dict"].values():
+        content = tensor.numpy().tobytes()
+        place = data.find(content) + int(rng.integers(len(content)))
+        broken = flip(path, place, int(rng.integers(8)), tmp_path / "broken.ckpt")
+        with pytest.raises(UserError, match=r"broken\.ckpt: is damaged"):
+            ckpt.read(broken)
+
+
+def test_a_flipped_bit_anywhere_is_found_or_harmless(path, checkpoint, tmp_path):
+    rng, found = np.random.default_rng(1), 0
+    for place in rng.integers(path.stat().st_size, size=150):
+        broken = flip(path, int(place), int(rng.integers(8)), tmp_path / "broken.ckpt")
+        try:
+            assert same(ckpt.read(broken), checkpoint)  # in padding, or in a date
+        except UserError:
+            found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(path, share):
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(UserError, match=r"last\.ckpt: is (not a checkpoint, or was cut short|damaged)"):
+        ckpt.read(path)
+
+
+class Command:
+    """Pickles as a call of a function, as malware does."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_file_is_executed(path, tmp_path, checkpoint):
+    torch.save({**checkpoint, "vlm": Command(tmp_path / "executed")}, path)
+    with pytest.raises(UserError, match="is damaged or is no checkpoint of vlm"):
+        ckpt.read(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def text_file(path):
+    path.write_text("weights\n" * 100)
+
+
+def zip_file(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "weights")
+
+
+FOREIGN = {
+    "text": (text_file, "is not a checkpoint"),
+    "zip": (zip_file, "is no checkpoint of vlm"),
+    "state dict": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "was not written by vlm"),
+    "tensor": (lambda path: torch.save(torch.zeros(3), path), "was not written by vlm"),
+    "module": (lambda path: torch.save(nn.Linear(2, 2), path), "is no checkpoint of vlm"),
+    "legacy": (lambda path: torch.save({"format": 1}, path, _use_new_zipfile_serialization=False), "not a checkpoint"),
+    "format": (lambda path: torch.save({"format": 2, "vlm": {}}, path), "has format 2, this vlm reads 1"),
+    "folder": (lambda path: path.mkdir(), "no such checkpoint"),
+    "nothing": (lambda path: None, "no such checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_that_is_not_ours_is_refused(tmp_path, kind):
+    make, message = FOREIGN[kind]
+    make(tmp_path / "model.ckpt")
+    with pytest.raises(UserError, match=rf"model\.ckpt: .*{message}") as caught:
+        ckpt.read(tmp_path / "model.ckpt")
+    assert caught.value.status == 2

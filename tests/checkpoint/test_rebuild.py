@@ -1,0 +1,186 @@
+"""Models rebuilt from what a checkpoint names, and what may not be named."""
+
+import resource
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from vlm.checkpoint import load as ckpt
+from vlm.errors import UserError
+from vlm.models import timm_encoder
+
+VIT = {"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2}
+
+
+def vit_spec(**changes):
+    return {"name": "models.vit.ViT", "args": VIT | changes}
+
+
+def saved(spec, model):
+    """A checkpoint with the specification of one model and the weights of another."""
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    return {"format": ckpt.FORMAT, "vlm": {"model": spec}, "state_dict": state}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins.eval",
+        "os.system",
+        "torch.nn.Linear",
+        "torch.nn.modules.linear.Linear",
+        "models.vit.Block",  # defined in nn.blocks
+        "models.vit.nn.Linear",
+        "models.vit.torch.hub.load",
+        "models.decoder.positions_within",  # a function
+        "nn.blocks.init_weights",
+        "models.context.Context",  # a class, but no module
+        "models.vit",
+        "models.vit.Nothing",
+        "models.vit.ViT.forward",
+        "vlm.models.vit.ViT",
+        "tasks.captioning.Captioning",
+        "checkpoint.Path",
+        "models.__init__.ViT",
+        "models/vit.ViT",
+        "..models.vit.ViT",
+        "ViT",
+        "",
+        None,
+        7,
+    ],
+)
+def test_only_module_classes_of_ours_are_built(name):
+    part = {"name": name, "args": {}}
+    for spec in (part, {"name": "models.encoder_decoder.VisionLanguageModel", "args": {"encoder": part}}):
+        with pytest.raises(UserError, match="the checkpoint names"):
+            ckpt.rebuild(spec)
+
+
+def test_a_backbone_is_built_bare(monkeypatch):
+    asked = []
+
+    def create(name, image_size, pretrained, weights):
+        asked.append((name, pretrained, weights))
+        backbone = nn.Identity()
+        backbone.num_features = 3
+        return backbone
+
+    monkeypatch.setattr(timm_encoder, "_create", create)
+    monkeypatch.setattr(timm_encoder, "_freeze_unused", lambda backbone, image_size: None)
+    args = {"name": "resnet10t", "dim": 4, "image_size": 32, "pretrained": True, "weights": "/etc/passwd"}
+    ckpt.rebuild({"name": "models.timm_encoder.TimmEncoder", "args": args})
+    assert asked == [("resnet10t", False, None)]
+
+
+@pytest.mark.parametrize("name", ["hf-hub:someone/model", "hf_hub:someone/model", "local-dir:/tmp", "someone/model"])
+def test_a_backbone_from_elsewhere_is_refused(name):
+    args = {"name": name, "dim": 4, "image_size": 32, "pretrained": True}
+    with pytest.raises(UserError, match="timm has no backbone"):
+        ckpt.load_model(saved({"name": "models.timm_encoder.TimmEncoder", "args": args}, nn.Identity()))
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A user's own package."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "nets.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n"
+        "    def __init__(self, *, dim):\n        super().__init__()\n        self.fc = nn.Linear(dim, dim)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "mine.nets.Net"
+    for name in ("mine", "mine.nets"):
+        sys.modules.pop(name, None)
+
+
+def test_a_class_of_another_package_needs_trust(package):
+    whole = saved({"name": package, "args": {"dim": 3}}, nn.ModuleDict({"fc": nn.Linear(3, 3)}))
+    for trust in (None, "", "min", "nets", "other", "vlm"):
+        with pytest.raises(UserError, match=r"--trust PACKAGE"):
+            ckpt.load_model(whole, trust=trust)
+    assert "mine" not in sys.modules
+    for trust in ("mine", "mine.nets"):
+        assert type(ckpt.load_model(whole, trust=trust)).__name__ == "Net"
+    with pytest.raises(UserError, match="no module class"):
+        ckpt.rebuild({"name": "mine.nets.nn", "args": {}}, trust="mine")
+
+
+def test_a_trusted_package_that_is_not_installed_is_named():
+    with pytest.raises(UserError, match="--trust absent: No module named 'absent'; install"):
+        ckpt.load_model(saved({"name": "absent.Net", "args": {}}, nn.Identity()), trust="absent")
+
+
+GIANT = 10**12
+HUGE = {
+    "image": {"image_size": 4 * GIANT},
+    "patch": {"image_size": 10**6, "patch_size": 10**6},
+    "width": {"dim": GIANT},
+    "width of heads": {"head_dim": GIANT},
+    "heads": {"num_heads": GIANT, "head_dim": 1},
+    "depth": {"depth": GIANT},
+    "depth of nothing": {"depth": GIANT, "dim": 0, "num_heads": 1, "head_dim": 1, "mlp_ratio": 0.0},
+    "many small blocks": {"depth": 10**6, "dim": 4, "num_heads": 1},
+    "mlp": {"mlp_ratio": 1e12},
+}
+
+
+def refused_quickly(whole):
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="asks for more than the stored weights"):
+        ckpt.load_model(whole)
+    assert time.monotonic() - started < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_specification_larger_than_its_weights_is_refused_quickly(kind):
+    refused_quickly(saved(vit_spec(**HUGE[kind]), ckpt.rebuild(vit_spec())))
+
+
+@pytest.mark.parametrize(
+    "claim", [torch.zeros(1).expand(GIANT), torch.empty(GIANT, device="meta")], ids=["expanded", "meta"]
+)
+def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
+    whole = saved(vit_spec(dim=10**5, mlp_ratio=1.0), ckpt.rebuild(vit_spec()))
+    whole["state_dict"]["model.claim"] = claim
+    ckpt.write(tmp_path / "model.ckpt", whole)
+    assert (tmp_path / "model.ckpt").stat().st_size < 100_000
+    refused_quickly(whole)
+    with pytest.raises(UserError, match=r"model\.ckpt: is damaged or is no checkpoint of vlm \("):
+        ckpt.read(tmp_path / "model.ckpt")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        VIT | {"dim": 12},
+        VIT | {"depth": 2},
+        VIT | {"num_heads": 0},
+        VIT | {"mlp_ratio": float("inf")},
+        VIT | {"patch_size": 3},
+        VIT | {"image_size": "8"},
+        VIT | {"surprise": 1},
+        {"image_size": 8},
+        {},
+        None,
+        [1],
+    ],
+)
+def test_a_specification_that_does_not_fit_is_refused(args):
+    whole = saved({"name": "models.vit.ViT", "args": args}, ckpt.rebuild(vit_spec()))
+    with pytest.raises(UserError, match="do not fit"):
+        ckpt.load_model(whole)
+
+
+@pytest.mark.parametrize("missing", ["state_dict", "vlm"])
+def test_a_checkpoint_without_its_parts_is_refused(missing):
+    whole = saved(vit_spec(), ckpt.rebuild(vit_spec()))
+    del whole[missing]
+    with pytest.raises(UserError, match="do not fit"):
+        ckpt.load_model(whole)

@@ -1,0 +1,111 @@
+"""What is said of configs and command lines that are at fault."""
+
+import re
+
+import pytest
+
+from vlm.config import config
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("overrides", "said"),
+        [
+            (["model.encoder.dpeth=3"], "model.encoder.dpeth: unknown; did you mean depth?"),
+            (["modle.dim=3"], "modle: unknown; did you mean model?"),
+            (["taks=captioning"], "taks: unknown; did you mean task?"),
+            (["lr=0.1"], "lr: unknown; did you mean optim.lr?"),
+            (["model/encodr=vit"], "model/encodr: unknown; did you mean model/encoder?"),
+            (["optim/lr=1"], "optim/lr: unknown; did you mean optim.lr?"),
+            (["data=flikr8k"], "data=flikr8k: unknown; choose from captions, flickr8k, shapes; did you mean flickr8k?"),
+            (["data=zzz"], "data=zzz: unknown; choose from captions, flickr8k, shapes"),
+            (["experiment=lnog"], "experiment=lnog: unknown; choose from long; did you mean long?"),
+            (["model/encoder=vitt"], "model/encoder=vitt: unknown; choose from resnet, vit; did you mean vit?"),
+            (
+                ["model.encoder=resnet"],
+                "model.encoder=resnet: an option is chosen with a slash; write model/encoder=resnet",
+            ),
+            (["optim.fused=true"], "optim.fused: is not in this config; write +optim.fused=VALUE to add it"),
+            (["seed.x=1"], "seed: is 0 and has no x"),
+            (["+seed=1"], "seed: is in the config already; leave out the + to change it"),
+            (["~optimm"], "optimm: unknown; did you mean optim?"),
+            (["seed=1,2"], "seed=1,2: has several values; add -m to run each, or write [...] around them for a list"),
+        ],
+    )
+    def test_in_one_line(self, overrides, said, fault):
+        assert fault(*overrides) == said
+
+    @pytest.mark.parametrize(
+        ("argv", "said"),
+        [
+            (["captioning"], "captioning: is not of the form KEY=VALUE, such as trainer.max_epochs=5"),
+            (["-cd", "nowhere"], "--config-dir nowhere: no such folder"),
+            (["--cfg", "job", "-p", "nothing"], "package 'nothing' not found in config"),
+            (["hydra.nothing=1"], "hydra.nothing: unknown to Hydra"),
+            (["sede=1"], "sede: unknown; did you mean seed?"),
+        ],
+    )
+    @pytest.mark.usefixtures("only_a_seed")
+    def test_of_a_command_line(self, argv, said, refused):
+        assert refused(*argv) == said
+
+    @pytest.mark.parametrize(
+        ("argv", "pattern"),
+        [
+            (["--epochs", "5"], r"unrecognized arguments: --epochs; values are given as KEY=VALUE"),
+            (["--cfg", "jobs"], r"invalid choice: 'jobs'"),
+            (["--cfg", "job", "-m"], r"Only one of"),
+            (["-cn", "nothing"], r"Cannot find primary config 'nothing'"),
+            (["seed=${nothing.here}"], r"^seed: Interpolation key 'nothing.here' not found"),
+            (["seed=${oc.env:VLM_TEST_UNSET}"], r"^seed: .*'VLM_TEST_UNSET' not found"),
+            (["seed=???"], r"^seed: has no value; give seed=VALUE$"),
+        ],
+    )
+    @pytest.mark.usefixtures("only_a_seed")
+    def test_in_short(self, argv, pattern, refused):
+        said = refused(*argv)
+        assert re.search(pattern, said)
+        assert len(said.splitlines()) <= 2
+
+    def test_all_at_once(self, refused):
+        def check(given):
+            config.check(given, types={"seed": int})
+
+        argv = ["model.encoder.dpeth=3", "data=flikr8k", "seed=abc", "nmae=x", "optim.lr=fast", "data.num_worker=2"]
+        assert refused(*argv, check=check).splitlines() == [
+            "data=flikr8k: unknown; choose from captions, flickr8k, shapes; did you mean flickr8k?",
+            "model.encoder.dpeth: unknown; did you mean depth?",
+            "nmae: unknown; did you mean name?",
+            "data.num_worker: unknown; did you mean num_workers?",
+            "optim.lr: 'fast' is str, expected float | Tensor",
+            "seed: 'abc' is str, expected int",
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "pattern"),
+        [
+            (b"size: 1\nroot: a\nsize: 2\n", r"data/mine\.yaml, line 3: found duplicate key size"),
+            (b"size: [1, 2\nroot: x\n", r"data/mine\.yaml, line \d: "),
+            (b"size: ${\n", r"size"),
+            (b"root: caf\xe9\n", r"data/mine\.yaml: is not UTF-8"),
+        ],
+    )
+    def test_of_a_users_file(self, tmp_path, text, pattern, refused):
+        folder = tmp_path / "mine"
+        (folder / "data").mkdir(parents=True)
+        (folder / "data/mine.yaml").write_bytes(text)
+        said = refused("--config-dir", str(folder), "data=mine")
+        assert re.search(pattern, said)
+        assert len(said.splitlines()) <= 2
+
+    def test_are_found_without_importing_torch(self, python):
+        done = python("""
+            status = config.run(lambda given: 0, ["optim.lrr=1", "optim.betas=[1]"], config.check)
+            assert "torch" not in sys.modules and "lightning" not in sys.modules
+            sys.exit(status)
+        """)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.splitlines() == [
+            "error: optim.lrr: unknown; did you mean lr?",
+            "optim.betas: [1] is list, expected tuple[float | Tensor, float | Tensor]",
+        ]

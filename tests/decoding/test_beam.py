@@ -1,0 +1,220 @@
+"""Beam search against all sequences there are, one by one, without a cache."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from vlm.decoding.constraints import Rules
+from vlm.decoding.options import Decoding
+from vlm.decoding.search import search
+from vlm.errors import UserError
+from vlm.models.context import Context
+
+V, STEPS, BOS, EOS = 5, 4, 1, 2
+WIDE = 4 * V ** (STEPS - 1)  # more beams than there are hypotheses at any step
+OPTIONS = {
+    "plain": ({}, {}),
+    "short": ({"length_penalty": 0.0}, {}),
+    "long": ({"length_penalty": 2.0}, {}),
+    "shortest": ({"length_penalty": -1.0}, {}),
+    "min_tokens": ({}, {"min_tokens": 2}),
+    "no_repeat_1": ({"length_penalty": 2.0}, {"no_repeat_ngram": 1}),
+    "no_repeat_2": ({"length_penalty": 2.0}, {"no_repeat_ngram": 2}),
+    "repetition": ({}, {"repetition_penalty": 1.7}),
+    "repetition_wanted": ({}, {"repetition_penalty": 0.6}),
+    "banned": ({"length_penalty": 2.0}, {"banned": ((3,), (0, 4))}),
+    "required": ({}, {"required": (((3, 0),),)}),
+    "required_ways": ({}, {"required": (((4, 4), (0,)), ((3,),))}),
+    "prefix": ({}, {"prefix": (3, 0)}),
+    "cut": ({"max_tokens": 2, "length_penalty": 3.0}, {}),
+    "all": (
+        {"length_penalty": 0.7},
+        {
+            "prefix": (4,),
+            "min_tokens": 2,
+            "no_repeat_ngram": 2,
+            "repetition_penalty": 1.2,
+            "banned": ((0, 3),),
+            "required": (((3,),),),
+        },
+    ),
+}
+
+
+@torch.no_grad()
+def step_logprobs(decoder, context, text):
+    return decoder.head(decoder(torch.tensor([text]), None, context))[0, -1].log_softmax(-1).tolist()
+
+
+def holds(text, words):
+    return any(tuple(text[at : at + len(words)]) == tuple(words) for at in range(len(text)))
+
+
+def rule_score(logprob, token, text, rules, *, begin=1):
+    """The score of a token after a text (which has the begin token), or None where it may not come."""
+    if token in text:
+        logprob *= rules.repetition_penalty
+    n = rules.no_repeat_ngram
+    if n and any(text[at : at + n] == [*text[len(text) - n + 1 :], token] for at in range(len(text) - n + 1)):
+        return None
+    if any(holds([*text, token][-len(words) :], words) for words in rules.banned if len(text) >= len(words) - 1):
+        return None
+    if token == EOS and len(text) - begin < rules.min_tokens:
+        return None
+    return logprob
+
+
+def every_text(decoder, context, decoding):
+    """(score, tokens, log-probabilities) of all texts that the rules leave, best first."""
+    rules, limit = decoding.rules, min(decoding.max_tokens or STEPS, STEPS)
+    steps = min(limit + 1, STEPS) - len(rules.prefix)
+    limit -= len(rules.prefix)
+    found, memory = {}, {}
+    for length in range(1, steps + 1):
+        for tokens in product(range(V), repeat=length):
+            if EOS in tokens[:-1] or (length < steps and tokens[-1] != EOS):
+                continue
+            text, total, logprobs = [BOS, *rules.prefix], 0.0, []
+            for token in tokens:
+                if tuple(text) not in memory:
+                    memory[tuple(text)] = step_logprobs(decoder, context, text)
+                score = rule_score(memory[tuple(text)][token], token, text, rules)
+                if score is None:
+                    break
+                total += score
+                logprobs.append(memory[tuple(text)][token])
+                text.append(token)
+            else:
+                if all(any(holds(text[1:], words) for words in ways) for ways in rules.required):
+                    cut = tokens if tokens[-1] == EOS else tokens[:limit]
+                    entry = (total / length**decoding.length_penalty, list(cut), logprobs[: len(cut)])
+                    found[cut] = max(entry, found.get(cut, entry))
+    return sorted(found.values(), reverse=True)
+
+
+@pytest.fixture
+def decoder(make_decoder):
+    return make_decoder(V, STEPS, sharpness=0.7)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_brute_force(decoder, make_context, name):
+    options, rules = OPTIONS[name]
+    context = make_context(2)
+    decoding = Decoding(beam=WIDE, results=4, rules=Rules(**rules), **options)
+    ways = [replace(decoding, prune=prune) for prune in (True, False)]
+    both = [search(decoder, context, way, bos_id=BOS, eos_id=EOS) for way in ways]
+    for place in range(2):
+        one = Context(context.states[place : place + 1], context.mask[place : place + 1])
+        truth = every_text(decoder, one, decoding)[:4]
+        for found in both:
+            assert [text.tokens for text in found[place]] == [tokens for _, tokens, _ in truth]
+            for text, (score, _, logprobs) in zip(found[place], truth, strict=True):
+                assert text.score == pytest.approx(score, abs=1e-5)
+                assert text.logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+def naive_beam(decoder, context, decoding, steps):
+    """Vijayakumar et al. 2018, algorithm 1, over lists; one group is plain beam search."""
+    width, alpha = decoding.beam // decoding.groups, decoding.length_penalty
+    groups = [[((), 0.0)] for _ in range(decoding.groups)]
+    finished = [[] for _ in groups]
+    for step in range(steps):
+        taken = []
+        for number, beams in enumerate(groups):
+            grown = []
+            for tokens, total in beams:
+                for token, logprob in enumerate(step_logprobs(decoder, context, [BOS, *tokens])):
+                    penalty = decoding.diversity * taken.count(token)
+                    grown.append((total + logprob - penalty, (*tokens, token), total + logprob))
+            grown.sort(reverse=True)
+            for rank, (_, tokens, total) in enumerate(grown[: 2 * width]):
+                if rank < width and (tokens[-1] == EOS or step == steps - 1):
+                    finished[number].append((total / len(tokens) ** alpha, tokens))
+            finished[number] = sorted(finished[number], reverse=True)[:width]
+            going = [(tokens, total) for _, tokens, total in grown[: 2 * width] if tokens[-1] != EOS]
+            groups[number] = going[:width]
+            taken += [tokens[-1] for tokens, _ in groups[number]]
+    return sorted((pair for found in finished for pair in found), reverse=True)
+
+
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.8, 1.5])
+@pytest.mark.parametrize("beam, groups, results", [(1, 1, 1), (2, 1, 1), (3, 1, 3), (4, 2, 4), (6, 3, 2), (3, 3, 3)])
+def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_context, beam, groups, results, alpha):
+    steps = 7
+    decoder, context = make_decoder(9, steps, sharpness=0.6), make_context(3)
+    decoding = Decoding(beam=beam, groups=groups, results=results, length_penalty=alpha, diversity=0.4)
+    found = search(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
+    for place, texts in enumerate(found):
+        one = Context(context.states[place : place + 1], context.mask[place : place + 1])
+        truth = dict((tokens, score) for score, tokens in reversed(naive_beam(decoder, one, decoding, steps)))
+        ranked = sorted(truth.items(), key=lambda pair: -pair[1])[:results]
+        if beam > 1:  # one beam alone is greedy search, which takes an end token even where it could be beaten
+            assert [tuple(text.tokens) for text in texts] == [tokens for tokens, _ in ranked]
+            assert [text.score for text in texts] == pytest.approx([score for _, score in ranked], abs=1e-5)
+
+
+def test_pruning_changes_nothing_but_the_steps(make_decoder, make_context):
+    decoder, context = make_decoder(11, 12, sharpness=0.5), make_context(6)
+    steps = []
+    for prune in (True, False):
+        trees = {}
+        decoding = Decoding(beam=4, results=2, length_penalty=0.6, prune=prune)
+        steps.append((search(decoder, context, decoding, bos_id=BOS, eos_id=EOS, trees=trees), trees))
+    assert [[text.tokens for text in texts] for texts in steps[0][0]] == [
+        [text.tokens for text in texts] for texts in steps[1][0]
+    ]
+    assert sum(map(len, steps[0][1].values())) < sum(map(len, steps[1][1].values()))
+
+
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_required_words_are_in_every_text(make_decoder, make_context, beam):
+    decoder, context = make_decoder(40, 9), make_context(4)
+    required = (((7, 8, 9),), ((30,), (31, 32)))
+    found = search(
+        decoder,
+        context,
+        Decoding(beam=beam, results=min(beam, 2), rules=Rules(required=required)),
+        bos_id=BOS,
+        eos_id=EOS,
+    )
+    for texts in found:
+        for text in texts:
+            assert holds(text.tokens, (7, 8, 9)) and (holds(text.tokens, (30,)) or holds(text.tokens, (31, 32)))
+
+
+def test_more_beams_find_required_texts_at_least_as_probable(make_decoder, make_context):
+    decoder, context = make_decoder(40, 9), make_context(8)
+    rules = Rules(required=(((7, 8),), ((30,),)))
+    means = []
+    for beam in (2, 12):
+        decoding = Decoding(beam=beam, length_penalty=0.0, rules=rules)
+        found = search(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
+        means.append(sum(texts[0].score for texts in found))
+    assert means[1] > means[0]
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"beam": 0}, "--beam"),
+        ({"results": 3, "beam": 2}, "--results"),
+        ({"beam": 4, "groups": 3}, "--groups"),
+        ({"length_penalty": float("nan")}, "--length-penalty"),
+        ({"beam": 2, "groups": 2, "rules": Rules(required=(((1,),),))}, "--require"),
+        ({"beam": 2, "diversity": -1.0}, "--diversity"),
+    ],
+)
+def test_impossible_options_are_refused(options, named):
+    with pytest.raises(UserError, match=named):
+        Decoding(**options)
+
+
+@pytest.mark.parametrize(
+    "rules, named", [({"prefix": (3,) * 4}, "--prefix"), ({"required": (((3,) * 5,),)}, "--require")]
+)
+def test_what_has_no_room_is_refused(decoder, make_context, rules, named):
+    with pytest.raises(UserError, match=named):
+        search(decoder, make_context(1), Decoding(rules=Rules(**rules)), bos_id=BOS, eos_id=EOS)

@@ -1,0 +1,116 @@
+"""Greedy search against uncached decoding, one token at a time."""
+
+import pytest
+import torch
+
+from vlm.decoding.search import greedy
+from vlm.models.context import Context
+from vlm.models.decoder import Decoder
+
+V, MAX_LEN, BOS = 17, 10, 1
+NEVER = V  # an end token that no logits have
+
+
+@pytest.fixture
+def decoder(scramble):
+    model = scramble(Decoder(vocab_size=V, max_len=MAX_LEN, dim=16, depth=2, num_heads=2, context_dim=6))
+    model.positions.weight.data *= 4  # or a random model with tied embeddings repeats one token
+    return model
+
+
+@pytest.fixture
+def context():
+    return Context(torch.randn(4, 5, 6), torch.arange(5) < torch.tensor([[5], [3], [4], [5]]))
+
+
+def row(context, index):
+    return Context(context.states[index : index + 1], context.mask[index : index + 1])
+
+
+@torch.no_grad()
+def step_by_step(decoder, context, tokens):
+    text = [BOS]
+    for _ in range(tokens):
+        text.append(decoder.head(decoder(torch.tensor([text]), None, context))[0, -1].argmax().item())
+    return text[1:]
+
+
+def test_takes_the_most_probable_token_at_each_step(decoder, context):
+    truth = [step_by_step(decoder, row(context, index), MAX_LEN) for index in range(4)]
+    assert len(set(map(tuple, truth))) == 4
+    assert greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens == truth
+
+
+def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
+    whole = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
+    eos = whole.tokens[0][3]
+    found = greedy(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
+    expected = [text[: text.index(eos) + 1] if eos in text else text for text in whole.tokens]
+    assert found.tokens == expected
+    assert len({len(text) for text in expected}) > 1
+    assert [len(logprobs) for logprobs in found.logprobs] == [len(text) for text in expected]
+
+
+class Scripted:
+    """Says the given texts, whatever it hears, and counts its steps and the rows of each."""
+
+    max_len = 9
+
+    def __init__(self, *texts):
+        self.texts, self.steps, self.rows = torch.tensor(texts), 0, []
+
+    def start(self, context, *, rows, max_len, beams):
+        return self
+
+    def select(self, rows):
+        self.texts = self.texts[rows]
+
+    def step(self, tokens, state):
+        self.steps += 1
+        self.rows.append(len(tokens))
+        return torch.nn.functional.one_hot(self.texts[:, self.steps - 1 : self.steps], V).float()
+
+    def head(self, hidden):
+        return hidden
+
+
+def test_no_step_is_taken_once_every_row_has_ended():
+    decoder = Scripted([5, 2, 5, 5, 5, 5], [5, 5, 5, 2, 5, 5])
+    found = greedy(decoder, Context(torch.empty(2, 1, 6)), bos_id=BOS, eos_id=2, max_tokens=6)
+    assert found.tokens == [[5, 2], [5, 5, 5, 2]]
+    assert decoder.steps == 4
+    assert decoder.rows == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 4, MAX_LEN, 99])
+def test_no_text_is_longer_than_max_tokens_or_the_room(decoder, context, max_tokens):
+    whole = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
+    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=max_tokens)
+    assert found.tokens == [text[:max_tokens] for text in whole]
+    assert [len(logprobs) for logprobs in found.logprobs] == [min(max_tokens, MAX_LEN)] * 4
+
+
+def test_the_end_token_does_not_count(decoder, context):
+    text = greedy(decoder, row(context, 0), bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens[0]
+    end = next(i for i in range(2, MAX_LEN) if text[i] not in text[:i])
+    assert greedy(decoder, row(context, 0), bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
+
+
+def test_independent_of_the_rest_of_the_batch(decoder, context):
+    eos = step_by_step(decoder, row(context, 0), 4)[-1]
+    together = greedy(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
+    for index in range(4):
+        alone = greedy(decoder, row(context, index), bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
+        assert alone.tokens == [together.tokens[index]]
+        assert alone.logprobs[0] == pytest.approx(together.logprobs[index], abs=1e-5)
+
+
+@torch.no_grad()
+def test_log_probabilities_are_those_of_the_tokens(decoder, context):
+    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
+    texts = torch.tensor(found.tokens)
+    inputs = torch.cat([torch.full((4, 1), BOS), texts[:, :-1]], 1)
+    truth = decoder.head(decoder(inputs, None, context)).double().softmax(-1).log()
+    torch.testing.assert_close(
+        torch.tensor(found.logprobs).double(), truth.gather(2, texts[..., None])[..., 0], rtol=0, atol=1e-5
+    )

@@ -1,0 +1,92 @@
+"""Continuing texts: each as if it were alone, and as a model without a cache would."""
+
+import numpy as np
+import pytest
+import torch
+
+from vlm.decoding.continuation import context_begin, continue_texts
+from vlm.decoding.sampling import Sampling
+from vlm.models.decoder import Decoder
+from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
+from vlm.randomness import numpy_rng
+
+V, W, D, N = 23, 8, 16, 2
+POSITIONS = {
+    "learned": lambda: None,
+    "rotary": lambda: RotaryPositions(head_dim=D // N),
+    "relative": lambda: RelativeBias(num_heads=N, max_len=W),
+    "sinusoidal": lambda: SinusoidalPositions(dim=D),
+    "each layer": lambda: LearnedPositionsEachLayer(dim=D, max_len=W),
+}
+PROMPTS = [[5], [7, 3, 9, 1, 1, 2, 8, 4, 6, 11, 3], [1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9]]
+
+
+@pytest.fixture(params=POSITIONS)
+def decoder(request, scramble):
+    return scramble(Decoder(vocab_size=V, max_len=W, dim=D, depth=2, num_heads=N, positions=POSITIONS[request.param]()))
+
+
+def run(decoder, prompts, *, eos_id=-1, max_tokens=20, seed=0, **sampling):
+    texts, logprobs = [[] for _ in prompts], [[] for _ in prompts]
+    for step in continue_texts(
+        decoder, prompts, sampling=Sampling(**sampling), max_tokens=max_tokens, eos_id=eos_id, seed=seed
+    ):
+        for item in step:
+            texts[item.prompt].append(item.token)
+            logprobs[item.prompt].append(item.logprob)
+    return texts, logprobs
+
+
+def without_cache(decoder, prompt, *, max_tokens, seed, sampling):
+    """The definition: the whole context is read again for every token."""
+    text, draws = list(prompt), numpy_rng(seed, "text", *prompt).random(max_tokens)
+    logprobs = []
+    for step in range(max_tokens):
+        context = text[context_begin(len(text), decoder.max_len) :]
+        logits = decoder.head(decoder(torch.tensor([context]))[:, -1]).double()
+        cumulative = np.cumsum(sampling.probabilities(logits)[0].detach().numpy())
+        token = int(np.searchsorted(cumulative, draws[step] * cumulative[-1], side="right"))
+        logprobs.append(logits.log_softmax(-1)[0, token].item())
+        text.append(token)
+    return text[len(prompt) :], logprobs
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}])
+def test_many_prompts_at_once_equal_the_definition_one_by_one(decoder, sampling):
+    texts, logprobs = run(decoder, PROMPTS, seed=3, **sampling)
+    for prompt, text, logs in zip(PROMPTS, texts, logprobs, strict=True):
+        expected, scores = without_cache(decoder, prompt, max_tokens=20, seed=3, sampling=Sampling(**sampling))
+        assert text == expected
+        assert logs == pytest.approx(scores, abs=1e-4)
+
+
+def test_order_and_company_change_nothing(decoder):
+    together = dict(zip(map(tuple, PROMPTS), run(decoder, PROMPTS)[0], strict=True))
+    turned = dict(zip(map(tuple, PROMPTS[::-1]), run(decoder, PROMPTS[::-1])[0], strict=True))
+    alone = {tuple(prompt): run(decoder, [prompt])[0][0] for prompt in PROMPTS}
+    assert together == turned == alone
+
+
+def test_the_seed_changes_the_text(decoder):
+    assert run(decoder, PROMPTS, seed=0)[0] != run(decoder, PROMPTS, seed=1)[0]
+
+
+def test_a_text_ends_at_its_end_token_and_the_others_go_on(decoder):
+    free = run(decoder, PROMPTS)[0]
+    end = free[0][4]
+    texts = run(decoder, PROMPTS, eos_id=end)[0]
+    for text, whole in zip(texts, free, strict=True):
+        assert text == (whole[: whole.index(end) + 1] if end in whole else whole)
+    assert len({len(text) for text in texts}) > 1
+
+
+def test_nothing_to_do():
+    assert run(Decoder(vocab_size=V, max_len=W, dim=D, depth=1, num_heads=N), PROMPTS, max_tokens=0)[0] == [[]] * 4
+    assert run(Decoder(vocab_size=V, max_len=W, dim=D, depth=1, num_heads=N), [])[0] == []
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 8])
+def test_the_context_fits_the_window_and_keeps_half_of_it(window):
+    for length in range(1, 60):
+        kept = length - context_begin(length, window)
+        assert kept <= window and kept >= min(length, max(1, window // 2))

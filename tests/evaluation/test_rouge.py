@@ -1,0 +1,59 @@
+"""ROUGE-L against the example of its paper and the textbook recursion."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlm.evaluation.metrics.rouge import RougeL
+
+
+def rouge_l(candidate: list[str], references: list[list[str]]) -> float:
+    return float(RougeL([references])([candidate])[0])
+
+
+def common(first: list[str], second: list[str]) -> int:
+    rows = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i, a in enumerate(first, 1):
+        for j, b in enumerate(second, 1):
+            rows[i][j] = rows[i - 1][j - 1] + 1 if a == b else max(rows[i - 1][j], rows[i][j - 1])
+    return rows[-1][-1]
+
+
+def measure(precision: float, recall: float) -> float:
+    return 2.44 * precision * recall / (recall + 1.44 * precision) if precision and recall else 0.0
+
+
+def test_the_example_of_the_paper() -> None:
+    # Lin 2004, section 3.1: three words of four in order, then two.
+    reference = ["police", "killed", "the", "gunman"]
+    assert rouge_l(["police", "kill", "the", "gunman"], [reference]) == pytest.approx(3 / 4)
+    assert rouge_l(["the", "gunman", "kill", "police"], [reference]) == pytest.approx(2 / 4)
+
+
+def test_precision_and_recall_are_the_best_of_any_reference() -> None:
+    references = [["a", "b", "c", "d", "e", "f", "g", "h"], ["a", "x"]]
+    assert rouge_l(["a", "b", "c", "d"], references) == pytest.approx(measure(1.0, 0.5))
+    assert rouge_l(["a", "y"], references) == pytest.approx(measure(0.5, 0.5))
+
+
+def test_captions_without_words_agree_with_each_other_alone() -> None:
+    assert rouge_l([], [["a"], []]) == pytest.approx(1.0)
+    assert rouge_l([], [["a"]]) == 0.0
+    assert rouge_l(["a"], [[]]) == 0.0
+
+
+caption = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(caption, st.lists(caption, min_size=1, max_size=6))
+def test_agrees_with_the_recursion(candidate: list[str], references: list[list[str]]) -> None:
+    lengths = [common(candidate, reference) for reference in references]
+    precision = max(lengths) / len(candidate)
+    recall = max(length / len(reference) for length, reference in zip(lengths, references, strict=True))
+    assert rouge_l(candidate, references) == pytest.approx(measure(precision, recall), rel=1e-12)
+
+
+def test_references_longer_than_a_machine_word() -> None:
+    reference = [f"w{i}" for i in range(200)]
+    assert rouge_l(reference[::3], [reference, reference[::-1]]) == pytest.approx(measure(1.0, 67 / 200))

@@ -1,0 +1,176 @@
+"""The joined model against Hugging Face's, and gradients of every model there is."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from torch import nn
+
+import vlm.models
+from vlm.data.batch import collate
+from vlm.decoding.search import greedy
+from vlm.errors import UserError
+from vlm.models.classifier import AttentionPool, Classifier
+from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.models.vit import ViT
+from vlm.training.losses import next_token_labels, token_loss
+
+V, D, MAX_LEN = 31, 24, 20
+TOKENS = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
+SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 2, 2, 2, 3, 3, 3]])
+
+
+def vit(**options):
+    return ViT(**{"image_size": 24, "patch_size": 8, "dim": D, "depth": 2, "num_heads": 3} | options)
+
+
+def decoder(context_dim=D, **options):
+    sizes = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": 2, "num_heads": 3}
+    return Decoder(**sizes, context_dim=context_dim, **options)
+
+
+def joined():
+    return VisionLanguageModel(encoder=vit(), decoder=decoder())
+
+
+def classifier(pool):
+    return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
+
+
+def backbone(name):
+    return lambda: TimmEncoder(name=name, dim=D, image_size=32)
+
+
+BUILDERS = {
+    "ViT": [vit],
+    "Decoder": [lambda: decoder(None)],
+    "VisionLanguageModel": [joined],
+    "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
+    "AttentionPool": [lambda: AttentionPool(dim=D, num_heads=4)],
+    "TimmEncoder": [
+        backbone("resnet10t"),
+        backbone("test_vit"),
+        backbone("test_efficientnet_ln"),
+        backbone("test_convnext"),
+    ],
+}
+CASES = [pytest.param(build, id=f"{name}-{n}") for name, builds in BUILDERS.items() for n, build in enumerate(builds)]
+
+
+def models():
+    """Every module class that a file of vlm.models defines."""
+    for file in pkgutil.iter_modules(vlm.models.__path__, "vlm.models."):
+        module = importlib.import_module(file.name)
+        yield from (
+            name
+            for name, found in vars(module).items()
+            if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == file.name
+        )
+
+
+def output(model):
+    """What a model makes of random images, of tokens, or of both."""
+    if isinstance(model, Decoder):
+        return model(TOKENS, SEGMENTS)
+    if isinstance(model, VisionLanguageModel):
+        return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
+    if isinstance(model, AttentionPool):
+        return model(torch.randn(2, 7, D))
+    side = 32 if isinstance(model, TimmEncoder) else 24
+    out = model(torch.randn(2, 3, side, side))
+    return out if isinstance(model, Classifier) else out.states
+
+
+def test_every_model_is_tried_here():
+    assert set(models()) == set(BUILDERS)
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_every_parameter_gets_a_gradient(build, scramble):
+    model = scramble(build())  # some backbones start with branches that are switched off
+    out = output(model)
+    assert out.std() > 0.01
+    (out * torch.randn_like(out)).sum().backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(name.startswith("backbone.") for name, p in model.named_parameters() if name not in trained)
+    silent = [name for name, p in trained.items() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert trained and not silent
+
+
+@pytest.mark.parametrize("build", BUILDERS["TimmEncoder"])
+def test_timm_states_have_the_decoder_width(build):
+    context = build().eval()(torch.randn(2, 3, 32, 32))
+    assert context.states.shape[::2] == (2, D)
+    assert context.mask is None
+
+
+@pytest.mark.parametrize("name, order", [("resnet10t", "bchw"), ("test_mambaout", "bhwc")])
+def test_timm_feature_map_becomes_its_cells(name, order):
+    encoder = TimmEncoder(name=name, dim=D, image_size=64).eval()
+    images = torch.randn(1, 3, 64, 64)
+    cells = encoder.backbone.forward_features(images).permute(*map(order.index, "bhwc"))
+    assert cells.shape[1:3] == (2, 2)
+    truth = torch.stack([encoder.proj(cells[0, y, x]) for y in range(2) for x in range(2)])
+    torch.testing.assert_close(encoder(images).states[0], truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet", "hf-hub:someone/something", "local-dir:/tmp", "../resnet18", "resnet_18"])
+def test_unknown_timm_backbones_are_refused(name):
+    with pytest.raises(UserError, match=r"model\.encoder\.name: timm has no backbone"):
+        TimmEncoder(name=name, dim=D, image_size=32)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no weights", b"PK\x03\x04"])
+def test_timm_weights_that_cannot_be_read_are_named(tmp_path, content):
+    path = tmp_path / "local.pth"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"local\.pth.* could not be loaded"):
+        TimmEncoder(name="resnet10t", dim=D, image_size=32, weights=str(path))
+
+
+def test_the_image_changes_the_logits(scramble):
+    model = scramble(joined())
+    images = torch.randn(2, 3, 24, 24)
+    other = torch.stack([images[0], torch.randn(3, 24, 24)])
+    change = (model.head(model(images, TOKENS, SEGMENTS)) - model.head(model(other, TOKENS, SEGMENTS))).abs().amax(-1)
+    assert change[0].max() == 0
+    assert change[1].min() > 0.01
+
+
+def test_a_batch_without_images_trains(scramble):
+    batch = collate([], pad_id=0, image_size=24)
+    model = joined()
+    hidden = model(batch.images.float(), batch.tokens, batch.segments)
+    assert hidden.shape == (0, 0, D)
+    total, count = token_loss(hidden, next_token_labels(batch.tokens, batch.segments), model.head_weight)
+    total.backward()
+    assert (total.item(), count.item()) == (0, 0)
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+    found = greedy(model.decoder, model.encode(batch.images.float()), bos_id=1, eos_id=2, max_tokens=3)
+    assert found.tokens == found.logprobs == []
+
+
+@pytest.mark.parametrize("width, heads", [(D, 3), (36, 4)])
+def test_equals_hugging_face(vision_gpt2, load, width, heads):
+    theirs = vision_gpt2(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
+    assert hasattr(theirs, "enc_to_dec_proj") == (width != D)  # ours holds it in its keys and values
+    model = load(
+        VisionLanguageModel(
+            encoder=vit(dim=width, num_heads=heads, class_token=True, norm_eps=1e-12),
+            decoder=decoder(width, activation="gelu_tanh"),
+        ),
+        theirs,
+    )
+    images = 4 * torch.randn(3, 3, 24, 24)
+    tokens = torch.randint(V, (3, MAX_LEN))
+    truth = theirs(pixel_values=images, decoder_input_ids=tokens).logits
+    torch.testing.assert_close(model.head(model(images, tokens)), truth, rtol=0, atol=1e-4)
+
+    texts = theirs.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
+    assert len(set(map(tuple, texts))) == 3  # each image its own text
+    found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
+    assert found.tokens == texts

@@ -1,0 +1,202 @@
+"""Features that are made of images, and what makes them be made anew."""
+
+import os
+import signal
+from contextlib import nullcontext
+
+import pytest
+import torch
+from captioned import captions, picture
+from torch import nn
+
+from vlm.config import config as conf
+from vlm.data.batch import BadSample
+from vlm.data.features import feature_file
+from vlm.data.features.fingerprint import augment_fault, check_split
+from vlm.data.images.augment import Augment
+from vlm.data.images.class_augment import ClassAugment
+from vlm.data.images.image import Preprocess
+from vlm.data.text.tokenizer import ByteTokenizer
+from vlm.errors import UserError
+from vlm.models.context import Context
+from vlm.models.frozen_features import Features, encode
+from vlm.training.cached_features import feature_faults
+from vlm.training.caption_data import CaptionData
+from vlm.training.feature_cache import Keeper
+
+COLORS = ["red", "green", "blue", "white", "black", "gray", "navy", "pink", "lime", "teal", "gold"]
+
+
+class Cells(nn.Module):
+    """The mean of each quarter of an image, scaled."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return Context(nn.functional.adaptive_avg_pool2d(images, 2).flatten(2).transpose(1, 2) * self.scale)
+
+
+class Projecting(nn.Module):
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.backbone, self.proj = Cells(), nn.Linear(3, 5)
+        nn.init.constant_(self.proj.weight, weight)
+
+    def features(self, images):
+        return self.backbone(images).states
+
+    def project(self, features):
+        return Context(self.proj(features))
+
+    def forward(self, images):
+        return self.project(self.features(images))
+
+
+@pytest.fixture
+def root(tmp_path):
+    lines = [f"{color}.png,a picture,train" for color in COLORS]
+    for color in [*COLORS, "val"]:
+        picture(tmp_path / "data" / f"{color}.png", "brown" if color == "val" else color)
+    (tmp_path / "data" / "red.png").write_bytes(b"no image")
+    text = "\n".join(["image,caption,split", *lines, "val.png,a picture,val"])
+    captions(tmp_path / "data", text)
+    return tmp_path / "data"
+
+
+def data(root, size=8, mean=(0.5, 0.5, 0.5)):
+    given = {"image_size": size}
+    found = CaptionData(
+        source=captions(root, path=str(root / "captions.csv")),
+        tokenizer=ByteTokenizer(),
+        preprocess=Preprocess(mean=mean, **given),
+        augment=Augment(**given),
+        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "max_len": 16, "seed": 0},
+    )
+    found.prepare()
+    return found
+
+
+def keeper(given, encoder=None, *, args=None, precision="32-true"):
+    encoder = encoder or Cells()
+    spec = {"name": type(encoder).__name__, "args": args or {}}
+    device = torch.device("cpu")
+    return Keeper(encoder=encoder, spec=spec, data=given, device=device, precision=precision, context=nullcontext)
+
+
+def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):
+    given, encoder, said = data(root), Cells(), []
+    plain = given.dataset("train", augmented=True)
+    given.use_features(keeper(given, encoder).keep(tmp_path / "cache", said.append))
+    kept = given.dataset("train", augmented=True)
+    for index in range(1, len(COLORS)):
+        pixels = given.preprocess.normalize(plain[0, index].image[None])
+        assert torch.equal(kept[3, index].image, encoder(pixels).states[0].detach())
+        assert kept[3, index].captions == plain[3, index].captions
+    assert "11 images x 4 x 3 float32" in said[0] and "0 are in" in said[0]
+    assert isinstance(kept[0, 0], BadSample) and kept[0, 0] == plain[0, 0]  # the reason is the same
+    assert given.dataset("train")[0, 1].image.dtype == torch.uint8  # an evaluation of it sees pixels
+
+
+def test_they_are_made_once(root, tmp_path):
+    keeper(data(root)).keep(tmp_path, lambda line: None)
+    encoder, said = Cells(), []
+    keeper(data(root), encoder).keep(tmp_path, said.append)
+    assert encoder.calls == 1 and "10 are in" in said[0]  # a blank image, whose features tell the shape
+
+
+@pytest.mark.parametrize("writes", [1, 4, 7, 12], ids=["first", "within a batch", "before they count", "while they do"])
+def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, monkeypatch):
+    keeper(data(root)).keep(tmp_path / "whole", lambda line: None)
+    child = os.fork()
+    if not child:
+        done, write = [], feature_file._write
+
+        def dying(*given):
+            done.append(given)
+            if len(done) > writes:
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(*given)
+
+        torch.set_num_threads(1)  # OpenMP's other threads are not in the child
+        feature_file._write = dying
+        keeper(data(root)).keep(tmp_path / "cut", lambda line: None)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    said = []
+    file = keeper(data(root)).keep(tmp_path / "cut", said.append)
+    # Of the first batch seven images can be read: as many writes of features, then as many that say they are there.
+    assert f"{max(0, writes - 7)} are in" in said[0]
+    (whole,) = (tmp_path / "whole").glob("*.features")
+    assert file.path.read_bytes() == whole.read_bytes()
+
+
+def test_whatever_changes_has_a_file_of_its_own(root):
+    def source(*given, **options):
+        return keeper(data(root), *given, **options).source()
+
+    known = source()
+    assert source() == known
+    others = [source(Cells(2.5)), source(args={"depth": 3}), source(precision="bf16-mixed")]
+    others += [keeper(data(root, size=6)).source(), keeper(data(root, mean=(0.4, 0.5, 0.5))).source()]
+    before = (root / "blue.png").stat().st_mtime_ns
+    os.utime(root / "blue.png", ns=(0, before + 10**9))
+    others += [source()]
+    os.utime(root / "blue.png", ns=(0, before))
+    (root / "captions.csv").write_text((root / "captions.csv").read_text().replace("teal.png,a picture,train\n", ""))
+    others += [source()]
+    assert len({known, *others}) == 8
+
+
+def test_a_projection_that_learns_shares_the_features_of_its_backbone(root, tmp_path):
+    one, other = Projecting(1.0), Projecting(2.0)
+    keepers = keeper(data(root), one, args={"dim": 5}), keeper(data(root), other, args={"dim": 7})
+    assert keepers[0].source() == keepers[1].source()
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(encode(other, images).states, encode(other, Features(other.features(images))).states)
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        (Augment(image_size=8), None),
+        (ClassAugment(image_size=8), None),
+        (Augment(image_size=8, min_scale=0.5, horizontal_flip=True), "min_scale=0.5, horizontal_flip=True"),
+        (ClassAugment(image_size=8, min_ratio=0.75), "min_ratio=0.75"),
+        (ClassAugment(image_size=8, policy="randaugment"), "policy=randaugment"),
+        (ClassAugment(image_size=8, pad_crop=1, erase=0.1), "pad_crop=1, erase=0.1"),
+        (type("Own", (Augment,), {})(image_size=8), "Own has no `drawn` of its own"),
+    ],
+)
+def test_random_transforms_are_refused(augment, said):
+    found = augment_fault(augment)
+    assert found is None if said is None else said in found
+
+
+def test_configs_that_cannot_keep_features_say_why():
+    config = conf.compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
+    assert not list(feature_faults(config))
+    config["data"]["augment"]["horizontal_flip"] = True
+    config["task"] |= {"freeze": ["decoder"], "mixup": 0.2}
+    frozen, drawn, mixed = feature_faults(config)
+    assert "task.freeze=[encoder]" in frozen and "horizontal_flip=True" in drawn and "task.mixup" in mixed
+    config["model"]["encoder"]["_target_"] = "vlm.models.timm_encoder.TimmEncoder"
+    assert "task.freeze=[encoder.backbone]" in next(feature_faults(config))
+    config["task"]["freeze"] = ["encoder.backbone"]
+    assert not any("freeze" in fault for fault in feature_faults(config))
+    config["data"]["cache_features"] = False
+    assert not list(feature_faults(config))
+
+
+def test_images_that_are_never_the_same_are_refused():
+    class Untold:
+        fresh = False
+
+    with pytest.raises(UserError, match="Untold has no signature"):
+        check_split(Untold())
+    Untold.fresh = True
+    with pytest.raises(UserError, match=r"new images in every epoch; data.train_samples"):
+        check_split(Untold())

@@ -1,0 +1,67 @@
+"""Muon: orthogonal updates for matrices, torch's AdamW for all else."""
+
+import pytest
+import torch
+from torch import nn
+
+from vlm.training.muon import Muon, orthogonalized
+from vlm.training.optim import parameter_groups
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
+def test_orthogonalized_is_near_the_polar_factor(shape):
+    matrices = torch.randn(3, *shape)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    found = orthogonalized(matrices, 5)
+    torch.testing.assert_close(torch.linalg.svdvals(found), torch.ones_like(s), rtol=0, atol=0.35)
+    cosine = (found * (u @ v)).sum((1, 2)) / found.norm(dim=(1, 2)) / (u @ v).norm(dim=(1, 2))
+    assert cosine.min() > 0.95
+
+
+def test_a_matrix_moves_by_the_orthogonal_nesterov_momentum():
+    layer = nn.Linear(5, 3, bias=False)
+    optimizer = Muon(parameter_groups(layer, 0.1), lr=0.01, weight_decay=0.1, momentum=0.9)
+    momentum = torch.zeros(3, 5)
+    for _ in range(3):
+        before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(3, 5)
+        momentum = 0.9 * momentum + 0.1 * layer.weight.grad
+        update = orthogonalized((0.1 * layer.weight.grad + 0.9 * momentum)[None], 5)[0]
+        optimizer.step()
+        expected = before * (1 - 0.01 * 0.1) - 0.01 * 0.2 * 5**0.5 * update
+        torch.testing.assert_close(layer.weight.detach(), expected)
+
+
+def test_all_else_moves_as_with_adamw():
+    ours, theirs = nn.Embedding(7, 4), nn.Embedding(7, 4)
+    theirs.load_state_dict(ours.state_dict())
+    muon = Muon(parameter_groups(ours, 0.1), lr=0.01, betas=(0.8, 0.95))
+    adam = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.0)
+    for _ in range(4):
+        ours.weight.grad = theirs.weight.grad = torch.randn(7, 4)
+        muon.step()
+        adam.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
+
+
+def test_its_state_is_restored_exactly():
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Conv2d(3, 2, 2))
+
+    def steps(model, optimizer, count, seed):
+        torch.manual_seed(seed)
+        for _ in range(count):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+
+    whole, parts = build(), build()
+    one = Muon(parameter_groups(whole, 0.1), lr=0.01)
+    two = Muon(parameter_groups(parts, 0.1), lr=0.01)
+    steps(whole, one, 2, 1)
+    steps(parts, two, 2, 1)
+    again = Muon(parameter_groups(parts, 0.1), lr=0.5)
+    again.load_state_dict(two.state_dict())
+    steps(whole, one, 2, 2)
+    steps(parts, again, 2, 2)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))

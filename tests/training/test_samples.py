@@ -1,0 +1,43 @@
+"""Captions with their images, references and losses at each validation: in samples/, and in TensorBoard."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from vlm.cli.main import run as vlm
+from vlm.training.callbacks.samples import show_samples
+from vlm.training.fit import main
+
+
+def test_what_tensorboard_gets(tmp_path: Path) -> None:
+    writer = SummaryWriter(str(tmp_path))
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    show_samples(writer, [{"line": "= 'a *dog*'", "image": image}, {"line": "text\nalone"}], step=7)
+    writer.close()
+    found = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "tensors": 0})
+    found.Reload()
+    assert found.Tags()["images"] == ["val/samples/0"] and found.Images("val/samples/0")[0].step == 7
+    (event,) = found.Tensors("val/samples/text_summary")
+    assert event.tensor_proto.string_val[0].decode() == "    = 'a *dog*'\n\n    text\n    alone\n"
+
+
+@pytest.mark.slow
+def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
+    small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
+    assert main([*small, "logger=tensorboard", f"runs={tmp_path}"]) == 0
+    (folder,) = tmp_path.glob("*/20*")
+    (file,) = (folder / "samples").glob("step_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 8 and all(row.keys() == {"image_id", "caption", "references", "loss"} for row in rows)
+    assert all(row["loss"] > 0 for row in rows)
+    notes = [{"image_id": row["image_id"], "caption": text} for row in rows for text in row["references"]]
+    (tmp_path / "references.json").write_text(json.dumps({"annotations": notes}))
+    assert vlm(["score", str(file), str(tmp_path / "references.json"), "--no-java"]) == 0
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    assert len(events.Tags()["images"]) == 4
+    assert {"val/loss@shuffled", "val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])

@@ -1,0 +1,152 @@
+"""The largest batch that fits into memory, for `vlm bench --find-batch`."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from vlm.cli.bench import trained
+from vlm.errors import UserError
+
+STEPS = 2  # the optimiser's moments are made in the first one, and its memory is full in the second
+USABLE = 0.9  # of the memory that is free; an estimate is not to fill it
+
+
+class Peak(L.Callback):
+    """The most memory that this process held while it trained, in bytes, where the system tells: `bytes`."""
+
+    bytes = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.bytes = 0
+        if pl_module.device.type == "cpu":
+            try:
+                Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far: see proc(5)
+            except OSError as fault:
+                raise UserError(f"--find-batch: this system does not tell peaks of memory ({fault})") from fault
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if pl_module.device.type == "cpu":
+            self.bytes = kilobytes("/proc/self/status", "VmHWM")
+
+
+def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
+    """The largest `data.batch_size` that training has memory for; trials start at the config's.
+
+    A trial takes its steps on the epoch's heaviest batch, the one with the most tokens if it is padded.
+
+    Raises:
+        UserError: Several devices train, one image does not fit, or the system does not tell its memory.
+    """
+    devices, start = config["trainer"]["devices"], config["data"]["batch_size"]
+    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
+        raise UserError(
+            "--find-batch: tries one device; give trainer.devices=1 here, and N times the size for N devices"
+        )
+    first = Trial(config, 1)
+    if first.device == "cuda":
+        if not first.fits:
+            raise UserError("--find-batch: not even a batch of 1 fits; choose a smaller model")
+        size = largest(lambda size: Trial(config, size).fits, start=start, limit=first.samples)
+        how = "tried, to within a sixteenth" if size < first.samples else "tried; all samples there are"
+        return {"largest_batch_size": size, "estimate": False, "how": how}
+    small, large = max(1, min(start, first.samples) // 4), min(start, first.samples)
+    if small == large:
+        raise UserError(f"data.batch_size: {start} is too small to see memory grow; give 8, or more samples")
+    low, high = Trial(config, small), Trial(config, large)
+    growth = (high.peak - low.peak) / (large - small)
+    if growth <= 0:
+        raise UserError(f"data.batch_size: from {small} to {large}, memory does not grow; give a larger one to go by")
+    room = available_memory() * USABLE + kilobytes("/proc/self/status", "VmRSS")
+    size = min(first.samples, large + int((room - high.peak) / growth))
+    per = f"{growth / 2**20:.3g} MiB a sample from {small} to {large}, {USABLE:.0%} of the free memory"
+    return {"largest_batch_size": size, "estimate": True, "how": f"an estimate: {per}"}
+
+
+class Trial:
+    """Whether a batch size trains, and what it takes.
+
+    Args:
+        config: The resolved config.
+        size: The batch size.
+    """
+
+    def __init__(self, config: dict[str, Any], size: int) -> None:
+        self.size, self.fits, self.peak, self.samples, self.device = size, True, 0, 0, ""
+        try:
+            self._train({**config, "data": {**config["data"], "batch_size": size}})
+        except torch.OutOfMemoryError:
+            self.fits = False
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _train(self, config: dict[str, Any]) -> None:
+        peak = Peak()
+        with trained(config, peak, steps=STEPS) as run:
+            self.device = run.trainer.strategy.root_device.type
+            self.samples = len(run.data.dataset("train", augmented=True))
+            loader = run.data.train_dataloader
+            run.data.train_dataloader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
+            run.fit()
+        self.peak = peak.bytes
+
+
+def heaviest(loader: DataLoader, batches: int) -> DataLoader:
+    """A loader of the heaviest batch of a loader's first epoch, again and again."""
+    order: Any = loader.batch_sampler
+    keys = next(iter(order))
+    if getattr(order, "lengths", None):
+        lengths = order.lengths(0)
+        found = max(order.global_batches(0), key=lambda batch: len(batch) * max(lengths[i] for i in batch))
+        keys = [(0, int(index)) for index in found]
+    again: Any = [keys] * batches
+    return DataLoader(loader.dataset, batch_sampler=again, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
+
+
+def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:
+    """The largest size that fits, to within a sixteenth, by doubling and then bisecting; 1 is known to.
+
+    Args:
+        start: The size that is tried first.
+        limit: The largest size that is asked for.
+    """
+    low, high = 1, None
+    size = min(start, limit)
+    while high is None and low < limit:
+        if fits(size):
+            low, size = size, min(2 * size, limit)
+        else:
+            high = size
+    while high is not None and high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take without others being paged out, its control group's limit considered."""
+    free = kilobytes("/proc/meminfo", "MemAvailable")
+    try:
+        group = Path("/sys/fs/cgroup")
+        own = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no group, or one without a limit
+        return free
+    return min(free, own)
+
+
+def kilobytes(path: str, name: str) -> int:
+    """A figure of the kernel's, in bytes.
+
+    Raises:
+        UserError: The system does not tell it.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
+    except (OSError, StopIteration) as fault:
+        raise UserError(f"--find-batch: on a CPU it needs Linux, which tells {name} in {path}") from fault

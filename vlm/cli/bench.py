@@ -1,0 +1,142 @@
+"""`vlm bench`: how fast a config trains, and what fits, without training anything that is kept."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vlm.errors import UserError
+
+WARM_UP = 5  # steps at least that are not timed: memory is allocated, and queues of batches come to rest
+# What a step has no part in: it prints, judges or keeps.
+LEFT_OUT = ("progress", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
+
+
+def bench(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="As for vlm train.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps that are timed.")] = 20,
+    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="The largest data.batch_size that fits, by trying on a GPU.")
+    ] = False,
+) -> int:
+    """Time training steps of any config, as vlm train would take them; nothing is kept."""
+    if form not in ("text", "json"):
+        raise UserError(f"--format: {form!r} is unknown; choose text or json")
+    from vlm.config import config as conf
+    from vlm.training.faults import explain
+    from vlm.training.fit import check, quiet
+
+    config = conf.compose(overrides or [])
+    check(config)
+    quiet()
+    try:
+        with redirect_stdout(sys.stderr):  # the figures alone go to stdout
+            if find_batch:
+                from vlm.cli.batch_size import largest_batch
+
+                found = largest_batch(config)
+            else:
+                found = measure(config, steps=steps)
+    except Exception as fault:
+        told = explain(fault, None)
+        raise told from (None if told is fault else fault)
+    if found:
+        print(json.dumps(found, indent=1) if form == "json" else text(found), flush=True)
+    return 0
+
+
+def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
+    """Trains for some steps and gives their figures; empty in all processes but the first.
+
+    Args:
+        config: The resolved config.
+        steps: Optimiser steps that are timed.
+    """
+    from vlm.training.callbacks.step_times import StepTimes
+
+    workers = config["data"]["num_workers"]
+    ahead = 2 * (8 if workers == "auto" else int(workers))  # batches that wait when the first step begins
+    times = StepTimes(warm_up=max(WARM_UP, ahead), steps=steps)
+    with trained(config, times, steps=times.warm_up + steps) as run:
+        run.fit()
+        if not run.trainer.is_global_zero:
+            return {}
+        parameters = sum(p.numel() for p in run.task.model.parameters())
+        return {
+            "model": type(run.task.model).__name__.removeprefix("FSDP"),
+            "parameters": parameters,
+            "device": device_name(run.task.device),
+            "devices": run.trainer.world_size,
+            "precision": str(run.trainer.precision),
+            "batch_size": config["data"]["batch_size"],
+            "accumulate_grad_batches": run.trainer.accumulate_grad_batches,
+            "steps": steps,
+            "warm_up": times.warm_up,
+            **times.found,
+        }
+
+
+@contextmanager
+def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
+    """A run of a config, to be trained for some steps, in a folder that is gone afterwards.
+
+    Args:
+        callback: Takes part in the training.
+        steps: After how many optimiser steps it ends.
+    """
+    from vlm.training.callbacks.signals import Stopped, stopping
+    from vlm.training.processes import agree
+    from vlm.training.run import Run
+    from vlm.training.run_folder import release
+
+    trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
+    callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
+    logger = {"csv": config["logger"].get("csv")}
+    config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
+    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
+        folder = Path(agree(lambda: scratch)) / "run"
+        try:
+            with stopping():
+                run = Run(config, folder=folder)
+                run.trainer.callbacks.append(callback)  # type: ignore[attr-defined]
+                yield run
+        except Stopped as stop:
+            raise UserError(str(stop), stop.status) from stop
+        finally:
+            release(folder)
+
+
+def device_name(device: Any) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def text(found: dict[str, Any]) -> str:
+    """Figures as a table, a line each."""
+    if "largest_batch_size" in found:
+        return f"largest batch  data.batch_size={found['largest_batch_size']}  ({found['how']})"
+    batch = f"{found['batch_size']} over {found['devices']} x {found['device']}, {found['precision']}"
+    more = f", {found['accumulate_grad_batches']} batches a step" if found["accumulate_grad_batches"] > 1 else ""
+    step = f"{found['step_ms']:.1f} ms, p10 {found['step_ms_p10']:.1f}, p90 {found['step_ms_p90']:.1f}"
+    lines = {
+        "model": f"{found['model']}, {found['parameters']:,} parameters",
+        "batch": batch + more,
+        "step": f"{step}  (median of {found['steps']}, after {found['warm_up']})",
+    }
+    for name, unit in (("images_per_s", "images/s"), ("tokens_per_s", "tokens/s")):
+        lines |= {unit: f"{found[name]:,.1f}"} if name in found else {}
+    lines["data wait"] = f"{found['data_wait']:.1%} of the time"
+    if "flop_per_s" in found:
+        share = f", {found['mfu']:.1%} of the peak (MFU)" if "mfu" in found else ""
+        lines["FLOP/s"] = f"{found['flop_per_s']:.3g}{share}"
+    lines["memory"] = f"{found['peak_memory_gib']:.2f} GiB at most"
+    return "\n".join(f"{name:<12}{value}" for name, value in lines.items())

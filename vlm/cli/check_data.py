@@ -1,0 +1,97 @@
+"""`vlm check-data`: looks a data set over before hours are spent on it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vlm.config import config as conf
+from vlm.data.sources.caption_source import lenient
+from vlm.evaluation.data_check.faults import (
+    Faults,
+    caption_faults,
+    document_faults,
+    image_faults,
+    read_images,
+    source_faults,
+)
+from vlm.evaluation.report.data_page import data_page, write_page
+
+NAMED = 8  # faults of a kind that are printed
+FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
+
+
+def check(overrides: list[str], *, out: str | None = None, limit: int | None = None, seed: int = 0) -> int:
+    """Prints what is wrong with a data set and returns the exit status: 1 if it would spoil a run.
+
+    Args:
+        overrides: The config's values, as for training.
+        out: Folder for a page with the faults and some samples.
+        limit: Samples of each split that are read; None for all.
+        seed: Of the samples on the page.
+    Raises:
+        UserError: The config is at fault, or the data cannot be opened at all.
+    """
+    from vlm.training.run import build_data, check_fit
+
+    config = conf.compose(overrides)
+    check_fit(config)
+    with lenient():
+        data: Any = build_data(config)
+    faults = Faults()
+    splits: dict[str, Any] = {name: data.split(name) for name in ("train", "val", "test") if name in data._splits}
+    about = [f"data        {type(data.source).__name__}"]
+    if hasattr(data.source, "documents"):
+        about += [f"{name:<12}{size:,} characters" for name, size in document_faults(data.source, faults).items()]
+    else:
+        about += image_lines(data, splits, faults, limit)
+    print("\n".join([*about, *fault_lines(faults)]), flush=True)
+    if out is not None:
+        write_page(Path(out), data_page(about, faults, splits, seed=seed))
+        print(f"page        {Path(out) / 'report.html'}")
+    return 1 if faults.spoiling else 0
+
+
+def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
+    """Looks at images, and at captions where there are any; gives a line for each fact."""
+    drawn = any(getattr(split, "fresh", False) for split in splits.values())
+    limit = FRESH if limit is None and drawn else limit
+    lines = [f"{name:<12}{len(split):,} images" for name, split in splits.items()]
+    lines += [f"looked at   the first {limit:,} of each"] if limit else []
+    lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
+    if hasattr(data.source, "damaged"):
+        faults.add("damaged shard", data.source.damaged(), sum(map(len, data.source.shards.values())))
+    image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
+    if hasattr(data, "tokenizer"):
+        data.prepare()
+        known = caption_faults(splits, data.tokenizer, data.max_len, faults, limit=limit)
+        said = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
+        lines.append(f"tokenizer   {data.tokenizer.vocab_size:,} pieces; tokens it knows: {said}")
+    if hasattr(data, "counts"):
+        counts = dict(zip(data.classes, data.counts("train"), strict=True))
+        least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+        lines.append(f"classes     {len(counts)}; {counts[least]:,} images of {least} to {counts[most]:,} of {most}")
+    return lines
+
+
+def fault_lines(faults: Faults) -> list[str]:
+    """The faults by kind, those that spoil a run first, with the first few of each named."""
+    lines: list[str] = []
+    for kind in sorted(faults.found, key=lambda kind: kind not in faults.spoiling):
+        named, mark = faults.found[kind], "SPOILS" if kind in faults.spoiling else "note"
+        lines += ["", f"{mark:<12}{kind}: {len(named):,} ({faults.share(kind):.1%} of {faults.looked_at[kind]:,})"]
+        lines += [f"  {line}" for line in named[:NAMED]]
+        lines += [f"  and {len(named) - NAMED:,} more"] if len(named) > NAMED else []
+    verdict = (
+        "found nothing"
+        if not lines
+        else "something would spoil a run"
+        if faults.spoiling
+        else "nothing that spoils a run"
+    )
+    return [*lines, *([""] if lines else []), f"verdict     {verdict}"]
+
+
+def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
+    from vlm.inference.files import progress
+
+    return progress(items, total, "images")

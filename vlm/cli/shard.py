@@ -1,0 +1,78 @@
+"""`vlm shard`: writes a data set as shards."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm.config import config as conf
+from vlm.data.store.shard_list import NAMES
+from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+from vlm.errors import UserError
+
+
+def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> int:
+    """Writes every split of a data set of images as shards and returns the exit status: 1 if images are missing.
+
+    Args:
+        overrides: The config's values, as for training.
+        out: Folder that is made, or is empty.
+        shard_size: The most samples of a shard.
+        shard_mb: Megabytes at which a shard is ended.
+    Raises:
+        UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
+    """
+    from vlm.training.run import build_data, check_fit, skipped_lines
+
+    config = conf.compose(overrides)
+    check_fit(config)
+    folder = _empty(Path(out))
+    data: Any = build_data(config)
+    if not hasattr(data, "preprocess"):
+        raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
+    print("".join(f"{line}\n" for line in skipped_lines(data.skipped)), end="")
+    lost: list[str] = []
+    splits = {}
+    try:
+        write_manifest(folder, {}, None)  # by which shards of a process that is killed are known to be unfinished
+        for name in (name for name in NAMES if name in data._splits):
+            samples = files_of(data.split(name), lost)
+            splits[name] = write_split(
+                _watch(samples, len(data.split(name))),
+                folder / name,
+                shard_size=shard_size,
+                shard_bytes=shard_mb * 10**6,
+            )
+        write_manifest(folder, splits, getattr(data, "classes", None))
+    except OSError as fault:
+        raise UserError(
+            f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another", 1
+        ) from fault
+    print("\n".join(_lines(splits)))
+    for reason in lost:
+        print(f"error: {reason}", file=sys.stderr)
+    option = "webdataset_classes" if hasattr(data, "classes") else "webdataset"
+    print(f"try         python train.py task={config['task_name']} data={option} data.root={out}")
+    return 1 if lost else 0
+
+
+def _empty(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"--out {folder}: is not empty; choose another folder, or empty it")
+    except OSError as fault:
+        raise UserError(f"--out {folder}: cannot be written ({fault.strerror}); choose another folder") from fault
+    return folder
+
+
+def _lines(splits: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    for name, entries in splits.items():
+        samples, size = (sum(entry[key] for entry in entries) for key in ("samples", "bytes"))
+        yield f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB"
+
+
+def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
+    from vlm.inference.files import progress
+
+    return progress(items, total, "images")

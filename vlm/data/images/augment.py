@@ -1,0 +1,107 @@
+"""Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vlm.data.images.image import check_geometry, to_rgb
+from vlm.data.images.resize import Box, resize_box, square, to_tensor
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+
+class Augment:
+    """Random resized crop, flip and colour jitter, each a function of the sample's key; all off, it is `Preprocess`.
+
+    The crop follows Szegedy et al. 2015 (Inception, "Training Methodology"), save that its area is relative to what
+    evaluation shows of the image: the centre square for ``crop``, the whole image for ``squash`` and ``pad``.
+
+    Args:
+        image_size: Side of the square that the model sees.
+        resize: ``crop``, ``squash`` or ``pad``, as evaluation does it.
+        interpolation: As evaluation does it.
+        min_scale: The least part of the area that a crop keeps, in (0, 1]. A small one loses what captions speak of.
+        min_ratio: The least ratio of the sides of a crop, relative to the uncropped one, in (0, 1].
+        horizontal_flip: Whether half of the images are mirrored. Then no caption may say left or right.
+        color_jitter: By how much brightness and contrast differ at most, in [0, 1): 0.2 is a factor of 0.8 to 1.2.
+    Shapes:
+        PIL image -> uint8 (3, image_size, image_size)
+    Raises:
+        UserError: If an argument is none of what it may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        resize: str = "crop",
+        interpolation: str = "bicubic",
+        min_scale: float = 1.0,
+        min_ratio: float = 1.0,
+        horizontal_flip: bool = False,
+        color_jitter: float = 0.0,
+    ) -> None:
+        check_geometry(image_size, resize, interpolation)
+        for name, value in (("min_scale", min_scale), ("min_ratio", min_ratio)):
+            if not 0 < value <= 1:
+                raise UserError(f"{name}={value} is not possible; give a number above 0 and at most 1 (1 is off)")
+        if not 0 <= color_jitter < 1:
+            raise UserError(f"color_jitter={color_jitter} is not possible; give a number from 0 (off) to below 1")
+        self.image_size = image_size
+        self.resize = resize
+        self.interpolation = interpolation
+        self.min_scale = min_scale
+        self.min_ratio = min_ratio
+        self.horizontal_flip = horizontal_flip
+        self.color_jitter = color_jitter
+
+    OFF: ClassVar[dict[str, Any]] = {"min_scale": 1, "min_ratio": 1, "horizontal_flip": False, "color_jitter": 0}
+
+    @property
+    def drawn(self) -> list[str]:
+        """What of it is on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
+        given = {name: getattr(self, name) for name in self.OFF}
+        return [f"{name}={value}" for name, value in given.items() if value != self.OFF[name]]
+
+    def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
+        """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
+        if not self.drawn:
+            return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
+        return to_tensor(self.picture(image, key))
+
+    def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
+        """The same as an image, for what a subclass does to it after this."""
+        # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
+        area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
+        image = to_rgb(image)
+        if self.min_scale == self.min_ratio == 1:
+            shown = square(image, self.image_size, self.resize, self.interpolation)
+            image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
+        else:
+            box = self._box(image, area, ratio, left, top)
+            image = resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation)
+        if self.horizontal_flip and flip < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.color_jitter:
+            low = 1 - self.color_jitter
+            image = _relight(image, low + 2 * self.color_jitter * brightness, low + 2 * self.color_jitter * contrast)
+        return image
+
+    def _box(self, image: Image.Image, area: float, ratio: float, left: float, top: float) -> Box:
+        """The region to show; all four numbers are uniform in [0, 1)."""
+        base = (min(image.size),) * 2 if self.resize == "crop" else image.size
+        scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
+        stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
+        width = min(base[0] * scale * stretch, image.width)
+        height = min(base[1] * scale / stretch, image.height)
+        x, y = left * (image.width - width), top * (image.height - height)
+        return x, y, min(x + width, image.width), min(y + height, image.height)
+
+
+def _relight(image: Image.Image, brightness: float, contrast: float) -> Image.Image:
+    """Multiplies the values by one factor, and their distance to the mean grey by another."""
+    grey = np.asarray(image.convert("L")).mean() * brightness
+    table = (np.arange(256) * brightness - grey) * contrast + grey
+    return image.point(np.rint(table).clip(0, 255).astype(int).tolist() * 3)

@@ -1,0 +1,150 @@
+"""Training augmentation of images in classes, which may go further than one that captions must stay true to."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vlm.data.images.augment import Augment
+from vlm.data.images.resize import PAD_COLOR, to_tensor
+from vlm.errors import UserError
+from vlm.randomness import key as hashed
+from vlm.randomness import numpy_rng
+
+POLICIES = ("randaugment", "autoaugment", "autoaugment_cifar10", "trivialaugment")
+MAX_MAGNITUDE = 30  # torchvision divides each operation's strength into 31 steps
+
+# What share of the image an erased rectangle covers, and its least ratio of height to width (Zhong et al. 2020).
+ERASED_AREA = (0.02, 1 / 3)
+ERASED_RATIO = 0.3
+ERASE_TRIES = 10
+
+
+class ClassAugment(Augment):
+    """`Augment`, then a shift, a policy of operations, and an erased rectangle; each a function of the sample's key.
+
+    Args:
+        image_size, resize, interpolation, min_scale, min_ratio, horizontal_flip, color_jitter: As in Augment. Usual for
+            photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
+        pad_crop: By how many pixels the image is shifted at most in each direction, black moving in: torchvision's
+            RandomCrop(image_size, padding=pad_crop), usual for tiny images (He et al. 2016, section 4.2: 4 of 32).
+        policy: ``randaugment`` (Cubuk et al. 2020), ``autoaugment`` as found for ImageNet or ``autoaugment_cifar10``
+            (Cubuk et al. 2019), ``trivialaugment`` (Müller & Hutter 2021); None for none. They turn and shear, and
+            change colours: not for classes that are told apart by these.
+        num_ops: Operations of RandAugment on an image.
+        magnitude: Strength of RandAugment's operations, 0 to 30.
+        erase: Share of the images in which a rectangle becomes noise (Zhong et al. 2020).
+    Shapes:
+        PIL image -> uint8 (3, image_size, image_size)
+    Raises:
+        UserError: If an argument is none of what it may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        resize: str = "crop",
+        interpolation: str = "bicubic",
+        min_scale: float = 1.0,
+        min_ratio: float = 1.0,
+        horizontal_flip: bool = False,
+        color_jitter: float = 0.0,
+        pad_crop: int = 0,
+        policy: str | None = None,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        erase: float = 0.0,
+    ) -> None:
+        super().__init__(
+            image_size=image_size,
+            resize=resize,
+            interpolation=interpolation,
+            min_scale=min_scale,
+            min_ratio=min_ratio,
+            horizontal_flip=horizontal_flip,
+            color_jitter=color_jitter,
+        )
+        if policy is not None and policy not in POLICIES:
+            raise UserError(f"policy={policy!r} is unknown; choose one of {', '.join(POLICIES)}, or null for none")
+        if num_ops < 1 or not 0 <= magnitude <= MAX_MAGNITUDE:
+            raise UserError(
+                f"num_ops={num_ops} with magnitude={magnitude} is not possible; give at least 1 operation and a "
+                f"magnitude from 0 to {MAX_MAGNITUDE}"
+            )
+        if not 0 <= erase <= 1:
+            raise UserError(f"erase={erase} is not possible; give a share from 0 (off) to 1")
+        if not 0 <= pad_crop < image_size:
+            raise UserError(f"pad_crop={pad_crop} is not possible; give 0 (off) to below image_size={image_size}")
+        self.pad_crop, self.policy, self.erase = pad_crop, policy, erase
+        self._operate = _policy(policy, num_ops, magnitude) if policy else None
+
+    OFF: ClassVar[dict[str, Any]] = {**Augment.OFF, "pad_crop": 0, "policy": None, "erase": 0}
+
+    def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
+        image = self.picture(image, key)
+        if self.pad_crop:
+            image = _shift(image, self.pad_crop, numpy_rng("shift", *key))
+        if self._operate:
+            with _seeded(hashed("policy", *key)):
+                image = self._operate(image)
+        pixels = to_tensor(image)
+        if self.erase:
+            _erase(pixels, self.erase, numpy_rng("erase", *key))
+        return pixels
+
+
+def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
+    """One of torchvision's, on PIL images: on uint8 tensors they take about one and a half times as long."""
+    from torchvision.transforms import v2  # takes a second to import, so only where it is used
+
+    look: dict[str, Any] = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(PAD_COLOR)}
+    made = {
+        "randaugment": partial(v2.RandAugment, num_ops=num_ops, magnitude=magnitude),
+        "autoaugment": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.IMAGENET),
+        "autoaugment_cifar10": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.CIFAR10),
+        "trivialaugment": v2.TrivialAugmentWide,
+    }
+    return made[name](**look)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Lets torchvision draw from the seed, and leaves torch's generator as it was.
+
+    It is the CPU's alone: `torch.manual_seed` would reach the GPU's as well, where dropout draws from it.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    try:
+        generator.manual_seed(seed)
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def _shift(image: Image.Image, most: int, rng: np.random.Generator) -> Image.Image:
+    canvas = Image.new("RGB", image.size)
+    x, y = rng.integers(-most, most, 2, endpoint=True).tolist()
+    canvas.paste(image, (x, y))
+    return canvas
+
+
+def _erase(pixels: torch.Tensor, share: float, rng: np.random.Generator) -> None:
+    """Fills a rectangle with noise, in place; none where no rectangle of a drawn area and ratio fits."""
+    if rng.random() >= share:
+        return
+    height, width = pixels.shape[1:]
+    for _ in range(ERASE_TRIES):
+        area = rng.uniform(*ERASED_AREA) * height * width
+        ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform, so that tall and wide are as likely
+        h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < h < height and 0 < w < width:
+            top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+            noise = torch.from_numpy(rng.integers(0, 256, (3, h, w), dtype=np.uint8))
+            pixels[:, top : top + h, left : left + w] = noise
+            return

@@ -1,0 +1,297 @@
+"""The one image loader, and the preprocessing that validation, evaluation and captioning share.
+
+Training and inference read images through `load_image` alone, so that equal pixels give equal tensors whichever file
+format holds them. It is written for files of unknown origin: nothing is decoded before its size is known to be sane.
+"""
+
+import logging
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from io import BytesIO
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import (
+    Image,
+    ImageFile,
+    TiffImagePlugin,  # noqa: F401  imported, or Image.open loads all of Pillow's plugins to find these two
+    WebPImagePlugin,  # noqa: F401
+)
+
+from vlm.data.images.guard import guard
+from vlm.data.images.resize import square
+from vlm.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
+# fmt: off
+SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp",
+    ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+})
+# fmt: on
+MAX_BYTES = 2**28
+MAX_PIXELS = 2**26  # decoding takes up to eight bytes a pixel, in every worker
+MAX_SIDE = 2**16
+# Pillow decodes these variants of PPM and BMP in Python, at about a second for a million pixels.
+SLOW_CODECS = ("ppm", "ppm_plain", "bmp_rle")
+MAX_SLOW_PIXELS = 2**22
+MAX_WEBP_PIXELS = 2**25  # its decoder holds three copies
+MAX_SLOW_BYTES = 2**25
+MAX_IMAGE_SIZE = 4096
+LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
+
+RESIZES = ("crop", "squash", "pad")
+INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
+
+_large = Lock()
+_BAND = 2**20  # pixels that are converted at once where that takes further copies
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Pillow warns of faults in metadata that change no pixel, and of what is refused here anyway. Its log goes where the
+# program sends logs, but not to stderr for want of such a place.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+class ImageError(UserError):
+    """An image that cannot be read; the message is ``PATH: reason``."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message, status)
+
+
+def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
+    """Reads an image upright, in RGB and 8 bits, the first frame of an animation, transparency laid over white.
+
+    The format is told by the content, whatever the name. Grey of 16 bits keeps its high byte; grey of 32 bits or
+    float is scaled from [0, 1], [0, 255] or [0, 65535], the first that holds it, else from its own range.
+
+    Args:
+        source: Path of a regular file, or the content of one.
+    Raises:
+        ImageError: For whatever keeps the image from being read whole.
+    """
+    name = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
+    try:
+        return _decode(source if isinstance(source, bytes) else _read_regular(name))
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: has more than {MAX_PIXELS:,} pixels") from error
+    except OSError as error:
+        raise ImageError(f"{name}: {error.strerror or _one_line(error)}") from error
+    except Exception as error:  # decoders raise nearly everything when bytes are wrong
+        raise ImageError(f"{name}: {_one_line(error)}") from error
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of an image's file, as it is.
+
+    Raises:
+        ImageError: It is no regular file, too large, or cannot be read.
+    """
+    try:
+        return _read_regular(os.fspath(path))
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or _one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or f"cannot be decoded ({type(error).__name__})"
+
+
+def _read_regular(path: str) -> bytes:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: a pipe would block, a device may act
+        raise ValueError("is a folder" if os.path.isdir(path) else "not a regular file")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ValueError(f"the file has {status.st_size:,} bytes; {MAX_BYTES:,} are the most")
+        return file.read(status.st_size)
+
+
+def _decode(data: bytes) -> Image.Image:
+    if not data:
+        raise ValueError("the file is empty")
+    data, orientation = guard(data)
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        _check_size(image, len(data))
+        with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
+            image.load()
+            rgb = to_rgb(image)
+            # A copy where nothing else made one: what is returned shall not carry the file's metadata.
+            rgb = rgb.copy() if rgb is image else rgb
+    del image  # its pixels, before they are copied once more
+    rgb.info = {}
+    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
+
+
+def _check_size(image: ImageFile.ImageFile, size: int) -> None:
+    width, height = image.size
+    slow = any(tile[0] in SLOW_CODECS for tile in image.tile)
+    most = MAX_SLOW_PIXELS if slow else MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
+    if max(width, height) > MAX_SIDE or width * height > most:
+        kind = f"{'this variant of ' if slow else ''}{image.format} may have"
+        raise ValueError(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
+    if slow and size > MAX_SLOW_BYTES:
+        raise ValueError(f"the file has {size:,} bytes; this variant of {image.format} may have {MAX_SLOW_BYTES:,}")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The same picture in RGB and 8 bits, transparency laid over white; an opaque RGB image is returned as it is."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        white = Image.new("RGB", image.size, "white")
+        for top, band in _bands(image):
+            layer = band.convert("RGBA")
+            white.paste(layer, (0, top), layer.getchannel("A"))
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The image in bands of full width from top to bottom: what is made of them is bounded, whatever its size."""
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    scale: Callable[[Image.Image], np.ndarray] = _high_byte
+    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format != "PPM"):
+        values = (_finite(band) for _, band in _bands(image))
+        ends = [(float(band.min()), float(band.max())) for band in values]
+        low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
+        top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
+        scale = partial(_scaled, low=low, span=(top - low) or 1.0)
+    grey = Image.new("L", image.size)
+    for top, band in _bands(image):
+        grey.paste(Image.fromarray(scale(band)), (0, top))
+    return grey
+
+
+def _high_byte(band: Image.Image) -> np.ndarray:
+    """What Pillow takes of colour in 16 bits."""
+    values = np.asarray(band)
+    grey = (values >> 8).astype(np.uint8)
+    transparent = band.info.get("transparency")
+    if transparent is not None:
+        grey[values == transparent] = 255
+    return grey
+
+
+def _scaled(band: Image.Image, low: float, span: float) -> np.ndarray:
+    return np.rint((_finite(band) - low) * (255 / span)).astype(np.uint8)
+
+
+def _finite(band: Image.Image) -> np.ndarray:
+    values = np.array(band, dtype=np.float64)
+    values[~np.isfinite(values)] = 0
+    return values
+
+
+def check_geometry(image_size: int, resize: str, interpolation: str) -> None:
+    """Refuses sizes and names that no preprocessing has.
+
+    Raises:
+        UserError: Naming the argument and what it may be.
+    """
+    if type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE:
+        raise UserError(f"image_size={image_size!r} is not possible; give a whole number from 1 to {MAX_IMAGE_SIZE}")
+    for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
+        if value not in known:
+            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+
+
+def _three(name: str, values: Sequence[float]) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != 3 or not np.isfinite(numbers).all():
+        raise UserError(f"{name}={values!r} is not possible; give three numbers, one a channel")
+    return numbers
+
+
+class Preprocess:
+    """Deterministic preprocessing; a checkpoint records its `state`.
+
+    Args:
+        image_size: Side of the square that the model sees.
+        resize: ``crop`` shows the centre at the size of the shorter side (torchvision's Resize and CenterCrop),
+            ``squash`` stretches the image to the square, ``pad`` shows all of it with a grey border.
+        mean: Mean of the three channels, of values in [0, 1].
+        std: Standard deviation of the three channels.
+        interpolation: A name in `INTERPOLATIONS`; all are antialiased.
+    Shapes:
+        PIL image -> uint8 (3, image_size, image_size)
+    Raises:
+        UserError: If an argument is none of what it may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        resize: str = "crop",
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        interpolation: str = "bicubic",
+    ) -> None:
+        check_geometry(image_size, resize, interpolation)
+        self.mean = _three("mean", mean)
+        self.std = _three("std", std)
+        if min(self.std) <= 0:
+            raise UserError(f"std={std!r} is not possible; give numbers above 0")
+        self.image_size = image_size
+        self.resize = resize
+        self.interpolation = interpolation
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
+
+    def normalize(self, images: torch.Tensor) -> torch.Tensor:
+        """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
+        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        return images.to(torch.float32).div(255).sub_(mean).div_(std)
+
+    def state(self) -> dict[str, Any]:
+        """The arguments, as plain containers."""
+        return {
+            "image_size": self.image_size,
+            "resize": self.resize,
+            "mean": self.mean,
+            "std": self.std,
+            "interpolation": self.interpolation,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Preprocess":
+        """The preprocessing that `state` described.
+
+        Raises:
+            UserError: If the state is not one.
+        """
+        try:
+            return cls(**state)
+        except TypeError as error:
+            raise UserError(f"the stored preprocessing is not one ({error}); the file may be damaged") from error

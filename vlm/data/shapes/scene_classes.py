@@ -1,0 +1,115 @@
+"""The data set of single coloured shapes that the project draws itself, to be told apart by colour and shape."""
+
+from collections.abc import Sequence
+from itertools import product
+
+from PIL import Image
+
+from vlm.data.shapes.scene_captions import BACKGROUND, check_scenes
+from vlm.data.shapes.scenes import Kind, Scene, draw, place
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+
+class ShapeClassesSplit:
+    """One split: every sample is drawn when it is asked for, from nothing but its keys.
+
+    Args:
+        name: Name of the split, one of the keys of a sample.
+        seed: Seed of the source.
+        fresh: Whether samples differ from epoch to epoch; if not, the epoch is ignored.
+        image_size: Side of the image in pixels.
+        length: How many samples an epoch has.
+        kinds: What the classes look like: for each class, its kinds, which differ in size.
+    """
+
+    def __init__(
+        self, *, name: str, seed: int, fresh: bool, image_size: int, length: int, kinds: Sequence[Sequence[Kind]]
+    ) -> None:
+        self.name, self.seed, self.fresh = name, seed, fresh
+        self.image_size, self.kinds, self._length = image_size, kinds, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def label(self, epoch: int, index: int) -> int:
+        """The class: each in turn, so that all are as frequent in any number of samples."""
+        return index % len(self.kinds)
+
+    def image(self, epoch: int, index: int) -> Image.Image:
+        """The shape on its background, as an RGB image."""
+        return draw(self.scene(epoch, index))
+
+    def signature(self, index: int) -> str:
+        """All that the image of epoch 0 shows."""
+        return str(self.scene(0, index))
+
+    def scene(self, epoch: int, index: int) -> Scene:
+        """The scene of these keys."""
+        rng = numpy_rng("shape", self.seed, self.sample_id(epoch, index))
+        sizes = self.kinds[self.label(epoch, index)]
+        which, *tone = rng.random(4).tolist()
+        objects = place((sizes[int(which * len(sizes))],), self.image_size, rng)
+        red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
+        return Scene(objects, (red, green, blue), self.image_size)
+
+    def sample_id(self, epoch: int, index: int) -> str:
+        """A name of the sample that no other sample of the source has."""
+        return f"{self.name}-{epoch if self.fresh else 0}-{index:06d}"
+
+
+class ShapeClasses:
+    """The source of all three splits; ``train`` shows fresh samples every epoch, ``val`` and ``test`` the same.
+
+    A class is a colour and a shape, such as "red circle"; its objects differ in size and place.
+
+    Args:
+        seed: Seed of every sample.
+        image_size: Side of the images in pixels.
+        shapes, colors, sizes: Names that `vlm.data.shapes.scenes` knows.
+        train_scenes, val_scenes, test_scenes: How many samples (an epoch of) each split has.
+    Raises:
+        UserError: If a name is unknown or given twice, or a number is too small.
+    """
+
+    name = "shape_classes"
+    splits: tuple[str, ...] = ("train", "val", "test")
+    skipped: Sequence[str] = ()
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        image_size: int = 64,
+        shapes: list[str],
+        colors: list[str],
+        sizes: list[str],
+        train_scenes: int,
+        val_scenes: int,
+        test_scenes: int,
+    ) -> None:
+        self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
+        check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)
+        looks = list(product(colors, shapes))
+        if len(looks) < 2:
+            raise UserError("data.source: one colour of one shape is one class; add to data.source.shapes or .colors")
+        self.seed, self.image_size = seed, image_size
+        self.classes = [f"{color} {shape}" for color, shape in looks]
+        self._kinds = [[Kind(size, color, shape) for size in sizes] for color, shape in looks]
+
+    def split(self, name: str) -> ShapeClassesSplit:
+        """The split of this name.
+
+        Raises:
+            UserError: If there is no such split.
+        """
+        if name not in self.splits:
+            raise UserError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
+        return ShapeClassesSplit(
+            name=name,
+            seed=self.seed,
+            fresh=name == "train",
+            image_size=self.image_size,
+            length=self.lengths[name],
+            kinds=self._kinds,
+        )

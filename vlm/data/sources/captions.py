@@ -1,0 +1,195 @@
+"""Data sets of captioned images: one's own, Flickr8k and COCO."""
+
+from pathlib import Path
+
+from vlm.data.sources.caption_formats import Row, Skipped, read_coco, read_flickr, read_folder, read_table, read_text
+from vlm.data.sources.caption_source import CaptionSource, find_file, finder
+from vlm.errors import UserError
+
+# The second is how the official archive spells it.
+FLICKR8K_FOLDERS = ("images", "Flicker8k_Dataset", "Flickr8k_Dataset")
+FLICKR8K_LISTS = {"train": "trainImages", "val": "devImages", "test": "testImages"}
+
+
+class Captions(CaptionSource):
+    """Captioned images of one's own: a table of images and captions, or a folder of images beside text files.
+
+    The splits are the files where `val_path` or `test_path` is given, else what the split column (or the names of
+    the root's folders) says, else drawn by image.
+
+    Args:
+        root: Folder that the names of images are relative to; without `path`, the folder that is read.
+        path: CSV, TSV or JSON-lines file, as given or within the root.
+        val_path: Such a file, of validation alone.
+        test_path: Such a file, of test alone.
+        image_column: Name of the column of image files.
+        caption_column: Name of the column of captions.
+        split_column: Name of the column of splits; ``split`` may be absent.
+        val_fraction: Part of the images held out for validation where the data says no splits.
+        test_fraction: Part of the images held out for test where the data says no splits.
+        seed: Seed of which images are held out and which captions are drawn.
+        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+    Raises:
+        UserError: If a file, column or image is missing or malformed.
+    """
+
+    name = "captions"
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        image_column: str = "image",
+        caption_column: str = "caption",
+        split_column: str = "split",
+        val_fraction: float = 0.05,
+        test_fraction: float = 0.05,
+        seed: int = 0,
+        captions_per_image: int | None = None,
+    ) -> None:
+        super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
+        files = _files(self.root, path, val_path, test_path)
+        if files and "train" not in files:
+            raise UserError(
+                "data.path: not given, while data.val_path or data.test_path is; give all or data.path alone"
+            )
+        for split, file in files.items():
+            rows = read_table(file, image_column, caption_column, split_column)
+            self._add(rows, file, self.root, split if len(files) > 1 else None)
+        if not files:
+            self._add(read_folder(self.root, self.skipped), self.root, self.root)
+        if not files and not self._found:
+            raise UserError(
+                f"{self.root}: holds no image with a .txt file of captions beside it; set data.root to a folder that "
+                "does, or data.path to a table of images and captions"
+            )
+        self._finish(files.get("train", self.root), val_fraction, test_fraction)
+
+
+class Flickr8k(CaptionSource):
+    """Flickr8k in its official layout and splits (Hodosh et al. 2013, "Framing Image Description as a Ranking Task").
+
+    The images of no split stay unused, as is the custom.
+
+    Args:
+        root: Folder with ``Flickr8k.token.txt``, ``Flickr_8k.{train,dev,test}Images.txt`` (or these in
+            ``Flickr8k_text``), and the images in ``images`` or ``Flicker8k_Dataset``.
+        seed: Seed of which captions are drawn.
+        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+    Raises:
+        UserError: If a file or folder is missing or malformed.
+    """
+
+    name = "flickr8k"
+
+    def __init__(self, *, root: str, seed: int = 0, captions_per_image: int | None = None) -> None:
+        super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
+        self.base = next((self.root / name for name in FLICKR8K_FOLDERS if (self.root / name).is_dir()), self.root)
+        if self.base == self.root:
+            raise UserError(
+                f"{self.root / FLICKR8K_FOLDERS[0]}: no such folder; set data.root to the folder of Flickr8k"
+            )
+        tokens = self._text("Flickr8k.token.txt")
+        self._add(read_flickr(tokens), tokens, self.base)
+        self._assign(tokens)
+        self._finish(tokens)
+
+    def _text(self, name: str) -> Path:
+        for file in (self.root / name, self.root / "Flickr8k_text" / name):
+            if file.is_file():
+                return file
+        raise UserError(f"{self.root / name}: no such file; set data.root to the folder of Flickr8k")
+
+    def _assign(self, tokens: Path) -> None:
+        """Gives the images the splits of the official lists, and drops those of none."""
+        named = {image.name: image for image in self._found.values()}
+        for split, name in FLICKR8K_LISTS.items():
+            file = self._text(f"Flickr_8k.{name}.txt")
+            for listed in dict.fromkeys(read_text(file).split()):
+                image = named.get(listed)
+                if image is None:
+                    self.skipped.append(Skipped(f"{file}: {listed} has no caption in {tokens}", "no caption"))
+                elif image.split is not None:
+                    self._refuse(f"{file}: {listed} is in {image.split} too; restore the official files", "two splits")
+                else:
+                    image.split = split
+        exists = finder()
+        for image in named.values():
+            if image.split is None and not exists(image.path):
+                said = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
+                self.skipped.append(Skipped(said, "no image"))
+        self._found = {path: image for path, image in self._found.items() if image.split is not None}
+
+
+class Coco(CaptionSource):
+    """COCO captions (Chen et al. 2015), or any data set in its annotation format or in Karpathy's.
+
+    Without `path`, the root's ``dataset_coco.json`` (Karpathy & Fei-Fei 2015), or else its
+    ``annotations/captions_{train,val}{2017,2014}.json``. A single annotation file is split by fractions.
+
+    Args:
+        root: The data set's folder.
+        path: Annotation file, as given or within the root; which of the two formats it has is told by its content.
+        val_path: Annotation file of validation alone.
+        test_path: Annotation file of test alone.
+        val_fraction: Part of the images held out for validation where the data says no splits.
+        test_fraction: Part of the images held out for test where the data says no splits.
+        seed: Seed of which images are held out and which captions are drawn.
+        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+    Raises:
+        UserError: If a file or folder is missing or malformed.
+    """
+
+    name = "coco"
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        val_fraction: float = 0.05,
+        test_fraction: float = 0.05,
+        seed: int = 0,
+        captions_per_image: int | None = None,
+    ) -> None:
+        super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
+        files = _files(self.root, path, val_path, test_path)
+        if "train" not in files:
+            files = self._official() | files
+        for split, file in files.items():
+            rows = read_coco(file)
+            self._add(rows, file, self._folder(rows, file), split if len(files) > 1 else None)
+        self._finish(files["train"], val_fraction, test_fraction)
+
+    def _official(self) -> dict[str, Path]:
+        karpathy = self.root / "dataset_coco.json"
+        if karpathy.is_file():
+            return {"train": karpathy}
+        for year in (2017, 2014):
+            files = {split: self.root / "annotations" / f"captions_{split}{year}.json" for split in ("train", "val")}
+            if files["train"].is_file():
+                return {split: file for split, file in files.items() if file.is_file()}
+        raise UserError(
+            f"{self.root / 'annotations' / 'captions_train2017.json'}: no such file; set data.root to the folder of "
+            "COCO, or data.path to an annotation file"
+        )
+
+    def _folder(self, rows: list[Row], file: Path) -> Path:
+        """The folder of a file's images: the first of the usual ones that holds one of the first images."""
+        stem = file.stem.removeprefix("captions_")
+        parents = (self.root, self.root / "images", file.parent, file.parent / "images")
+        names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
+        for folder in (folder for parent in parents for folder in (parent / stem, parent)):
+            if any((folder / name).is_file() for name in names):
+                return folder
+        return self.root
+
+
+def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+    given = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
+    return {split: find_file(path, root, key) for split, (key, path) in given.items() if path is not None}

@@ -1,0 +1,151 @@
+"""Text of one's own: a file, or a folder of files."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from vlm.data.sources.caption_formats import SPLITS
+from vlm.data.text.documents import Document
+from vlm.errors import UserError
+from vlm.randomness import key
+
+SUFFIXES = (".txt", ".md")
+
+
+class TextFiles:
+    """Text of one's own: a file, which is one document, or a folder, where each .txt or .md file is one.
+
+    The splits are the files where `val_path` or `test_path` is given, or the sub-folders where all files lie in some
+    that are named as splits are. What is still to be held out is taken from train: of several files some, chosen by
+    name, of a single one its last part (as nanoGPT does).
+
+    Args:
+        path: A file.
+        root: A folder; it and `path` exclude each other.
+        val_path: A file of validation alone, beside `path`.
+        test_path: A file of test alone, beside `path`.
+        val_fraction: Part held out for validation where there is none.
+        test_fraction: Part held out for test where there is neither validation nor test.
+        seed: Seed of which files are held out.
+    Raises:
+        UserError: A file or folder is missing or empty, or the fractions leave no text for a split.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        root: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        if (path is None) == (root is None):
+            raise UserError("data.path, data.root: give one of them: data.path=FILE, or data.root=FOLDER of text files")
+        if root is not None and (val_path or test_path):
+            raise UserError(
+                "data.val_path, data.test_path: only for data.path; in a data.root, name folders train and val"
+            )
+        if not 0 < val_fraction < 1 or test_fraction < 0 or val_fraction + test_fraction >= 1:
+            raise UserError(
+                f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: give a number "
+                "above 0 and one from 0, with a sum below 1"
+            )
+        self.skipped: list[str] = []
+        given = {"train": path, "val": val_path, "test": test_path}
+        parts = {split: [_file(split, Path(file))] for split, file in given.items() if file is not None}
+        parts = parts or self._folder(Path(str(root)))
+        if "val" not in parts:
+            held = {"val": val_fraction} | ({"test": test_fraction} if test_fraction and "test" not in parts else {})
+            parts |= _hold_out(parts["train"], held, seed)
+        self.splits: tuple[str, ...] = tuple(name for name in ("train", "val", "test") if name in parts)
+        self._parts = parts
+
+    def documents(self, split: str) -> Iterator[Iterable[str]]:
+        return (document.lines() for document in self._parts[split])
+
+    def size(self, split: str) -> int:
+        return int(sum(_size(each.path) * (each.stop - each.start) for each in self._parts[split]))
+
+    def signature(self) -> str:
+        files = [(split, each, each.path.stat()) for split in self.splits for each in self._parts[split]]
+        parts = [[split, each.name, each.start, each.stop, at.st_size, at.st_mtime_ns] for split, each, at in files]
+        return json.dumps(parts)
+
+    def _folder(self, root: Path) -> dict[str, list[Document]]:
+        """The documents of a folder and of all within it, by split where all lie in folders named as splits are."""
+        if not root.is_dir():
+            what = "is a file; give it as data.path" if root.is_file() else "no such folder; set data.root to one"
+            raise UserError(f"data.root={root}: {what}")
+        found = _walk(root)
+        documents = [Document(path, path.relative_to(root).as_posix()) for path in found if _size(path)]
+        self.skipped = [f"{path}: is empty, or leads nowhere" for path in found if not _size(path)]
+        if not documents:
+            raise UserError(
+                f"data.root={root}: holds no text in files that end in .txt or .md; set it to another folder"
+            )
+        folders = [each.name.partition("/") for each in documents]
+        named = [SPLITS.get(folder.lower()) if inside else None for folder, inside, _ in folders]
+        if None in named:
+            return {"train": documents}
+        if "train" not in named:
+            raise UserError(f"data.root={root}: has folders for splits, but none for train; add it")
+        parts: dict[str, list[Document]] = {}
+        for split, each in zip(named, documents, strict=True):
+            parts.setdefault(str(split), []).append(each)
+        return parts
+
+
+def _file(split: str, path: Path) -> Document:
+    setting = "data.path" if split == "train" else f"data.{split}_path"
+    if not path.is_file():
+        what = "is a folder; give it as data.root" if path.is_dir() else f"no such file; set {setting} to one"
+        raise UserError(f"{setting}={path}: {what}")
+    if not _size(path):
+        raise UserError(f"{setting}={path}: is empty; give a file of text")
+    return Document(path, path.name)
+
+
+def _walk(root: Path) -> list[Path]:
+    """The text files of a folder and of those within it, sorted; none whose name begins with a dot."""
+    found = []
+    seen = {os.path.realpath(root)}  # links to folders are followed, but not in circles
+    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+        targets = {os.path.realpath(os.path.join(folder, name)): name for name in folders if name[0] != "."}
+        folders[:] = sorted(name for target, name in targets.items() if target not in seen)
+        seen |= set(targets)
+        found += [Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(SUFFIXES)]
+    return sorted(found)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"{error.filename}: {error.strerror}; give a folder that can be read") from error
+
+
+def _hold_out(train: list[Document], held: dict[str, float], seed: int) -> dict[str, list[Document]]:
+    """Takes parts of train for other splits; by a hash of the name, so that a file stays where it is among others."""
+    if len(train) == 1:
+        cuts = [1.0]
+        for part in reversed(held.values()):
+            cuts.insert(0, cuts[0] - part)
+        bounds = zip(("train", *held), pairwise([0.0, *cuts]), strict=True)
+        return {split: [replace(train[0], start=start, stop=stop)] for split, (start, stop) in bounds}
+    if len(train) <= len(held):
+        raise UserError(f"data.root: {len(train)} files are too few for {len(held) + 1} splits; add some")
+    places = {each: key("split", seed, each.name) / 2**63 for each in train}
+    left, parts, bound = sorted(train, key=places.__getitem__), {}, 0.0
+    for rest, (split, part) in zip(range(len(held), 0, -1), held.items(), strict=True):
+        bound += part
+        drawn = sum(places[each] < bound for each in left)
+        count = min(max(1, drawn), len(left) - rest)  # each split gets a file, however few there are
+        parts[split], left = left[:count], left[count:]
+    return {split: sorted(files, key=lambda each: each.path) for split, files in {"train": left, **parts}.items()}

@@ -1,0 +1,183 @@
+"""Which shards a data set has: as a manifest lists them, or as folders and patterns do."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from vlm.data.sources.caption_formats import SPLITS
+from vlm.data.store import storage
+from vlm.data.store.tar import safe_name
+from vlm.errors import UserError
+
+NAMES = ("train", "val", "test")
+MANIFEST = "shards.json"
+FORMAT = 1
+MAX_MANIFEST = 2**28
+_PIECE = 2**22
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them.
+
+    Whether it is what a command writes, the config alone says: a file may be called as if it were one.
+    """
+
+    path: str
+    size: int | None = None
+    sha256: str | None = None
+    piped: bool = False
+
+    def check_size(self) -> None:
+        """Compares the size alone, which costs nothing.
+
+        Raises:
+            UserError: There is no such file, or it has another size.
+        """
+        try:
+            size = storage.size_of(self.path)
+        except OSError as fault:
+            raise UserError(
+                f"{self.path}: cannot be read ({fault.strerror or fault}); give shards that are there"
+            ) from fault
+        if self.size is not None and size != self.size:
+            raise UserError(
+                f"{self.path}: has {size:,} bytes where {MANIFEST} says {self.size:,}; copy it again, whole"
+            )
+
+    def damage(self) -> str | None:
+        """What is wrong with the content by its checksum, a line; the whole shard is read."""
+        if self.sha256 is None:
+            return None
+        digest = hashlib.sha256()
+        try:
+            with storage.open_file(self.path) as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+        except OSError as fault:
+            return f"{self.path}: cannot be read ({fault.strerror or fault})"
+        return None if digest.hexdigest() == self.sha256 else f"{self.path}: is not what {MANIFEST} has the checksum of"
+
+
+class Found(NamedTuple):
+    """The shards of a data set by split, or all by None where nothing says the splits; and its classes if known."""
+
+    splits: dict[str | None, list[Shard]]
+    classes: list[str] | None
+
+
+def find_shards(
+    *, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool, commands: bool
+) -> Found:
+    """The shards that a config names.
+
+    Args:
+        root: Folder or URL: with what `vlm shard` wrote, with folders named as splits are, or with tars.
+        path, val_path, test_path: Files, patterns or URLs, as given or within the root; or ``pipe:`` and a command.
+        remote: Whether URLs may be read.
+        commands: Whether commands may be run.
+    Raises:
+        UserError: There are none, or a setting is none of these.
+    """
+    given = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
+    places = {name: (key, storage.local(value)) for name, (key, value) in given.items() if value is not None}
+    root = storage.local(root)
+    for key, value in [("data.root", root), *places.values()]:
+        storage.check_place(value, key, urls=remote, commands=commands)
+    if storage.is_pipe(root):
+        raise UserError(f"data.root={root}: is a command, which lists no folder; give it as data.path")
+    try:
+        if not places:
+            return _in_folder(root)
+        if "train" not in places:
+            raise UserError("data.path: not given, while data.val_path or data.test_path is; give data.path as well")
+        shards: dict[str | None, list[Shard]] = {}
+        for name, (key, value) in places.items():
+            shards[name if len(places) > 1 else None] = _expanded(value, key, root)
+    except OSError as fault:
+        raise UserError(f"data.root={root}: cannot be read ({fault.strerror or fault}); give another place") from fault
+    return Found(shards, None)
+
+
+def _expanded(pattern: str, key: str, root: str) -> list[Shard]:
+    piped = storage.is_pipe(pattern)
+    tried = [pattern] if piped or storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
+    try:
+        for candidate in tried:
+            files = storage.expand(candidate)
+            if files and (candidate == tried[-1] or _is_there(files[0])):
+                return [Shard(file, piped=piped) for file in files]
+    except ValueError as fault:
+        raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
+    raise UserError(f"{key}={pattern}: there is no such shard, nor within {root}; set {key} to the tars")
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return storage.size_of(path) >= 0
+    except OSError:
+        return False
+
+
+def _in_folder(root: str) -> Found:
+    try:
+        return read_manifest(root)
+    except FileNotFoundError:
+        pass
+    found: dict[str | None, list[Shard]] = {}
+    for folder, split in SPLITS.items():
+        if files := storage.files_in(storage.join(root, folder), ".tar"):
+            found.setdefault(split, []).extend(Shard(file) for file in files)
+    loose = storage.files_in(root, ".tar")
+    if "train" not in found and loose:
+        found = {None: [Shard(file) for file in loose]}
+    elif "train" not in found:
+        raise UserError(
+            f"data.root={root}: holds neither tars nor a folder train of tars; set data.root to where the shards are"
+        )
+    return Found(found, None)
+
+
+def read_manifest(root: str) -> Found:
+    """What the manifest of a folder lists; its paths cannot lead out of the folder.
+
+    Raises:
+        FileNotFoundError: There is no manifest.
+        UserError: It is none, or not whole.
+    """
+    path = storage.join(root, MANIFEST)
+    try:
+        content = json.loads(storage.read_file(path, MAX_MANIFEST))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}")
+        splits = {name: [_listed(root, entry) for entry in content["splits"][name]] for name in content["splits"]}
+        classes = content.get("classes")
+        known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        if not splits:
+            raise ValueError("it did not come to its end")
+        if not set(splits) <= set(NAMES) or "train" not in splits or not (known or classes is None):
+            raise ValueError("no splits or classes")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        raise UserError(f"{path}: is no whole manifest of vlm shard ({fault}); write the shards again") from fault
+    return Found({**splits}, classes)
+
+
+def _listed(root: str, entry: dict[str, Any]) -> Shard:
+    name, size, digest = safe_name(entry["file"]), entry["bytes"], entry["sha256"]
+    if not name or type(size) is not int or not isinstance(digest, str):
+        raise ValueError(f"an entry of {str(entry)[:80]}")
+    return Shard(storage.join(root, name), size, digest)
+
+
+def check_fractions(val_fraction: float, test_fraction: float) -> None:
+    """Refuses fractions of what is held out that are none.
+
+    Raises:
+        UserError: They are negative, or nothing would be left.
+    """
+    if min(val_fraction, test_fraction) < 0 or not val_fraction + test_fraction < 1:
+        raise UserError(
+            f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: "
+            "give numbers from 0 whose sum is below 1"
+        )

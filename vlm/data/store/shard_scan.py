@@ -1,0 +1,162 @@
+"""Opening a shard: the index beside it, or else one that is made from what the tar holds."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from vlm.data.images.image import SUFFIXES
+from vlm.data.store import storage
+from vlm.data.store.shard_index import MAX_INDEX, LeftOut, Record, ShardIndex, make_index, parse_index
+from vlm.data.store.tar import Span, TarError, members
+from vlm.errors import UserError
+
+SUFFIX = ".index"
+TEXTS = ("txt", "json", "cls")
+MAX_TEXT = 2**20  # bytes of a caption, of metadata or of a class
+
+
+def open_index(path: str, *, write: bool) -> ShardIndex:
+    """The index of a shard: the one beside it, or else one made from the tar.
+
+    Args:
+        path: Path or URL of the tar.
+        write: Whether one that was made is left there, on this machine's own disks and where they can be written to.
+    Raises:
+        UserError: The tar is not there, not whole or damaged.
+    """
+    try:
+        size = storage.size_of(path)
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            if not _older(path + SUFFIX, path):
+                return parse_index(storage.read_file(path + SUFFIX, MAX_INDEX), size)
+        index = build_index(path)
+    except (OSError, TarError) as fault:
+        reason = getattr(fault, "strerror", None) or fault
+        raise UserError(f"{path}: cannot be read as a tar ({reason}); give one that is whole and not compressed") from (
+            fault
+        )
+    if write and not storage.is_url(path):
+        with suppress(OSError):  # a folder that cannot be written to: then it is made each time
+            write_file(Path(path + SUFFIX), index.to_bytes())
+    return index
+
+
+def _older(index: str, path: str) -> bool:
+    """Whether the index of a local tar was made before it was."""
+    return not storage.is_url(path) and os.stat(index).st_mtime_ns < os.stat(path).st_mtime_ns
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file that is there either whole or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def build_index(path: str) -> ShardIndex:
+    """The index of a shard, from its headers and texts; no image is read.
+
+    Raises:
+        TarError: It is no tar, not whole or damaged.
+        OSError: It cannot be read.
+    """
+    samples: dict[str, _Parts] = {}
+    left_out: list[LeftOut] = []
+    with storage.open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        for name, span in members(file):
+            if span is not None:
+                _take(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, left_out)
+    found = [_sample(key, parts, left_out) for key, parts in samples.items()]
+    return make_index([one for one in found if one is not None], left_out, size)
+
+
+class _Parts(NamedTuple):
+    """What a tar has of a sample: the image's path and place, and its texts by what they are."""
+
+    images: dict[str, Span]
+    texts: dict[str, str | None]
+
+
+def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> None:
+    """Adds a member to its sample, its content too if it is a text."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, kind = base.partition(".")
+    is_image = f".{kind.lower()}" in SUFFIXES
+    if not stem or not (is_image or kind in TEXTS):
+        if os.path.splitext(base)[1].lower() in SUFFIXES and stem:
+            left_out.append(LeftOut("", f"{name}: is no sample's image, for its name has two dots"))
+        return
+    parts = samples.setdefault(folder + slash + stem, _Parts({}, {}))
+    if parts.images if is_image else kind in parts.texts:
+        left_out.append(LeftOut("", f"{name}: its sample has one already"))
+    elif is_image:
+        parts.images[name] = span
+    else:
+        parts.texts[kind] = _text(name, span, file, left_out)
+
+
+def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, Record] | None:
+    if not parts.images:
+        left_out.append(LeftOut("no image", f"{key}: has no image"))
+        return None
+    ((member, span),) = parts.images.items()
+    about = _json(key, parts.texts["json"], left_out) if parts.texts.get("json") is not None else {}
+    name, label = about.get("name"), parts.texts.get("cls")
+    captions = list(_captions(member, about, parts.texts.get("txt"), left_out))
+    known = _clean(name) if isinstance(name, str) and name else None
+    return span, Record(member, known, label.strip() if label else None, captions)
+
+
+def _text(name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> str | None:
+    if span.size > MAX_TEXT:
+        left_out.append(LeftOut("", f"{name}: has {span.size:,} bytes; {MAX_TEXT:,} are the most"))
+        return None
+    file.seek(span.offset)
+    try:
+        return file.read(span.size).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        left_out.append(LeftOut("", f"{name}: is not UTF-8"))
+        return None
+
+
+def _json(key: str, text: str | None, left_out: list[LeftOut]) -> dict[str, Any]:
+    try:
+        about = json.loads(text or "")
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        left_out.append(LeftOut("", f"{key}.json: is no JSON object"))
+        return {}
+    return about
+
+
+def _clean(text: str) -> str:
+    """Without the halves of surrogate pairs that JSON can say and UTF-8 cannot: they would break what writes them."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
+    """The captions that metadata list, or else the one they name, or else the lines of the text."""
+    given = about.get("captions") if isinstance(about.get("captions"), list) else about.get("caption")
+    if given is None:
+        given = lines.rstrip().split("\n") if lines else []
+    seen = set()
+    for caption in given if isinstance(given, list) else [given]:
+        text = _clean(caption).strip() if isinstance(caption, str) else ""
+        if not text:
+            left_out.append(LeftOut("empty caption", f"{member}: no caption"))
+        elif text in seen:
+            left_out.append(LeftOut("repeated", f"{member}: has this caption already: {text}"))
+        else:
+            seen.add(text)
+            yield text

@@ -1,0 +1,149 @@
+"""Writing a data set of images as shards: tars in WebDataset's layout, an index beside each, and a manifest."""
+
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vlm.data.images.image import SUFFIXES, ImageError
+from vlm.data.store.shard_list import FORMAT, MANIFEST
+from vlm.data.store.shard_scan import SUFFIX, build_index, write_file
+
+Files = list[tuple[str, bytes]]  # of a sample: suffix and content of each
+
+# What files of a format begin with, and the suffix by which other programs know how to read them.
+# fmt: off
+_SUFFIXES = {
+    b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II": ".tif",
+    b"MM": ".tif",
+}
+# fmt: on
+
+
+def write_split(
+    samples: Iterable[tuple[str, Files]], folder: Path, *, shard_size: int, shard_bytes: int
+) -> list[dict[str, Any]]:
+    """Writes the samples of a split as ``000000.tar`` and so on; gives each shard's entry in the manifest.
+
+    A shard is there either whole or not at all, and its index after it.
+
+    Args:
+        samples: Key and files of each.
+        folder: Where to, a folder in that of the data set.
+        shard_size: The most samples of a shard.
+        shard_bytes: Size at which a shard is ended.
+    Raises:
+        OSError: Something cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries: list[dict[str, Any]] = []
+    waiting = iter(samples)
+    first = next(waiting, None)
+    while first is not None:
+        path = folder / f"{len(entries):06d}.tar"
+        entry, first = _write_shard(path, first, waiting, shard_size, shard_bytes)
+        entries.append({"file": f"{folder.name}/{path.name}", **entry})
+    return entries
+
+
+def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classes: list[str] | None) -> None:
+    """Writes what says that a data set is whole, last of all."""
+    content = {"format": FORMAT, "splits": splits} | ({} if classes is None else {"classes": classes})
+    write_file(folder / MANIFEST, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _write_shard(
+    path: Path, first: tuple[str, Files], waiting: Iterator[tuple[str, Files]], shard_size: int, shard_bytes: int
+) -> tuple[dict[str, Any], tuple[str, Files] | None]:
+    """Writes one shard; gives its entry and the sample that the next one begins with."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    count, sample = 0, first
+    try:
+        with open(part, "wb") as file:
+            digest = _Digest(file)
+            following: tuple[str, Files] | None = sample
+            while following is not None and count < shard_size and (count == 0 or digest.size < shard_bytes):
+                for suffix, content in following[1]:
+                    digest.write(_member(following[0] + suffix, content))
+                count += 1
+                following = next(waiting, None)
+            digest.write(bytes(2 * tarfile.BLOCKSIZE))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    write_file(path.with_name(path.name + SUFFIX), build_index(str(path)).to_bytes())
+    return {"samples": count, "bytes": digest.size, "sha256": digest.sha256.hexdigest()}, following
+
+
+class _Digest:
+    """A file that is written, its size and its checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.sha256.update(data)
+        self.size += len(data)
+
+
+def _member(name: str, content: bytes) -> bytes:
+    """A plain file as tars have it; the same content gives the same bytes at any time and for any user."""
+    about = tarfile.TarInfo(name)
+    about.size = len(content)
+    padding = bytes(-len(content) % tarfile.BLOCKSIZE)
+    return about.tobuf(tarfile.USTAR_FORMAT) + content + padding
+
+
+def caption_files(split: Any, index: int) -> Files:
+    """The files of a captioned image; an ImageError is raised where the image's cannot be read.
+
+    The metadata hold all captions, the text has one a line, for programs that know no other.
+    """
+    captions = split.references(index)
+    about = {"name": split.sample_id(0, index), "caption": captions[0], "captions": captions}
+    lines = "\n".join(" ".join(caption.splitlines()) for caption in captions)
+    text = lines.encode("utf-8", "replace")
+    return [image_file(split, index), (".json", json.dumps(about).encode()), (".txt", text)]
+
+
+def class_files(split: Any, index: int) -> Files:
+    """The files of an image in a class; an ImageError is raised where the image's cannot be read."""
+    about = {"name": split.sample_id(0, index)}
+    label = str(split.label(0, index)).encode()
+    return [image_file(split, index), (".json", json.dumps(about).encode()), (".cls", label)]
+
+
+def image_file(split: Any, index: int) -> tuple[str, bytes]:
+    """Suffix and content of an image's file: the very bytes where the data set has files, else a PNG."""
+    while hasattr(split, "indices"):  # a part of a split
+        split, index = split.split, split.indices[index]
+    if not hasattr(split, "content"):
+        return ".png", _png(split.image(0, index))
+    content = split.content(index)
+    suffix = os.path.splitext(split.sample_id(0, index))[1].lower()
+    known = (kind for start, kind in _SUFFIXES.items() if content.startswith(start))
+    return next(known, suffix if suffix in SUFFIXES else ".jpg"), content
+
+
+def _png(image: Any) -> bytes:
+    from io import BytesIO
+
+    buffer = BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def files_of(split: Any, lost: list[str]) -> Iterator[tuple[str, Files]]:
+    """Key and files of each sample of a split, in its order; those whose image cannot be read go to `lost`."""
+    files = class_files if hasattr(split, "label") else caption_files
+    for index in range(len(split)):
+        try:
+            yield f"{index:09d}", files(split, index)
+        except ImageError as fault:
+            lost.append(str(fault))

@@ -1,0 +1,153 @@
+"""Windows onto a corpus of token ids: random ones to train on, sliding ones that score every token once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vlm.data.batch import PADDING, BadSample
+from vlm.data.order import Key
+from vlm.data.text.token_file import TokenFile
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+
+@dataclass
+class TextBatch:
+    """Windows onto a text, each a token longer than what a model reads: the last one is only predicted.
+
+    Args:
+        segments: Tell documents apart, None where each row is of a single one; 0 is padding.
+        scored: Evaluation: the tokens that count when they are predicted; None for all.
+        bad: Always empty: a window can be read if its file can.
+    Shapes:
+        tokens int64 (B, L+1), segments int64 (B, L+1) or None, scored bool (B, L+1) or None
+    """
+
+    tokens: Tensor
+    segments: Tensor | None
+    scored: Tensor | None
+    ids: list[str]
+    bad: list[BadSample] = field(default_factory=list)
+
+    def pin_memory(self) -> "TextBatch":
+        self.tokens = self.tokens.pin_memory()
+        self.segments = None if self.segments is None else self.segments.pin_memory()
+        self.scored = None if self.scored is None else self.scored.pin_memory()
+        return self
+
+
+class Windows(Dataset):
+    """Windows of a split, read a batch at once; which they are, a subclass says.
+
+    Args:
+        name: Name of the split.
+        file: Its tokens.
+        tokenizer: Whose ids they are.
+        max_len: Tokens that a model reads at once; a window has one more.
+    """
+
+    def __init__(self, *, name: str, file: TokenFile, tokenizer: Tokenizer, max_len: int) -> None:
+        self.name, self.file, self.max_len = name, file, max_len
+        self.bos_id, self.pad_id = tokenizer.bos_id, tokenizer.pad_id
+        self.tokens = file.tokens
+        self._span = np.arange(max_len + 1)
+
+    @property
+    def starts(self) -> int:
+        """How many places a full window can begin at; 1 where the whole split is shorter than a window."""
+        return max(1, len(self.tokens) - self.max_len)
+
+    def read(self, starts: np.ndarray) -> TextBatch:
+        """The windows that begin at these tokens, padded where the split ends.
+
+        Shapes:
+            starts (B,) -> tokens (B, L+1)
+        """
+        at = starts[:, None] + self._span  # (B, L+1)
+        inside = at < len(self.tokens)
+        tokens = self.tokens[np.minimum(at, len(self.tokens) - 1)].astype(np.int64)
+        begins = tokens[:, 1:] == self.bos_id
+        segments = None
+        if begins.any() or not inside.all():
+            tokens[~inside] = self.pad_id
+            segments = np.ones_like(tokens)
+            segments[:, 1:] += begins.cumsum(1)
+            segments[~inside] = PADDING
+        return TextBatch(
+            tokens=torch.from_numpy(tokens),
+            segments=None if segments is None else torch.from_numpy(segments),
+            scored=None,
+            ids=[f"{self.name}-{start}" for start in starts.tolist()],
+        )
+
+
+class RandomWindows(Windows):
+    """As many windows an epoch as cover the split once, each at a place of its own, drawn for (seed, epoch, index).
+
+    Documents are not cut at windows: one may begin and end anywhere (nanoGPT's sampling).
+
+    Args:
+        name, file, tokenizer, max_len: As in Windows.
+        seed: Key of the places.
+        limit: Only the first so many windows, the same in every epoch; None for all, other ones in each.
+    Raises:
+        UserError: The split is shorter than a window.
+    """
+
+    def __init__(self, *, seed: int, limit: int | None = None, **options) -> None:
+        super().__init__(**options)
+        self.seed, self.limit = seed, limit
+        self._places: tuple[int, np.ndarray] | None = None
+        if len(self.tokens) <= self.max_len:
+            raise UserError(
+                f"data.max_len: {self.max_len} tokens and the one after them are more than the {len(self.tokens)} of "
+                f"the split {self.name}; give at most {len(self.tokens) - 1}, or more text"
+            )
+
+    def __len__(self) -> int:
+        count = -(-len(self.tokens) // self.max_len)
+        return count if self.limit is None else min(self.limit, count)
+
+    def __getitems__(self, keys: Sequence[Key]) -> TextBatch:
+        return self.read(np.array([self.places(epoch)[index] for epoch, index in keys]))
+
+    def places(self, epoch: int) -> np.ndarray:
+        """Where the windows of an epoch begin; drawn together, which takes a thousandth of the time of one by one."""
+        epoch = epoch if self.limit is None else 0
+        if self._places is None or self._places[0] != epoch:
+            rng = numpy_rng(self.seed, "window", epoch)
+            self._places = epoch, rng.integers(self.starts, size=len(self))
+        return self._places[1]
+
+
+class SlidingWindows(Windows):
+    """Windows that move on by a stride and score, each, the tokens that none before it did.
+
+    Every token but a document's first is scored once. Before it stand at least `max_len - stride + 1` others, or all.
+
+    Args:
+        name, file, tokenizer, max_len: As in Windows.
+        stride: Tokens that each window moves on by.
+    """
+
+    def __init__(self, *, stride: int, **options) -> None:
+        super().__init__(**options)
+        self.stride = stride
+
+    def __len__(self) -> int:
+        return 1 + -(-(self.starts - 1) // self.stride)
+
+    def __getitems__(self, keys: Sequence[Key]) -> TextBatch:
+        starts = self.stride * np.array([index for _, index in keys])
+        batch = self.read(starts)
+        seen = np.where(starts == 0, 1, 1 + self.max_len - self.stride)  # (B,)
+        scored = torch.from_numpy(self._span >= seen[:, None])  # (B, L+1)
+        if batch.segments is not None:
+            scored &= (batch.segments != PADDING) & (batch.tokens != self.bos_id)
+        batch.scored = scored
+        return batch

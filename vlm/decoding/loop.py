@@ -1,0 +1,220 @@
+"""The loop over decode steps: images wait in a queue, and take the places of those whose texts have ended."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vlm.decoding.beam import Beam
+from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.stepwise import Single
+from vlm.decoding.token_history import Texts
+from vlm.errors import UserError
+from vlm.models.context import Context
+from vlm.nn.step.replay import Stepper
+
+# Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
+Chunk = tuple[Sequence[int | str], Context | None]
+
+
+class StepDecoder(Protocol):
+    """What decoding needs of a decoder."""
+
+    max_len: int
+
+    def start(self, context: Context | None, *, rows: int, max_len: int, beams: int | None = None) -> Any: ...
+    def keys_values(self, context: Context | None) -> Any: ...
+    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
+    def head(self, hidden: Tensor) -> Tensor: ...
+
+
+def decode(
+    decoder: StepDecoder,
+    chunks: Iterable[Chunk],
+    decoding: Decoding,
+    *,
+    bos_id: int,
+    eos_id: int,
+    rows: int,
+    device: torch.device | str = "cpu",
+    trees: dict[int, list] | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Finds texts for a queue of images, at most `rows` at a time.
+
+    What is found for an image depends on it, its id and the options alone: not on rows, its neighbours or the order.
+
+    Args:
+        chunks: Encoded images, taken as there is room for them.
+        trees: Takes the candidates of each step of each image's beam search, by its place.
+    Yields:
+        The place of an image in the queue and its texts, best first, as soon as they are found.
+    Raises:
+        UserError: The prefix, or what is required, is longer than a text may be.
+    """
+    with torch.inference_mode():
+        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees)
+    while True:
+        with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
+            found = loop.advance()
+        if found is None:
+            return
+        yield from found
+
+
+@dataclass
+class _Waiting:
+    place: int
+    id: int | str
+    context: Context | None
+
+
+class _Loop:
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        chunks: Iterable[Chunk],
+        decoding: Decoding,
+        bos_id: int,
+        eos_id: int,
+        rows: int,
+        device: torch.device,
+        trees: dict[int, list] | None,
+    ) -> None:
+        self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
+        self.room, self.device, self.trees = rows, device, trees
+        prefix, limit = len(decoding.rules.prefix), _longest(decoding, decoder.max_len)
+        self.max_len = min(limit + 1, decoder.max_len)  # the last step is there for an end token only
+        options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
+        beams = decoding.beam > 1
+        self.chooser: Any = (
+            Beam(decoding, **options, traced=trees is not None) if beams else Single(decoding, **options)
+        )
+        self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
+        self.came = 0  # images so far
+        self.steps: Stepper | None = None
+        self.texts: Texts | None = None
+        self.tokens = torch.empty(0)
+        # Reading what was chosen waits for the device. On a GPU the host runs ahead of it instead.
+        waits = device.type == "cpu" or beams or bool(decoding.rules.required)
+        self.pace = 1 if waits else 8
+        self.free: list[int] = []  # rows whose texts have ended
+        self.left = 0  # steps until a text must have ended
+
+    def advance(self) -> list[tuple[int, list[Hypothesis]]] | None:
+        """Takes steps until texts have ended; None once no image is left."""
+        if self.steps is None and not self._start():
+            return None
+        for step in range(1, self.max_len + 1):
+            assert self.steps is not None
+            logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
+            tokens, parents = self.chooser.choose(logits, self.texts)
+            if parents is not None:
+                self.steps.state.descend(parents)
+            if self.texts is not None:
+                self.texts.append(tokens, parents)
+            self.tokens = tokens
+            self.left -= 1
+            if step % self.pace == 0 or self.left <= 0:
+                found = self._settle()
+                if found:
+                    return found
+        return []
+
+    def _start(self) -> bool:
+        new = self._take(self.room)
+        if not new:
+            return False
+        columns, context = self.decoding.columns, _joined(new)
+        state = self.decoder.start(context, rows=len(new) * columns, max_len=self.max_len, beams=columns)
+        self.steps = Stepper(self.decoder, state)
+        self.chooser.rows = [self.chooser.begin(item.id) for item in new]
+        self.places, self.free, self.left = [item.place for item in new], [], self.max_len
+        if self.decoding.rules.read_texts:
+            sizes = {"rows": len(new), "beams": columns, "max_len": self.max_len}
+            self.texts = Texts(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
+        self.tokens = torch.full((len(new), columns), self.bos_id, device=self.device)
+        return True
+
+    def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
+        ended = self.chooser.settle(self.free)
+        found = [(self.places[row], texts) for row, texts in ended]
+        if self.trees is not None and self.decoding.beam > 1:
+            self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}
+        self.free += [row for row, _ in ended]
+        # Images join a few at a time: each time costs a pass over their keys and values.
+        if 8 * len(self.free) >= len(self.places):
+            self._refill()
+        return found
+
+    def _refill(self) -> None:
+        assert self.steps is not None
+        new = self._take(len(self.free))
+        rows, self.free = sorted(self.free)[: len(new)], sorted(self.free)[len(new) :]
+        if new:
+            index = torch.tensor(rows, device=self.device)
+            context = _joined(new)
+            mask = None if context is None else context.mask
+            self.steps.state.replace(index, self.decoder.keys_values(context), mask)
+            if self.texts is not None:
+                self.texts.begin(index)
+            self.tokens[index] = self.bos_id
+            for row, item in zip(rows, new, strict=True):
+                self.chooser.rows[row] = self.chooser.begin(item.id)
+                self.places[row] = item.place
+            self.left = self.max_len
+        elif len(self.free) == len(self.places):
+            self.steps = None
+        elif 2 * len(self.free) >= len(self.places):
+            self._keep([row for row in range(len(self.places)) if row not in self.free])
+
+    def _keep(self, rows: list[int]) -> None:
+        """Goes on with these rows alone."""
+        assert self.steps is not None
+        index = torch.tensor(rows, device=self.device)
+        self.steps.state.select(index)
+        if self.texts is not None:
+            self.texts.select(index)
+        self.tokens = self.tokens[index]
+        self.chooser.rows = [self.chooser.rows[row] for row in rows]
+        self.places, self.free = [self.places[row] for row in rows], []
+
+    def _take(self, count: int) -> list[_Waiting]:
+        """Up to `count` images from the queue."""
+        while len(self.waiting) < count:
+            chunk = next(self.chunks, None)
+            if chunk is None:
+                break
+            ids, context = chunk
+            for place, id in enumerate(ids):
+                one = None if context is None else _row(context, place)
+                self.waiting.append(_Waiting(self.came, id, one))
+                self.came += 1
+        return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+
+
+def _longest(decoding: Decoding, max_len: int) -> int:
+    """The longest text in tokens, the end token not counted."""
+    longest = max_len if decoding.max_tokens is None else min(decoding.max_tokens, max_len)
+    rules = decoding.rules
+    if rules.prefix and len(rules.prefix) >= longest:
+        raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
+    needed = len(rules.prefix) + sum(min(map(len, ways)) for ways in rules.required)
+    if rules.required and needed > longest:
+        raise UserError(f"--require: these words need {needed} tokens, a text has at most {longest}; give fewer")
+    return longest
+
+
+def _row(context: Context, place: int) -> Context:
+    mask = None if context.mask is None else context.mask[place : place + 1]
+    return Context(context.states[place : place + 1], mask)
+
+
+def _joined(waiting: Sequence[_Waiting]) -> Context | None:
+    parts = [item.context for item in waiting if item.context is not None]
+    if not parts:
+        return None
+    masks = [part.mask for part in parts if part.mask is not None]
+    return Context(torch.cat([part.states for part in parts]), torch.cat(masks) if masks else None)

@@ -1,0 +1,79 @@
+"""What may be asked of a search."""
+
+from dataclasses import dataclass, field
+
+from vlm.decoding.constraints import Rules
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How texts are found. By default the most probable token is taken at each step.
+
+    Args:
+        beam: Hypotheses that are kept of an image; 1 is greedy search.
+        groups: Groups of beams that avoid each other's tokens (Vijayakumar et al. 2018).
+        diversity: What a token costs, in nats, for each beam of an earlier group that took it at the same step.
+        length_penalty: Hypotheses are ranked by log-probability / length ** length_penalty, the end token counted.
+        results: Texts an image.
+        sampling: Draws tokens instead of searching for the most probable ones.
+        rules: What texts may say.
+        max_tokens: The longest text, the prefix counted and the end token not; never more than the decoder has room
+            for. None for that room.
+        seed: Of what is drawn; a draw depends on it and the image's id alone.
+        logprobs: Whether log-probabilities are wanted where a search can do without: they cost a pass over the logits.
+        prune: Whether beam search ends once no hypothesis can come among the results any more, which changes nothing
+            else. Only a test or a lecture turns it off.
+    Raises:
+        UserError: Options contradict each other or are outside their range.
+    """
+
+    beam: int = 1
+    groups: int = 1
+    diversity: float = 0.5
+    length_penalty: float = 1.0
+    results: int = 1
+    sampling: Sampling | None = None
+    rules: Rules = field(default_factory=Rules)
+    max_tokens: int | None = None
+    seed: int = 0
+    logprobs: bool = True
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("--beam", self.beam), ("--groups", self.groups), ("--results", self.results)):
+            if value < 1:
+                raise UserError(f"{name} {value} is not possible; give at least 1")
+        if self.sampling is not None and self.beam > 1:
+            raise UserError("--sample draws, --beam searches; give one of them (--sample --results N draws N texts)")
+        if self.sampling is None and self.results > self.beam:
+            raise UserError(f"--results {self.results} needs --beam {self.results} or more, or --sample")
+        if self.beam % self.groups:
+            raise UserError(f"--groups {self.groups} does not divide --beam {self.beam}; change one")
+        if not self.diversity >= 0:
+            raise UserError(f"--diversity {self.diversity:g} is not possible; give 0 or more")
+        if not abs(self.length_penalty) < float("inf"):
+            raise UserError(f"--length-penalty {self.length_penalty:g} is not possible; give a finite number")
+        if self.rules.required and self.groups > 1:
+            raise UserError("--require and --groups both decide which hypotheses are kept; give one of them")
+
+    @property
+    def columns(self) -> int:
+        """Texts of an image that are decoded side by side."""
+        return self.beam if self.sampling is None else self.results
+
+
+@dataclass
+class Hypothesis:
+    """A text that was found.
+
+    Args:
+        tokens: Without the begin token and the prefix; with the end token, if it came to its end.
+        logprobs: Log-probability, in nats, that the model gave each of them; empty if not wanted.
+        score: What beam search ranked it by; else the sum of the log-probabilities.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    score: float

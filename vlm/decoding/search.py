@@ -1,0 +1,61 @@
+"""Searching texts for a batch of encoded images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlm.decoding.loop import StepDecoder, decode
+from vlm.decoding.options import Decoding, Hypothesis
+from vlm.models.context import Context
+
+
+@dataclass
+class Sequences:
+    """Decoded token ids and their log-probabilities, one list a row, both without the begin and with the end token."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+
+
+def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
+    """Takes the most probable token at each step until the end token or max_tokens.
+
+    Args:
+        max_tokens: The longest text, in tokens, the end token not counted; never more than the decoder has room for.
+    Shapes:
+        context states (B, S, D) -> B sequences
+    """
+    found = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
+    return Sequences([texts[0].tokens for texts in found], [texts[0].logprobs for texts in found])
+
+
+def search(
+    decoder: StepDecoder,
+    context: Context,
+    decoding: Decoding,
+    *,
+    bos_id: int,
+    eos_id: int,
+    ids: Sequence[int | str] | None = None,
+    trees: dict[int, list] | None = None,
+) -> list[list[Hypothesis]]:
+    """Texts for each image of a batch, best first.
+
+    Args:
+        ids: Of the images, for what is drawn; by default their places.
+        trees: As in `decode`.
+    """
+    count = len(context.states)
+    chunks = [(range(count) if ids is None else ids, context)] if count else []
+    found = dict(
+        decode(
+            decoder,
+            chunks,
+            decoding,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            rows=max(1, count),
+            device=context.states.device,
+            trees=trees,
+        )
+    )
+    return [found[place] for place in range(count)]

@@ -1,0 +1,240 @@
+"""What can be wrong with a data set, found before a run meets it."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from PIL import Image
+
+from vlm.data.images.image import ImageError
+from vlm.data.images.image_hash import Print, exact, fingerprint, near
+from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
+
+TINY = 32  # shorter side of an image, in pixels
+_SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary lacks
+
+# Of which share of what is looked at a fault would spoil a run; the others are told of.
+LIMITS = {
+    "unreadable image": 0.01,
+    "damaged shard": 0.0,
+    "image in two splits": 0.0,
+    "nearly the same image in two splits": 0.01,
+    "one image in two classes": 0.01,
+    "duplicate image": 0.1,
+    "near duplicate image": 0.1,
+    "tiny image": 0.05,
+    "empty caption": 0.01,
+    "caption without an image": 0.01,
+    "image without a caption": 0.01,
+    "repeated caption": 0.1,
+    "over-long caption": 0.05,
+    "unknown to the tokenizer": 0.1,  # of captions; bytes spell what a vocabulary lacks, at the cost of length
+    "empty document": 0.01,
+    "document in two splits": 0.0,
+    "duplicate document": 0.1,
+}
+
+
+@dataclass
+class Faults:
+    """Faults by kind, each a line, beside how many things of the kind were looked at.
+
+    Attributes:
+        found: Lines by kind.
+        looked_at: How many images, captions or documents could have had the fault.
+    """
+
+    found: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    looked_at: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, lines: Iterable[str], looked_at: int) -> None:
+        self.looked_at[kind] = self.looked_at.get(kind, 0) + looked_at
+        if lines := list(lines):
+            self.found[kind] += lines
+
+    def share(self, kind: str) -> float:
+        return len(self.found[kind]) / max(1, self.looked_at[kind])
+
+    @property
+    def spoiling(self) -> list[str]:
+        """The kinds of fault that are too many for a run."""
+        return [kind for kind in self.found if self.share(kind) > LIMITS[kind]]
+
+
+@dataclass
+class Seen:
+    """An image that was read."""
+
+    split: str
+    name: str
+    label: int | None
+    size: tuple[int, int]
+    print: Print
+
+
+def read_images(
+    splits: dict[str, Any], faults: Faults, *, limit: int | None, watch: Callable[[Iterable[Any], int], Iterable[Any]]
+) -> list[Seen]:
+    """Reads the images of all splits, several at once, and notes those that cannot be.
+
+    Args:
+        splits: By name; what gives no image() is passed over.
+        faults: Where faults go.
+        limit: Images of each split that are read; None for all.
+        watch: Passes items on and tells how far it is.
+    """
+    work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
+    found: list[Seen] = []
+    unreadable = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for one in watch(_ahead(pool, work), len(work)):
+            if isinstance(one, Seen):
+                found.append(one)
+            else:
+                unreadable.append(one)
+    faults.add("unreadable image", unreadable, len(work))
+    return found
+
+
+def _ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["Seen | str"]:
+    """Results in order, with no more than a block of images under way."""
+    rest = iter(work)
+    while block := list(islice(rest, size)):
+        yield from pool.map(_look, block)
+
+
+def _look(at: tuple[str, Any, int]) -> "Seen | str":
+    name, split, index = at
+    label = split.label(0, index) if hasattr(split, "label") else None
+    try:
+        image: Image.Image = split.image(0, index)
+    except ImageError as fault:
+        return f"{name}: {fault}"
+    return Seen(name, split.sample_id(0, index), label, image.size, fingerprint(image))
+
+
+def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False) -> None:
+    """Tiny images, and images that are there twice: in one split, in two, or in two classes.
+
+    Args:
+        images: All that were read.
+        faults: Where faults go.
+        drawn: Whether a program drew them, whose simplest scenes are nearly the same by nature.
+    """
+    named = [f"{one.split}: {one.name}" for one in images]
+    tiny = [
+        f"{name}: {one.size[0]} x {one.size[1]}"
+        for name, one in zip(named, images, strict=True)
+        if min(one.size) < TINY
+    ]
+    faults.add("tiny image", tiny, len(images))
+    kinds: dict[str, list[str]] = defaultdict(list)
+    prints = [one.print for one in images]
+    groups = exact(prints)
+    pairs = [(group[0], other, True) for group in groups for other in group[1:]]
+    pairs += [(one, other, False) for one, other in ([] if drawn else near(prints))]
+    for one, other, same in pairs:
+        apart = images[one].split != images[other].split
+        kind = (
+            ("image in two splits" if same else "nearly the same image in two splits")
+            if apart
+            else ("duplicate image" if same else "near duplicate image")
+        )
+        kinds[kind].append(f"{named[one]} = {named[other]}" if same else f"{named[one]} ~ {named[other]}")
+        if same and images[one].label != images[other].label:
+            kinds["one image in two classes"].append(f"{named[one]} = {named[other]}")
+    duplicates = (
+        "image in two splits",
+        "nearly the same image in two splits",
+        "duplicate image",
+        "near duplicate image",
+    )
+    for kind in (*duplicates, "one image in two classes"):
+        faults.add(kind, kinds[kind], len(images))
+
+
+def caption_faults(
+    splits: dict[str, Any], tokenizer: Tokenizer, max_len: int, faults: Faults, *, limit: int | None
+) -> dict[str, float]:
+    """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
+    coverage = {}
+    for name, split in splits.items():
+        texts = [
+            (split.sample_id(0, index), text)
+            for index in range(min(len(split), limit or len(split)))
+            for text in split.references(index)
+        ]
+        ids = [tokenizer.encode(text) for _, text in texts]
+        long = [
+            f"{name}: {image}: {len(row) + 2} tokens, of which data.max_len={max_len} keeps the first: {text[:60]}"
+            for (image, text), row in zip(texts, ids, strict=True)
+            if len(row) + 2 > max_len
+        ]
+        faults.add("empty caption", [f"{name}: {image}" for image, text in texts if not text.strip()], len(texts))
+        faults.add("over-long caption", long, len(texts))
+        coverage[name] = _cover(name, texts, ids, tokenizer, faults)
+    return coverage
+
+
+def _cover(
+    split: str, texts: Sequence[tuple[str, str]], ids: Sequence[Sequence[int]], tokenizer: Tokenizer, faults: Faults
+) -> float:
+    """Notes the captions with characters that the vocabulary lacks; gives the share of tokens that it has."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return 1.0
+    spelled = {id for row in ids for id in row if id == tokenizer.unk_id or _SPELLED.fullmatch(tokenizer.piece(id))}
+    unknown = [sum(id in spelled for id in row) for row in ids]
+    rows = zip(texts, unknown, strict=True)
+    faults.add(
+        "unknown to the tokenizer", [f"{split}: {name}: {text[:60]}" for (name, text), n in rows if n], len(texts)
+    )
+    return 1 - sum(unknown) / max(1, sum(map(len, ids)))
+
+
+SOURCE_KINDS = {
+    "empty caption": "empty caption",
+    "no image": "caption without an image",
+    "no caption": "image without a caption",
+    "two splits": "image in two splits",
+}
+
+
+def source_faults(source: Any, images: int, faults: Faults) -> list[str]:
+    """What a source of captioned images left out, by kind; gives the lines that are of no kind."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    others = []
+    for line in getattr(source, "skipped", ()):
+        kind = SOURCE_KINDS.get(getattr(line, "kind", ""))
+        if kind is None:
+            others.append(line)
+        else:
+            kinds[kind].append(line)
+    if hasattr(source, "uncaptioned"):
+        kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
+    for kind in SOURCE_KINDS.values():
+        faults.add(kind, kinds[kind], images)
+    faults.add("repeated caption", getattr(source, "repeated", ()), images)
+    return others
+
+
+def document_faults(source: Any, faults: Faults) -> dict[str, int]:
+    """Documents that are empty, or there twice; gives how many characters each split has."""
+    seen: dict[int, tuple[str, int]] = {}
+    sizes: Counter[str] = Counter()
+    for split in source.splits:
+        for number, lines in enumerate(source.documents(split)):
+            text = "".join(lines)
+            sizes[split] += len(text)
+            here = f"{split}: document {number}"
+            faults.add("empty document", [here] if not text.strip() else [], 1)
+            first = seen.setdefault(hash(text), (split, number))
+            again = [f"{first[0]}: document {first[1]} = {here}"] if first != (split, number) and text.strip() else []
+            apart = bool(again) and first[0] != split
+            faults.add("document in two splits", again if apart else [], 1)
+            faults.add("duplicate document", [] if apart else again, 1)
+    return dict(sizes)

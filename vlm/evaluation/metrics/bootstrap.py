@@ -1,0 +1,100 @@
+"""Bootstrap over samples: intervals of scores and the significance of differences (Koehn 2004).
+
+A resample draws as many samples as there are, with replacement; it is kept as how often each was drawn. Scores that are
+no means are computed from sums over samples, so that nothing is counted again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vlm.evaluation.metrics.bleu import bleu_of
+from vlm.evaluation.metrics.coco import KEYS, CaptionScores
+from vlm.evaluation.metrics.ngrams import Floats
+from vlm.randomness import numpy_rng
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_AT_ONCE = 100  # resamples in memory
+
+# Draws (R, N), how often each resample has each sample -> scores (R, M).
+Scorer = Callable[[Floats], Floats]
+
+
+class Difference(NamedTuple):
+    """How much better a second system is, with its interval, and how probable as large a difference is by chance."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def resamples(samples: int, seed: int, count: int = RESAMPLES) -> Iterator[Floats]:
+    """Resamples in blocks, as draws (R, N); the same for the same number of samples and seed."""
+    rng = numpy_rng("bootstrap", seed, samples)
+    share = np.full(samples, 1 / samples)
+    for start in range(0, count, _AT_ONCE):
+        yield rng.multinomial(samples, share, size=min(_AT_ONCE, count - start)).astype(np.float64)
+
+
+def distribution(scorer: Scorer, samples: int, *, seed: int) -> Floats:
+    """Scores of all resamples. Shapes: -> (R, M)"""
+    return np.concatenate([scorer(draws) for draws in resamples(samples, seed)])
+
+
+def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) -> dict[str, float]:
+    """name@low and name@high: the percentile interval of each score."""
+    found = distribution(scorer, samples, seed=seed)
+    ends = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return {
+        f"{name}@{end}": float(value)
+        for place, name in enumerate(names)
+        for end, value in zip(("low", "high"), ends[:, place], strict=True)
+    }
+
+
+def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Difference]:
+    """The differences of two systems on the same samples, each resample being of both (Koehn 2004, section 4).
+
+    ``p`` is two-sided: twice the share of resamples on the far side of 0.
+    """
+    whole = np.ones((1, samples))
+    values = (other(whole) - one(whole))[0]
+    found = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
+    ends = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    # One is added to either side, for no finite number of resamples shows that a chance is nil.
+    below, above = ((found <= 0).sum(0) + 1) / (len(found) + 1), ((found >= 0).sum(0) + 1) / (len(found) + 1)
+    p = np.minimum(1, 2 * np.minimum(below, above))
+    rows = zip(values.tolist(), ends[0].tolist(), ends[1].tolist(), p.tolist(), strict=True)
+    return [Difference(*row) for row in rows]
+
+
+def mean_scorer(values: Floats) -> Scorer:
+    """Means of values by sample. Shapes: values (N, M)"""
+    return lambda draws: draws @ values / draws.sum(1, keepdims=True)
+
+
+def caption_scorer(scores: CaptionScores) -> Scorer:
+    """COCO's metrics of resampled images, in the order of KEYS.
+
+    BLEU is that of the resampled corpus. CIDEr is the mean over its images with the document frequencies of the whole,
+    as evaluation has them.
+    """
+    counts, means = scores.counts, mean_scorer(scores.values[:, -2:])
+
+    def score(draws: Floats) -> Floats:
+        bleu = bleu_of(draws @ counts.correct, draws @ counts.guessed, draws @ counts.lengths, draws @ counts.closest)
+        return np.column_stack([bleu, means(draws)])
+
+    return score
+
+
+def caption_intervals(scores: CaptionScores, further: Mapping[str, Sequence[float]], *, seed: int) -> dict[str, float]:
+    """Intervals of COCO's metrics, and of further ones that are means over the same images."""
+    samples = len(scores.values)
+    found = intervals(KEYS, caption_scorer(scores), samples, seed=seed)
+    for name, values in further.items():
+        found |= intervals([name], mean_scorer(np.array(values, np.float64)[:, None]), samples, seed=seed)
+    return found

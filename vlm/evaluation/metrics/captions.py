@@ -1,0 +1,138 @@
+"""Caption metrics of a training or evaluation run, exact over any number of processes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import caption_intervals
+from vlm.evaluation.metrics.coco import CaptionScores, References, best_constant, score_captions
+from vlm.evaluation.metrics.ptb import tokenize
+from vlm.evaluation.metrics.records import RecordMetric
+from vlm.randomness import numpy_rng
+
+__all__ = ["CaptionMetric", "CaptionScores", "References", "best_constant", "score_captions", "shuffled"]
+
+
+class CaptionMetric(RecordMetric):
+    """COCO's caption metrics, and how varied the captions are, over all captions of all processes.
+
+    Attributes:
+        predictions, references: Of all processes, for whoever wants the texts after the scores.
+        losses: Of the images whose loss was given.
+        scores: What the last `compute` found.
+    """
+
+    predictions: dict[str, str]
+    references: dict[str, list[str]]
+    losses: dict[str, float]
+    scores: CaptionScores | None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._prepared: References | None = None
+
+    def update(
+        self,
+        ids: Sequence[str],
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        losses: Sequence[float] | None = None,
+    ) -> None:
+        """Adds the captions of some images.
+
+        Args:
+            ids: What names each image throughout the data set.
+            predictions: One caption each.
+            references: The reference captions of each.
+            losses: The model's loss on them, for the details of each image.
+        """
+        told: Sequence[float | None] = [None] * len(ids) if losses is None else losses
+        rows = zip(ids, predictions, references, told, strict=True)
+        self.add((image, text, list(texts), loss) for image, text, texts, loss in rows)
+
+    def compute(self) -> dict[str, float]:
+        """The scores of ``CaptionScores.summary`` and five more.
+
+        ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share that is
+        left when repeated ones are struck out, ``vocabulary`` the number of different words, ``mean_length`` that of
+        words in a caption (both counted in tokens), ``length_ratio`` that over the mean of the references: where it
+        drifts from 1, captions stop too early or do not end.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        rows = self.rows()
+        self.predictions = {image: text for image, (text, *_) in rows.items()}
+        self.references = references = {image: texts for image, (_, texts, _) in rows.items()}
+        self.losses = {image: loss for image, (*_, loss) in rows.items() if loss is not None}
+        # The references of a split are the same every epoch, and to prepare them costs more than to score.
+        if self._prepared is None or self._prepared.captions != references:
+            self._prepared = References(references)
+        self.scores = self._prepared.score(self.predictions)
+        variety = _variety(self.predictions, references)
+        variety["length_ratio"] = variety["mean_length"] / max(1e-9, self._prepared.mean_length)
+        return self.scores.summary() | variety
+
+    def prepared(self) -> References:
+        """The references of the last `compute`, ready to score other captions of the same images."""
+        assert self._prepared is not None, "nothing was computed yet"
+        return self._prepared
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """metric@low and metric@high: 95% intervals of the last `compute`, by bootstrap over images."""
+        assert self.scores is not None, "nothing was computed yet"
+        exact = {"exact_match": exact_matches(self.predictions, self.references)}
+        return caption_intervals(self.scores, exact, seed=seed)
+
+    def per_image(self) -> dict[str, dict[str, Any]]:
+        """What the last `compute` found of each image: caption, references, scores, and the loss where it was given."""
+        scores = {} if self.scores is None else self.scores.per_image
+        return {
+            image: {
+                "caption": self.predictions[image],
+                "references": self.references[image],
+                **row,
+                **({"loss": self.losses[image]} if image in self.losses else {}),
+            }
+            for image, row in scores.items()
+        }
+
+    def _start(self) -> None:
+        super()._start()
+        self.predictions, self.references, self.losses = {}, {}, {}
+        self.scores = None
+
+
+def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
+    """The same captions, each given to another image: what is left of a score when captions ignore their image.
+
+    Args:
+        predictions: One caption by image, two images or more.
+        seed: Chooses the order; the same for the same images, whatever their order.
+
+    Raises:
+        UserError: There is no other image to take a caption from.
+    """
+    images = sorted(predictions)
+    if len(images) < 2:
+        raise UserError("captions of fewer than two images cannot be shuffled: evaluate more images", status=1)
+    cycle = numpy_rng("shuffled captions", seed).permutation(len(images)).tolist()
+    takes = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+    return {image: predictions[images[takes[place]]] for place, image in enumerate(images)}
+
+
+def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[bool]:
+    """Whether the caption of each image equals a reference word for word."""
+    return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
+
+
+def _variety(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    count = len(predictions)
+    exact = sum(exact_matches(predictions, references))
+    tokens = [tokenize(text) for text in predictions.values()]
+    return {
+        "exact_match": exact / count,
+        "distinct": len({tuple(text.split()) for text in predictions.values()}) / count,
+        "vocabulary": float(len(set().union(*tokens))),
+        "mean_length": sum(map(len, tokens)) / count,
+    }

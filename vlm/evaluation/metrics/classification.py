@@ -1,0 +1,143 @@
+"""Classification metrics of a training or evaluation run, exact over any number of processes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.metrics.records import RecordMetric
+
+TOP = 5
+BINS = 15
+
+
+class ClassificationMetric(RecordMetric):
+    """Accuracy, calibration and confusion over all samples of all processes.
+
+    What else it gives (`per_class`, `confusion`, `predictions`, `constant`) is of the samples of the last `compute`.
+
+    Args:
+        num_classes: How many classes there are.
+    """
+
+    _ids: list[str]
+    _labels: np.ndarray  # (B,)
+    _classes: np.ndarray  # (B, top), the likeliest first
+    _values: np.ndarray  # (B, top), their probabilities
+
+    def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+
+    def update(self, ids: Sequence[str], probabilities: Tensor, labels: Tensor) -> None:
+        """Adds some samples.
+
+        Args:
+            ids: What names each sample throughout the data set.
+            probabilities: Of each class, summing to 1 for a sample.
+            labels: The true classes.
+        Shapes:
+            probabilities (B, C), labels (B,)
+        """
+        # Stable, so that of equal classes the first comes first on every device.
+        values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
+        top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
+        self.add(zip(ids, labels.tolist(), *top, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """The scores.
+
+        ``accuracy`` is the share of samples whose likeliest class is the true one; ``top5`` of those where it is among
+        the five likeliest (with six classes or more); ``balanced_accuracy`` the mean of the accuracies of the classes
+        that have samples; ``calibration_error`` the expected calibration error (Guo et al. 2017, equation 3): the mean
+        distance of confidence and accuracy over 15 bins of equal width, weighted by their samples.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self._read()
+        right = self._classes[:, 0] == self._labels
+        scores = {"accuracy": float(right.mean())}
+        if self.num_classes > TOP:
+            scores["top5"] = float((self._classes == self._labels[:, None]).any(1).mean())
+        scores["balanced_accuracy"] = float(np.mean([value for value in self.per_class() if value is not None]))
+        scores["calibration_error"] = calibration_error(self._values[:, 0], right)
+        return scores
+
+    def per_class(self) -> list[float | None]:
+        """The accuracy of each class, None of one without samples."""
+        matrix = self.confusion()
+        totals = matrix.sum(1).tolist()
+        return [
+            right / total if total else None for right, total in zip(matrix.diagonal().tolist(), totals, strict=True)
+        ]
+
+    def confusion(self) -> np.ndarray:
+        """How often each true class (rows) was taken for each class (columns).
+
+        Shapes:
+            -> int64 (C, C)
+        """
+        cells = self._labels * self.num_classes + self._classes[:, 0]
+        return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
+
+    def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+        """A record a sample, sorted by image: the true class, the likeliest with its probability, and the first five.
+
+        Args:
+            classes: The names of the classes.
+        """
+        rows = zip(self._ids, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
+        return [
+            {
+                "image": id,
+                "label": classes[label],
+                "predicted": classes[top[0]],
+                "probability": values[0],
+                "top": {classes[at]: value for at, value in zip(top, values, strict=True)},
+            }
+            for id, label, top, values in rows
+        ]
+
+    def constant(self, counts: Sequence[int]) -> dict[str, float]:
+        """The control ``accuracy@constant``: how accurate it is to say the most frequent class of train of everything.
+
+        Args:
+            counts: Training samples of each class.
+        """
+        return {"accuracy@constant": float((self._labels == int(np.argmax(counts))).mean())}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over samples."""
+        right = (self._classes[:, :1] == self._labels[:, None]).astype(np.float64)
+        return intervals(["accuracy"], mean_scorer(right), len(right), seed=seed)
+
+    def _start(self) -> None:
+        super()._start()
+        self._ids = []
+        self._labels = np.empty(0, dtype=np.int64)
+        self._classes, self._values = np.empty((0, 1), dtype=np.int64), np.empty((0, 1))
+
+    def _read(self) -> None:
+        rows = self.rows()
+        if not rows:
+            raise UserError("no image to score: all that were read could not be, or the split is empty", status=1)
+        labels, classes, values = zip(*rows.values(), strict=True)
+        self._ids, self._labels = list(rows), np.array(labels)
+        self._classes, self._values = np.array(classes), np.array(values)
+
+
+def calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
+    """The expected calibration error (Guo et al. 2017, equation 3).
+
+    Args:
+        confidences: Probability of each predicted class, in [0, 1].
+        right: Whether it was the true one.
+        bins: How many bins of equal width there are; each holds its upper edge and not its lower.
+    """
+    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(places, weights=right - confidences, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidences))

@@ -1,0 +1,147 @@
+"""The caption metrics of COCO's evaluation, as one call on texts: BLEU, ROUGE-L and CIDEr."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bleu import Bleu, BleuCounts, bleu_of
+from vlm.evaluation.metrics.cider import Cider, DocumentFrequencies
+from vlm.evaluation.metrics.ngrams import Entries, Floats, ReferenceCounts, Tokens
+from vlm.evaluation.metrics.ptb import tokenize
+from vlm.evaluation.metrics.rouge import RougeL
+
+KEYS = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider")
+
+
+class References:
+    """The reference captions of a set of images, tokenized and counted once for any number of candidates.
+
+    Args:
+        captions: Reference captions by image.
+        frequencies: Document frequencies of a saved corpus for CIDEr; without them, those of these references.
+
+    Raises:
+        UserError: No image, or an image without a reference.
+    """
+
+    def __init__(self, captions: Mapping[str, Sequence[str]], frequencies: DocumentFrequencies | None = None) -> None:
+        _check_references(captions)
+        # Sums of floating-point numbers depend on their order: images are always scored in that of their names.
+        self.captions = {image: list(captions[image]) for image in sorted(captions)}
+        tokens = [[tokenize(caption) for caption in texts] for texts in self.captions.values()]
+        others = [gram.split() for gram in frequencies.counts] if frequencies else []
+        self._counts = ReferenceCounts([list(map(_words, texts)) for texts in tokens], others)
+        self._rouge_l, self._bleu, self._cider = RougeL(tokens), Bleu(self._counts), Cider(self._counts, frequencies)
+
+    def score(self, predictions: Mapping[str, str]) -> "CaptionScores":
+        """Scores one caption for every image.
+
+        Raises:
+            UserError: The images of the predictions are not those of the references.
+        """
+        _check_same(predictions, self.captions)
+        tokens = [tokenize(predictions[image]) for image in self.captions]
+        entries = self._encode(tokens)
+        counts = self._bleu.count(entries)
+        values = np.column_stack([bleu_of(*counts), self._rouge_l(tokens), self._cider(entries)])
+        return CaptionScores(list(self.captions), values, counts)
+
+    @property
+    def mean_length(self) -> float:
+        """Words of a reference, on average."""
+        return float(self._counts.entries.lengths.mean())
+
+    def score_constants(self, candidates: Sequence[str]) -> Floats:
+        """CIDEr and BLEU-4 of each caption, were it given for every image. Shapes: C captions -> (C, 2)."""
+        entries = self._encode([tokenize(caption) for caption in candidates])
+        return np.column_stack([self._cider.of_constants(entries), self._bleu.of_constants(entries)[:, -1]])
+
+    def _encode(self, tokens: Sequence[Tokens]) -> Entries:
+        return self._counts.vocabulary.encode(list(map(_words, tokens)))
+
+
+class CaptionScores:
+    """Scores of a set of captions.
+
+    Args:
+        images: The names of the images.
+        values: The scores of each under each of ``KEYS`` (N, 6).
+        counts: What BLEU is computed from, which is no mean over images.
+    """
+
+    def __init__(self, images: list[str], values: Floats, counts: BleuCounts) -> None:
+        self.images, self.values, self.counts = images, values, counts
+
+    def summary(self) -> dict[str, float]:
+        """The score of the whole set under each of ``KEYS``."""
+        bleu = bleu_of(*(np.sum(part, 0) for part in self.counts))
+        # A column at a time, for numpy adds up a contiguous array in another order than a strided one.
+        means = [np.ascontiguousarray(column).mean() for column in self.values[:, len(bleu) :].T]
+        return dict(zip(KEYS, map(float, [*bleu, *means]), strict=True))
+
+    @cached_property
+    def per_image(self) -> dict[str, dict[str, float]]:
+        """The same for each image by itself."""
+        rows = (dict(zip(KEYS, row, strict=True)) for row in self.values.tolist())
+        return dict(zip(self.images, rows, strict=True))
+
+
+def score_captions(
+    predictions: Mapping[str, str], references: References | Mapping[str, Sequence[str]]
+) -> CaptionScores:
+    """Scores captions as COCO's evaluation does.
+
+    Args:
+        predictions: One caption by image.
+        references: Captions by the same images, prepared or not.
+
+    Raises:
+        UserError: The two do not name the same images, or an image has no reference.
+    """
+    prepared = references if isinstance(references, References) else References(references)
+    return prepared.score(predictions)
+
+
+def best_constant(references: References, candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
+    """The caption that scores best when it is given for every image: the floor that any model must beat.
+
+    Best is the highest CIDEr; where that cannot tell (with one image it is 0 for all), the highest BLEU-4, then the
+    first in alphabetical order.
+
+    Returns:
+        The caption and its scores.
+
+    Raises:
+        UserError: There is no candidate.
+    """
+    distinct = sorted(set(candidates))
+    if not distinct:
+        raise UserError("no caption to choose a constant from: give the captions of the training split")
+    scores = references.score_constants(distinct)
+    best = distinct[np.lexsort((-scores[:, 1], -scores[:, 0]))[0]]
+    return best, references.score(dict.fromkeys(references.captions, best)).summary()
+
+
+def _words(tokens: Tokens) -> list[str]:
+    # COCO's BLEU and CIDEr cut a token at the no-break space that a fraction may hold; its ROUGE-L does not.
+    return " ".join(tokens).split()
+
+
+def _check_references(captions: Mapping[str, Sequence[str]]) -> None:
+    if not captions:
+        raise UserError("there is no image to score: the references are empty", status=1)
+    if bare := [image for image, texts in captions.items() if not texts]:
+        raise UserError(f"{bare[0]}: no reference caption ({len(bare)} such images); leave it out or add one", status=1)
+
+
+def _check_same(predictions: Mapping[str, str], captions: Mapping[str, Sequence[str]]) -> None:
+    missing, unknown = captions.keys() - predictions.keys(), predictions.keys() - captions.keys()
+    for images, lack in ((missing, "predicted caption"), (unknown, "reference")):
+        if images:
+            raise UserError(
+                f"{min(images)}: no {lack} ({len(images)} such images of {len(captions.keys() | predictions.keys())});"
+                " both must name the same images",
+                status=1,
+            )

@@ -1,0 +1,85 @@
+"""Tokenization of captions as COCO's evaluation does it, without Java.
+
+The reference is the Penn Treebank tokenizer of Stanford CoreNLP 3.4.1, run with ``-preserveLines -lowerCase``,
+followed by the removal of punctuation (Chen et al. 2015, "Microsoft COCO Captions: Data Collection and Evaluation
+Server", section 3). Its oddities are kept, since published scores hold them: brackets stay, as ``-lrb-``, because
+only their names in capitals are removed; ``1 1/2`` is one token with a no-break space; ``bat.,`` keeps its stop.
+
+Known differences, none of them in ordinary English captions:
+
+- The reference reads all captions as one text, so that it cuts a caption that ends in a single letter and a full
+  stop (``the letter A.``) by the first word of the next one. Here a caption depends on itself alone, as when it is
+  the last of the text.
+- Line separators inside a caption (carriage return, form feed, U+2028, ...) are blanks here; there they start a new
+  caption.
+- A capital sigma at the end of a word that holds digits or marks is lowercased by Unicode's rule, not by Java's.
+- Letters and digits that Unicode gained after version 6.0 count here; there they are dropped.
+- A token that is nothing but a soft hyphen vanishes here; there it leaves an empty one.
+- Addresses are looked for within 255 characters, and characters above U+FFFF count as one, not two.
+"""
+
+import re
+
+from vlm.evaluation.metrics.ptb_rules import CONTRACTIONS, KEPT_STOP, outline, rules, symbols
+
+_PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
+_CONTRACTIONS = frozenset(CONTRACTIONS.split())
+_PLAIN = re.compile("[A-Za-z, ]*[.]?[ ]*")
+_PLAIN_WORDS = re.compile("(?:[A-Za-z]+ +)+")
+
+
+def tokenize(caption: str) -> list[str]:
+    """Cuts a caption into lowercase tokens without punctuation.
+
+    Args:
+        caption: Any text; what the reference cannot tokenize (emoji, for one) leaves no token.
+    """
+    plain = _tokenize_plain(caption)
+    return [token for token in _tokenize(caption) if token not in _PUNCTUATION] if plain is None else plain
+
+
+def _tokenize_plain(caption: str) -> list[str] | None:
+    """The tokens of a caption of plain words, commas and one full stop at its end; None where a rule may apply."""
+    if _PLAIN.fullmatch(caption) is None:
+        return None
+    words = caption.lower().replace(",", " ").split()
+    if words and words[-1].endswith("."):
+        last = words.pop()[:-1]
+        if len(last) == 1 or last in KEPT_STOP:
+            return None
+        words.extend([last] if last else [])
+    return words if _CONTRACTIONS.isdisjoint(words) else None
+
+
+def _tokenize(caption: str) -> list[str]:
+    # Rules look at what follows a token, and a caption is a line: something always follows.
+    line = caption + "\n"
+    shape, known = outline(line), symbols()
+    tokens: list[str] = []
+    position = 0
+    while position < len(caption):
+        if line[position] == " ":
+            position += 1
+            continue
+        plain = _PLAIN_WORDS.match(line, position)
+        if plain and _CONTRACTIONS.isdisjoint(words := plain.group().lower().split()):
+            tokens.extend(words)
+            position = plain.end()
+            continue
+        end, token = _longest(line, shape, position)
+        if end > position or token in known:
+            tokens.append(token.lower())
+        position = max(end, position + 1)
+    return [token for token in tokens if token]
+
+
+def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
+    """Where the token of the rule that wins here ends, and the token; the position and its character if none does."""
+    best, farthest = None, -1
+    for rule in rules():
+        match = rule.pattern.match(shape, position)
+        if match and match.end() > farthest:
+            best, farthest, action = match, match.end(), rule.action
+    if best is None:
+        return position, line[position]
+    return best.end(1), action(line[position : best.end(1)])

@@ -1,0 +1,171 @@
+"""`vlm compare`: several runs' evaluations side by side, with the significance of their differences."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import Difference, Scorer, caption_scorer, mean_scorer, paired
+from vlm.evaluation.metrics.coco import KEYS, References
+from vlm.evaluation.report import page
+from vlm.evaluation.report.evaluation import TITLES, number
+
+
+@dataclass
+class Evaluation:
+    """An evaluation's folder.
+
+    Attributes:
+        name: What tells it from the others.
+        split: The split.
+        scores: By metric, as in metrics.json without the split.
+        captions: Caption and references by image, of a captioner.
+        right: Whether each image's class was found, of a classifier.
+    """
+
+    name: str
+    split: str
+    scores: dict[str, float]
+    captions: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    right: dict[str, bool] = field(default_factory=dict)
+
+
+def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
+    """Prints evaluations side by side, each compared with the first; returns the exit status.
+
+    Args:
+        folders: What ``vlm evaluate --out`` wrote, or folders of runs.
+        out: HTML file to write as well.
+        seed: Of the resampling.
+    Raises:
+        UserError: A folder holds no evaluation, or there are fewer than two.
+    """
+    if len(folders) < 2:
+        raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
+    runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
+    differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
+    header, rows = lines(runs, differences)
+    print(_text([header, *rows]))
+    if out is not None:
+        body = [page.section("Scores", page.table(header, rows), page.paragraph(_legend(runs), "soft small"))]
+        title = "Comparison of " + ", ".join(run.name for run in runs)
+        try:
+            Path(out).write_text(page.page(title, f"{runs[0].split} split", body), encoding="utf-8")
+        except OSError as fault:
+            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file", 1) from fault
+    return 0
+
+
+def read(folder: Path, name: str) -> Evaluation:
+    """Reads an evaluation's folder, or the one of the run whose folder is given.
+
+    Raises:
+        UserError: There is none, or it is damaged.
+    """
+    places = [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
+    place = next((place for place in places if (place / "metrics.json").is_file()), None)
+    if place is None:
+        raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
+    metrics, details, predictions = (_json(place / f"{part}.json") for part in ("metrics", "details", "predictions"))
+    try:
+        split = next(iter(metrics)).split("/")[0]
+        run = Evaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
+        images = (details or {}).get("images", {})
+        run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
+        known = (row for row in predictions or () if "label" in row)
+        run.right = {row["image"]: row["predicted"] == row["label"] for row in known}
+    except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+        raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
+    return run
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """What tells the folders apart: the parts of their paths that are not common to all."""
+    parts = [Path(folder).resolve().parts for folder in folders]
+    if len(set(parts)) == 1:
+        return [f"{Path(folder).name} ({place})" for place, folder in enumerate(folders, 1)]
+    unlike = [at for at in range(min(map(len, parts))) if len({path[at] for path in parts}) > 1]
+    start = unlike[0] if unlike else min(map(len, parts))
+    names = [path[start:] or path[-1:] for path in parts]
+    while len({name[-1] for name in names}) == 1 and min(map(len, names)) > 1:
+        names = [name[:-1] for name in names]
+    return ["/".join(name) for name in names]
+
+
+def differences_of(one: Evaluation, other: Evaluation, *, seed: int) -> dict[str, Difference]:
+    """The metrics that are known of each image, compared on the images that both have."""
+    known = (one.captions, other.captions) if one.captions else (one.right, other.right)
+    shared = sorted(set(known[0]) & set(known[1]))
+    left_out = len(set(known[0]) ^ set(known[1]))
+    if left_out:
+        said = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
+        print(f"warning: {said}", file=sys.stderr)
+    if len(shared) < 2:
+        return {}
+    if one.captions:
+        left, right = _caption_scorers(one.captions, other.captions, shared)
+        return dict(zip(KEYS, paired(left, right, len(shared), seed=seed), strict=True))
+    left, right = (mean_scorer(np.array([[float(side[at])] for at in shared])) for side in (one.right, other.right))
+    return {"accuracy": paired(left, right, len(shared), seed=seed)[0]}
+
+
+def _caption_scorers(
+    one: Mapping[str, tuple[str, list[str]]], other: Mapping[str, tuple[str, list[str]]], shared: Sequence[str]
+) -> list[Scorer]:
+    if unlike := [image for image in shared if sorted(one[image][1]) != sorted(other[image][1])]:
+        raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
+    prepared = References({image: one[image][1] for image in shared})
+    return [caption_scorer(prepared.score({image: side[image][0] for image in shared})) for side in (one, other)]
+
+
+def lines(
+    runs: Sequence[Evaluation], differences: Sequence[Mapping[str, Difference]]
+) -> tuple[list[str], list[list[str]]]:
+    """A row a metric: the score of each run, and of each but the first the difference with its interval and p."""
+    header = ["", runs[0].name]
+    for run in runs[1:]:
+        header += [run.name, "difference (95% interval)", "p"]
+    names = [name for name in runs[0].scores if "@" not in name]
+    rows = []
+    for name in names:
+        row = [TITLES.get(name, name.replace("_", " ")), number(runs[0].scores[name])]
+        for run, found in zip(runs[1:], differences, strict=True):
+            row += [number(run.scores.get(name)), *_cells(found.get(name))]
+        rows.append(row)
+    return header, rows
+
+
+def _cells(difference: Difference | None) -> list[str]:
+    if difference is None:
+        return ["", ""]
+    mark = "*" if difference.low > 0 or difference.high < 0 else ""
+    return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
+
+
+def _legend(runs: Sequence[Evaluation]) -> str:
+    return (
+        f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples of the images (Koehn 2004); "
+        "those marked * have an interval without 0."
+    )
+
+
+def _text(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    made = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        made.append("  ".join(cells).rstrip())
+    return "\n".join(made)

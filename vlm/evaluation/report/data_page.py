@@ -1,0 +1,70 @@
+"""The page that `vlm check-data --out` writes: the faults, and random samples of each split."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm.atomic import write_text
+from vlm.data.images.image import ImageError
+from vlm.errors import UserError
+from vlm.evaluation.data_check.faults import Faults
+from vlm.evaluation.report import page
+from vlm.randomness import numpy_rng
+
+SAMPLES = 12  # of each split
+NAMED = 50  # faults of a kind
+
+
+def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Any], *, seed: int) -> str:
+    """The whole page.
+
+    Args:
+        about: Lines of facts.
+        faults: What was found.
+        splits: The splits whose samples are shown.
+        seed: Of which they are.
+    """
+    body = [page.preformatted("\n".join(about)), _faults(faults)]
+    for name, split in splits.items():
+        if hasattr(split, "image"):
+            order = numpy_rng("data page", seed, name).permutation(len(split))[:SAMPLES].tolist()
+            made = page.cards(_sample(split, index) for index in order)
+            body.append(page.section(f"Random samples of {name}", made))
+    return page.page("Data", about[0].split(maxsplit=1)[-1], body)
+
+
+def _faults(faults: Faults) -> str:
+    if not faults.found:
+        return page.section("Faults", page.paragraph("None were found.", "good"))
+    parts = []
+    for kind, lines in faults.found.items():
+        spoils = kind in faults.spoiling
+        head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would spoil a run' if spoils else ''}"
+        more = [f"and {len(lines) - NAMED:,} more"] if len(lines) > NAMED else []
+        parts += [page.paragraph(head, "bad" if spoils else ""), page.preformatted("\n".join([*lines[:NAMED], *more]))]
+    return page.section("Faults", *parts)
+
+
+def _sample(split: Any, index: int) -> str:
+    name = split.sample_id(0, index)
+    texts: Sequence[str] = (
+        split.references(index) if hasattr(split, "references") else [f"class {split.label(0, index)}"]
+    )
+    try:
+        image = page.thumbnail(split.image(0, index))
+    except ImageError as fault:
+        return page.card(None, str(fault), [name], texts)
+    return page.card(image, texts[0] if texts else "", [name], texts[1:])
+
+
+def write_page(folder: Path, text: str) -> None:
+    """Writes report.html into a folder.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "report.html", text)
+    except OSError as fault:
+        raise UserError(f"--out {folder}: cannot be written ({fault.strerror}); choose another folder", 1) from fault

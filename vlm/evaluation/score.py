@@ -1,0 +1,211 @@
+"""`vlm score`: COCO's caption metrics of any two files in COCO's formats. It needs no checkpoint and no torch."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.coco import References
+from vlm.evaluation.metrics.java import java_scores
+
+FORMS = ("text", "json", "csv")
+NAMED = 10  # images without a caption or a reference that are named; JSON names them all
+
+
+@dataclass
+class Captioned:
+    """Two files brought together.
+
+    Attributes:
+        predictions, references: Of the images that have both.
+        without_caption, without_reference: The other images.
+    """
+
+    predictions: dict[str, str]
+    references: dict[str, list[str]]
+    without_caption: list[str]
+    without_reference: list[str]
+
+
+@dataclass
+class Scores:
+    """What is told of the images scored.
+
+    Attributes:
+        corpus: Scores of the whole set.
+        per_image: Those of each image.
+        absent: Why a metric could not be computed.
+    """
+
+    corpus: dict[str, float]
+    per_image: dict[str, dict[str, float]]
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+def score_files(
+    results: str, references: str, *, per_image: bool, form: str, out: str | None = None, java: bool = True
+) -> int:
+    """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
+
+    Args:
+        results: COCO's result format: a list of ``{"image_id", "caption"}``; in a .jsonl file, one a line.
+        references: COCO's annotation format: ``{"annotations": [{"image_id", "caption"}]}``.
+        per_image: Tell the scores of each image too.
+        form: "text", "json" or "csv".
+        out: File to write to instead of stdout.
+        java: Compute METEOR and SPICE where they can be.
+    Raises:
+        UserError: A file cannot be read or is in another format, or they have no image in common.
+    """
+    if form not in FORMS:
+        raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
+    given = bring_together(read_results(results), read_references(references))
+    named = [(given.without_caption, "caption", results), (given.without_reference, "reference", references)]
+    for images, what, file in named:
+        report_missing(images, what, file, len(given.predictions))
+    if not given.predictions:
+        raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
+    scores = score(given, java=java)
+    write(given, scores, per_image=per_image, form=form, out=out)
+    return 1 if given.without_caption or given.without_reference else 0
+
+
+def score(given: Captioned, *, java: bool) -> Scores:
+    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE where they can be computed."""
+    found = References(given.references).score(given.predictions)
+    scores = Scores(found.summary(), {image: dict(row) for image, row in found.per_image.items()})
+    if java:
+        corpus, rows, scores.absent = java_scores(given.predictions, given.references)
+        scores.corpus |= corpus
+        for name, values in rows.items():
+            for image, value in values.items():
+                scores.per_image[image][name] = value
+    return scores
+
+
+def read_results(path: str) -> dict[str, str]:
+    """The caption of each image of a file in COCO's result format.
+
+    Raises:
+        UserError: It is none, or has several captions of an image.
+    """
+    found: dict[str, str] = {}
+    for image, caption in _rows(path, _load(path), "results"):
+        if found.setdefault(image, caption) != caption:
+            raise UserError(f"{path}: image {image} has more than one caption; give one an image")
+    return found
+
+
+def read_references(path: str) -> dict[str, list[str]]:
+    """The captions of each image of a file in COCO's annotation format; an image may be listed without any.
+
+    Raises:
+        UserError: It is none.
+    """
+    content = _load(path)
+    listed: Any = content
+    found: dict[str, list[str]] = {}
+    if isinstance(content, dict):
+        listed = content.get("annotations")
+        try:
+            found = {str(image["id"]): [] for image in content.get("images", ())}
+        except (TypeError, KeyError) as error:
+            raise UserError(f"{path}: an entry of its images has no id; is it a COCO captions file?") from error
+    for image, caption in _rows(path, listed, "annotations"):
+        found.setdefault(image, []).append(caption)
+    return found
+
+
+def _load(path: str) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if path.endswith(".jsonl"):  # as training leaves them in samples/
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return json.loads(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); give a file in COCO's format") from error
+
+
+def _rows(path: str, rows: Any, what: str) -> Iterable[tuple[str, str]]:
+    if not isinstance(rows, list):
+        wanted = {"results": 'a list of {"image_id", "caption"}', "annotations": '{"annotations": [...]}'}[what]
+        raise UserError(f"{path}: holds no COCO {what}; it should be {wanted}")
+    for number, row in enumerate(rows):
+        known = isinstance(row, dict) and isinstance(row.get("image_id"), int | str)
+        if not known or not isinstance(row.get("caption"), str):
+            raise UserError(f"{path}: entry {number} has no image_id and caption; is it in COCO's format?")
+        yield str(row["image_id"]), row["caption"]
+
+
+def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Captioned:
+    """The images that have both, and those that lack one, in the order of the files."""
+    both = [image for image, texts in references.items() if texts and image in predictions]
+    bare = [image for image, texts in references.items() if not texts]
+    return Captioned(
+        predictions={image: predictions[image] for image in both},
+        references={image: list(references[image]) for image in both},
+        without_caption=[image for image, texts in references.items() if texts and image not in predictions],
+        without_reference=[*bare, *(image for image in predictions if image not in references)],
+    )
+
+
+def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:
+    """Says on stderr which images could not be scored, and how many they are."""
+    for image in images[:NAMED]:
+        print(f"error: image {image}: no {what} in {file}", file=sys.stderr)
+    if images:
+        more = f" ({len(images) - NAMED} more than are named here)" if len(images) > NAMED else ""
+        said = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
+        print(f"error: {said}; the scores are of the other {scored}", file=sys.stderr)
+
+
+def write(given: Captioned, scores: Scores, *, per_image: bool, form: str, out: str | None) -> None:
+    """Writes the scores in a form, to a file or to stdout."""
+    writer = {"text": _write_text, "json": _write_json, "csv": _write_csv}[form]
+    if out is None:
+        return writer(sys.stdout, given, scores, per_image)
+    try:
+        with open(out, "w", encoding="utf-8", newline="") as file:
+            writer(file, given, scores, per_image)
+    except OSError as fault:
+        raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
+
+
+def _write_text(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
+    lines = [f"images    {len(given.predictions):>10,}"]
+    lines += [f"{name:<10}{value:>10.4f}" for name, value in scores.corpus.items()]
+    lines += [f"{name:<10}{'absent':>10}  {why}" for name, why in scores.absent.items()]
+    if per_image:
+        lines += ["", "\t".join(["image", *scores.corpus])]
+        lines += ["\t".join([image, *(f"{row[name]:.4f}" for name in scores.corpus)]) for image, row in _each(scores)]
+    file.write("\n".join(lines) + "\n")
+
+
+def _write_json(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
+    content: dict[str, Any] = {**scores.corpus, "images": len(given.predictions)}
+    content |= {"without_caption": given.without_caption, "without_reference": given.without_reference}
+    content |= {"absent": scores.absent} if scores.absent else {}
+    content |= {"per_image": dict(_each(scores))} if per_image else {}
+    json.dump(content, file, indent=1, ensure_ascii=False)
+    file.write("\n")
+
+
+def _write_csv(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*(["image"] if per_image else []), *scores.corpus])
+    if not per_image:
+        writer.writerow(scores.corpus.values())
+    for image, row in _each(scores) if per_image else ():
+        writer.writerow([image, *(row[name] for name in scores.corpus)])
+    for name, why in scores.absent.items():
+        print(f"{name}: absent, {why}", file=sys.stderr)
+
+
+def _each(scores: Scores) -> Iterable[tuple[str, dict[str, float]]]:
+    return scores.per_image.items()

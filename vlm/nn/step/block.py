@@ -1,0 +1,122 @@
+"""One step of a decoder's block over its cache: what `DecoderBlock.forward` computes, with little else around it.
+
+A step of a small model takes as long as the calls around its products, so nothing is done here that one token does not
+need: no dropout, no closures, no mask where everything may be seen. Rows are images (or texts), each with G beams.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlm.nn.attention import KeyValueCache
+from vlm.nn.position import Placed
+from vlm.nn.step.packed import PackedLinear, PackedMLP
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the tokens of a step are told of their places, and what they see of the cache.
+
+    Args:
+        beams: Number G of beams a row.
+        length: Number L of tokens a beam.
+        placed: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
+        bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
+    Shapes:
+        bias (B or 1, N or 1, G * L, slots)
+    """
+
+    beams: int
+    length: int
+    placed: Placed
+    bias: Tensor | None
+
+
+class StepBlock:
+    """A DecoderBlock as a step calls it: its functions and weights at hand, without the machinery of modules.
+
+    Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self.pre = block.pre_norm
+        self.norm1, self.norm2, self.mlp = bare(block.norm1), bare(block.norm2), bare(block.mlp)
+        attn, cross = block.attn, block.cross_attn
+        self.attn, self.cross = attn, cross
+        self.qkv, self.proj = bare(attn.qkv), bare(attn.proj)
+        self.heads = (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads)
+        self.head_dim, self.cosine = attn.head_dim, attn.cosine
+        self.scale = None if attn.cosine is None else 1.0
+        if cross is not None:
+            self.norm_cross, self.cross_q, self.cross_proj = bare(block.norm_cross), bare(cross.q), bare(cross.proj)
+
+    def step(
+        self,
+        x: Tensor,
+        sight: Sight,
+        cache: KeyValueCache,
+        context: tuple[Tensor, Tensor] | None,
+        context_bias: Tensor | None,
+    ) -> Tensor:
+        """Moves the residual stream of new tokens through the block.
+
+        Shapes:
+            x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
+        """
+        pre = self.pre
+        x = x + self.attend_cache(self.norm1(x) if pre else x, sight, cache)
+        x = x if pre else self.norm1(x)
+        if self.cross is not None and context is not None:
+            x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
+            x = x if pre else self.norm_cross(x)
+        x = x + self.mlp(self.norm2(x) if pre else x)
+        return x if pre else self.norm2(x)
+
+    def attend_cache(self, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+        """Self-attention to the cache, which takes the new tokens' keys and values in."""
+        placed, beams, length = sight.placed, sight.beams, sight.length
+        rows = x.shape[0] // (beams * length)
+        qkv = self.qkv(placed.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
+        q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
+        if self.cosine is not None:
+            q, k = self.cosine.queries(q), self.cosine.keys(k)
+        if placed.rotation is not None:
+            q, k = placed.rotate(q), placed.rotate(k)
+        if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
+            k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
+        k, v = cache.append(k, v)
+        out = self.attn.attend(q, k, v, bias=sight.bias, scale=self.scale)
+        return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
+
+    def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
+        """Cross-attention; the beams of a row are more queries of it."""
+        k, v = context
+        queries = x.shape[0] // max(1, k.shape[0])  # no -1 for the view to guess: a batch may have no rows
+        q = self.cross_q(x).view(k.shape[0], queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
+        if self.cross.cosine is not None:
+            q = self.cross.cosine.queries(q)
+        out = self.cross.attend(q, k, v, bias=bias, scale=self.scale)
+        return self.cross_proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
+
+
+def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What a module computes, as a function, where it is known and nobody listens to it; else the module."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return module
+    if isinstance(module, PackedLinear | PackedMLP):
+        return module.function()
+    if type(module) is nn.Linear:
+        return partial(F.linear, weight=module.weight, bias=module.bias)
+    if type(module) is nn.LayerNorm:
+        weights: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
+        return partial(torch.layer_norm, normalized_shape=module.normalized_shape, **weights)
+    children = dict(module.named_children())
+    if set(children) == {"fc1", "fc2"} and hasattr(module, "activation"):  # MLP
+        first, second, activation = bare(children["fc1"]), bare(children["fc2"]), module.activation
+        return lambda x: second(activation(first(x)))  # type: ignore[operator]
+    return module

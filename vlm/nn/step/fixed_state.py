@@ -1,0 +1,78 @@
+"""A decode state whose steps are alike, so that a GPU can replay one as it was recorded."""
+
+import torch
+from torch import Tensor
+
+from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.position import Positions
+from vlm.nn.step.block import Sight
+from vlm.nn.step.state import DecodeState
+
+
+class FixedCache(KeyValueCache):
+    """A cache that is told on the device where new tokens go, and always shows all that it has room for.
+
+    Args:
+        cache: Whose memory it takes over.
+        slots: Places of the next tokens, (G,); rewritten for each step.
+    """
+
+    def __init__(self, cache: KeyValueCache, slots: Tensor) -> None:
+        self.keys, self.values, self.length, self.slots = cache.keys, cache.values, cache.length, slots
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slots, k.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slots, v.to(self.values.dtype))
+        return self.keys, self.values
+
+
+class FixedDecodeState(DecodeState):
+    """Goes on from another state, one token a step, with every number that changes held on the device.
+
+    Each step looks at the whole cache, with a mask over what is not written yet, and shapes never change: what a step
+    launches on a GPU can be recorded once and replayed. `taken` counts steps for the host; who replays a step adds 1.
+    """
+
+    def __init__(self, state: DecodeState) -> None:
+        rows, device = state.caches[0].keys.shape[0], state.device
+        starts = torch.zeros(rows, dtype=torch.long, device=device) if state.starts is None else state.starts
+        self.slots = torch.zeros(state.beams, dtype=torch.long, device=device)
+        caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
+        super().__init__(state.blocks, caches, state.context, state.mask, starts, state.beams, state.max_len)
+        self.lineage, self.taken = state.lineage, state.length
+        self.now = torch.full((1,), self.taken - 1, device=device)  # the step that was taken last
+
+    @property
+    def length(self) -> int:
+        return self.taken
+
+    @property
+    def context_bias(self) -> Tensor | None:
+        return None if self.mask is None else as_bias(self.mask, self.caches[0].keys)[:, None, None]
+
+    def descend(self, parents: Tensor) -> None:
+        if self.lineage is not None:
+            held = self.lineage
+            super().descend(parents)
+            self.lineage = held.copy_(self.lineage)
+
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
+        """As in DecodeState, for one token.
+
+        Raises:
+            ValueError: length is not 1.
+        """
+        if length != 1:
+            raise ValueError(f"a fixed state takes 1 token a step, not {length}")
+        assert self.starts is not None
+        self.now += 1
+        place = self.now % self.max_len
+        self.slots.copy_(place * self.beams + torch.arange(self.beams, device=self.device))
+        at = (self.now - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(self.beams, 0)  # (B * G, 1)
+        if self.lineage is not None:
+            self.lineage[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
+        placed = positions.place(at, keys=self.max_len)
+        age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
+        bias = None if placed.bias is None else placed.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
+        seen = (self.now - age >= self.starts[:, None])[:, None]  # (B, 1, slots)
+        return at, Sight(self.beams, 1, self._spread(placed, 1), self._masked(bias, seen, self.max_len, 1))

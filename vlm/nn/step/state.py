@@ -1,0 +1,158 @@
+"""What decoding carries from step to step: keys and values of texts of different ages, each with its beams."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.position import Placed, Positions
+from vlm.nn.step.block import Sight, StepBlock
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass
+class DecodeState:
+    """The caches of B rows (images, or texts) with G beams each; rows may begin at any step and end at any.
+
+    Keys and values are never moved when beams change places. A row's beams share its cache, which holds what each
+    of them wrote at every step, and `lineage` says which of these a beam descends from, so that it sees no others.
+
+    Args:
+        blocks: The decoder's, as steps call them.
+        caches: One a block; a step's G beams lie side by side.
+        context: Keys and values of each block, or None.
+        mask: Of the context.
+        starts: Step at which each row's text begins; None if all begin at 0.
+        beams: Number G of beams a row.
+        max_len: Steps that a row may take.
+    Shapes:
+        context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, lineage (B, G, steps, G) or None
+    """
+
+    blocks: list[StepBlock]
+    caches: list[KeyValueCache]
+    context: list[KeysValues | None]
+    mask: Tensor | None
+    starts: Tensor | None = None
+    beams: int = 1
+    max_len: int = 0
+
+    def __post_init__(self) -> None:
+        self.lineage: Tensor | None = None
+        self._context_bias: Tensor | None = None
+        if self.beams > 1:
+            rows = self.caches[0].keys.shape[0]
+            own = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]  # (G, 1, G)
+            self.lineage = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
+
+    @property
+    def device(self) -> torch.device:
+        return self.caches[0].keys.device
+
+    @property
+    def length(self) -> int:
+        """Steps taken so far."""
+        return self.caches[0].length // self.beams
+
+    @property
+    def context_bias(self) -> Tensor | None:
+        """The context's mask as what is added to products, (B, 1, 1, S)."""
+        if self.mask is not None and self._context_bias is None:
+            self._context_bias = as_bias(self.mask, self.caches[0].keys)[:, None, None]
+        return self._context_bias
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps these rows (B',), in this order."""
+        for cache in self.caches:
+            cache.select(rows)
+        self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
+        self.mask = None if self.mask is None else self.mask[rows]
+        self.starts = None if self.starts is None else self.starts[rows]
+        self.lineage = None if self.lineage is None else self.lineage[rows]
+        self._context_bias = None
+
+    def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
+        """Gives rows (B',) to new texts, which begin now, with the keys and values of their context."""
+        for held, new in zip(self.context, context, strict=True):
+            if held is not None and new is not None:
+                held[0][rows], held[1][rows] = new
+        if self.mask is not None and mask is not None:
+            self.mask[rows] = mask
+        if self.starts is None:
+            self.starts = torch.zeros(self.caches[0].keys.shape[0], dtype=torch.long, device=self.device)
+        self.starts[rows] = self.length
+        self._context_bias = None
+
+    def descend(self, parents: Tensor) -> None:
+        """Makes each beam go on from another of its row: parents (B, G), places among the row's beams."""
+        if self.lineage is not None:
+            index = parents[:, :, None, None].expand_as(self.lineage)
+            self.lineage = self.lineage.gather(1, index)
+
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
+        """Positions of the next `length` tokens, (L,) or (B * G, L), and what they see."""
+        begin, beams = self.length, self.beams
+        steps = torch.arange(begin, begin + length, device=self.device)  # (L,)
+        at = steps
+        if self.starts is not None:
+            at = (steps - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(beams, 0)  # (B * G, L)
+        if self.lineage is not None:
+            places = steps % self.max_len
+            self.lineage[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
+        placed = positions.place(at, keys=min(begin + length, self.max_len))
+        return at, Sight(beams, length, self._spread(placed, length), self._bias(placed, steps))
+
+    def _bias(self, placed: Placed, steps: Tensor) -> Tensor | None:
+        """(B or 1, N or 1, G * L, slots * G), or None where each token sees the whole cache."""
+        length, end = len(steps), self.length + len(steps)
+        held = self._steps_held(end)  # (slots,)
+        bias = None if placed.bias is None else placed.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
+        seen = None
+        if length > 1 or self.starts is not None:
+            seen = (held <= steps[:, None])[None]  # (1, L, slots)
+        if self.starts is not None and seen is not None:
+            own = held == steps[:, None]  # what stands before the start must attend to something, if only itself
+            seen = seen & ((held >= self.starts[:, None])[:, None] | own)  # (B, L, slots)
+        return self._masked(bias, seen, len(held), length)
+
+    def _masked(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor | None:
+        """A bias (N, L, slots) together with what may be seen, (B or 1, L, slots)."""
+        if self.lineage is not None:
+            return self._bias_of_beams(bias, seen, slots, length)
+        if seen is None:
+            return None if bias is None else bias[None]
+        masked = as_bias(seen, self.caches[0].keys)[:, None]  # (B or 1, 1, L, slots)
+        return masked if bias is None else masked + bias
+
+    def _bias_of_beams(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor:
+        assert self.lineage is not None
+        rows, beams = self.lineage.shape[:2]
+        sees = self.lineage[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
+        if seen is not None:
+            sees = sees & seen[:, None, :, :, None]
+        flat = sees.reshape(rows, 1, beams * length, slots * beams)
+        masked = as_bias(flat, self.caches[0].keys)
+        if bias is None:
+            return masked
+        heads = bias.shape[0]
+        spread = bias[:, None, :, :, None].expand(heads, beams, length, slots, beams)
+        return masked + spread.reshape(heads, beams * length, slots * beams)
+
+    def _steps_held(self, end: int) -> Tensor:
+        """The step at which each slot of the ring is written, once those up to `end` are: (slots,)."""
+        slots = torch.arange(min(end, self.max_len), device=self.device)
+        return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
+
+    def _spread(self, placed: Placed, length: int) -> Placed:
+        """Lays what is told of each token out as the tokens are."""
+        added, rotation = placed.added, placed.rotation
+        if added is not None:  # (L, D) or (B * G, L, D)
+            rows = self.caches[0].keys.shape[0] * self.beams
+            added = added.expand(rows, length, added.shape[-1]).flatten(0, 1)  # (B * G * L, D)
+        if rotation is not None and self.starts is not None:  # (B * G, 1, L, K / 2)
+            rotation = tuple(part.view(-1, 1, self.beams * length, part.shape[-1]) for part in rotation)  # type: ignore[assignment]
+        elif rotation is not None and self.beams > 1:  # (L, K / 2)
+            rotation = tuple(part.repeat(self.beams, 1) for part in rotation)  # type: ignore[assignment]
+        return Placed(added=added, rotation=rotation)

@@ -1,0 +1,82 @@
+"""Samples that cannot be read: skipped, counted, named, limited."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import lightning as L
+import torch.distributed as dist
+
+from vlm.data.batch import BadSample
+from vlm.errors import SharedError, UserError, printable
+from vlm.training.task import Task
+
+LISTED = 10  # of the unreadable samples, when there are too many
+
+
+class BadSamples(L.Callback):
+    """Names every unreadable training sample once and stops the run when there are too many, counted over all ranks.
+
+    Args:
+        limit: Share of the training split that may be unreadable; 0 stops at the first.
+    Raises:
+        UserError: The limit is no share.
+    """
+
+    def __init__(self, *, limit: float = 0.01) -> None:
+        if not 0 <= limit <= 1:
+            raise UserError(f"callbacks.bad_samples.limit: {limit} is no share; give 0, to stop at the first, to 1")
+        self.limit = limit
+        self.reasons: dict[str, str] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reasons": self.reasons}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.reasons = dict(state_dict["reasons"])
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._check(trainer)  # a resumed run may have been given another limit
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        task = cast(Task, pl_module)
+        for reason in task.unread:
+            print(f"skipped in validation: {printable(reason)}", flush=True)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        new = [sample for sample in _of_all_ranks(trainer, batch.bad) if sample.id not in self.reasons]
+        self.reasons |= {sample.id: sample.reason for sample in new}
+        if new and trainer.is_global_zero:
+            print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new), flush=True)
+        if new:
+            self._check(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.reasons and trainer.is_global_zero:
+            print(f"\nskipped {self._count(trainer)}, which could not be read", flush=True)
+
+    def _count(self, trainer: L.Trainer) -> str:
+        return f"{len(self.reasons)} of {_size(trainer)} training samples"
+
+    def _check(self, trainer: L.Trainer) -> None:
+        if len(self.reasons) > self.limit * _size(trainer):
+            listed = "; ".join(list(self.reasons.values())[:LISTED])
+            raise SharedError(
+                f"{self._count(trainer)} could not be read, more than callbacks.bad_samples.limit={self.limit:g} "
+                f"allows; mend or remove them, or raise it:\n{listed}",
+                1,
+            )
+
+
+def _size(trainer: L.Trainer) -> int:
+    return len(trainer.datamodule.split("train"))  # type: ignore[attr-defined]
+
+
+def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
+    """What any rank could not read of this batch: so all of them count, and stop, alike."""
+    if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
+        return bad
+    gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]
+    dist.all_gather_object(gathered, bad)
+    return [sample for part in gathered for sample in part]

@@ -1,0 +1,133 @@
+"""Which checkpoints a run keeps, and when they are written."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning as L
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from vlm.checkpoint import load as ckpt
+from vlm.training.loop_counters import validates
+from vlm.training.task import Task
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+
+class VerifiedIO(CheckpointIO):
+    """Leads every save and load of Lightning through vlm.checkpoint.load: atomic writes, verified and safe reads.
+
+    The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
+    must not take the place of a good one.
+    """
+
+    def __init__(self) -> None:
+        self._whole: set[Path] = set()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
+        place = Path(path).resolve()
+        keep = place.with_name(PREVIOUS) if place.name == LAST and place in self._whole else None
+        ckpt.write(path, checkpoint, keep=keep)
+        self._whole.add(place)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        checkpoint = ckpt.read(path)
+        self._whole.add(Path(path).resolve())
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | os.PathLike) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+class Checkpoints(L.Callback):
+    """Keeps `last.ckpt`, where training goes on, `previous.ckpt`, the one before, and `best.ckpt`, the best validated.
+
+    Args:
+        monitor: Metric that says which is best; None for the latest, where nothing may be chosen by a score.
+        mode: "max" or "min".
+        every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
+    """
+
+    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: int) -> None:
+        self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
+        self.best_score: float | None = None
+        self.folder: Path | None = None
+        self._saved_step = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_score = state_dict["best_score"]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.folder = Path(trainer.default_root_dir) / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """Where `last.ckpt` is kept."""
+        assert self.folder is not None, "no run has been set up"
+        return self.folder / LAST
+
+    @property
+    def best(self) -> Path:
+        """Where `best.ckpt` is kept."""
+        return self.last.with_name(BEST)
+
+    def save_last(self, trainer: L.Trainer, *, validation_due: bool = False) -> None:
+        """Saves `last.ckpt` unless this step already is.
+
+        Args:
+            validation_due: Whether a run that is resumed from it starts with a validation.
+        """
+        if trainer.global_step == self._saved_step and not validation_due:
+            return
+        task = cast(Task, trainer.lightning_module)
+        task.validation_due = validation_due
+        trainer.save_checkpoint(self.last)
+        task.validation_due = False
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        step = trainer.global_step
+        due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulating(trainer)
+        if due and not validates(trainer):  # a validation saves after itself
+            log_step(trainer)
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+        if self.monitor is None or (score is not None and self._is_better(float(score))):
+            self.best_score = None if score is None else float(score)
+            trainer.save_checkpoint(self.best)
+        if not accumulating(trainer):  # in the middle of an optimiser step its gradients would be lost
+            self._saved_step = -1  # the best score is part of `last`
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.save_last(trainer)
+
+    def _is_better(self, score: float) -> bool:
+        if math.isnan(score):
+            return False
+        if self.best_score is None:
+            return True
+        # Of equals the later one is kept: it has seen more.
+        return score >= self.best_score if self.mode == "max" else score <= self.best_score
+
+
+def accumulating(trainer: L.Trainer) -> bool:
+    """Whether the last batch ended in the middle of an optimiser step."""
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
+
+
+def log_step(trainer: L.Trainer) -> None:
+    """Writes the metrics of the step now: the trainer does so after the hook that saves, which may be the last."""
+    trainer._logger_connector.on_batch_end()
+    trainer._logger_connector.update_train_step_metrics()

@@ -1,0 +1,33 @@
+"""What is told of torch.compile."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+
+from vlm.training import compiling
+
+
+class TellCompiling(L.Callback):
+    """Says before the first step that it compiles, and after the first one that does not, how long it took."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._before = compiling.seconds()
+        print("compile     the first steps compile the model's blocks, half a minute or more", flush=True)
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._before is None:
+            return
+        spent = compiling.seconds()
+        if spent == self._before:
+            print(f"compiled    in {spent:.0f} s; other sizes of batches may add to it", flush=True)
+            self._before = None
+        else:
+            self._before = spent

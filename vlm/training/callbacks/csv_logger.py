@@ -1,0 +1,113 @@
+"""metrics.csv and throughput.csv in the run's folder."""
+
+import csv
+import io
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from vlm.atomic import write_text
+
+APART = "throughput/"  # the clock's figures: a run that is resumed repeats all others to the bit
+
+
+class Table:
+    """A CSV file with a row a step and a column a metric; a resumed run goes on in it.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.columns: dict[str, None] = {}
+        self._read = False
+        self._text, self._texts = "", 0  # the header and the first so many rows, as they are written
+
+    def add(self, metrics: dict[str, float], step: int) -> None:
+        """Adds metrics to the row of a step, the last one or a new one."""
+        if not self._read:
+            self._read = True
+            self._restore(step)
+        if self.rows and int(self.rows[-1]["step"]) == step:
+            self.rows[-1].update(metrics)
+        else:
+            self.rows.append({"step": step, **metrics})
+        if not self.rows[-1].keys() <= self.columns.keys():
+            self.columns |= dict.fromkeys(self.rows[-1])
+            self._text, self._texts = self._lines([dict(zip(self.columns, self.columns, strict=True))]), 0
+
+    def _restore(self, step: int) -> None:
+        if self.path.is_file():
+            with self.path.open(newline="") as file:
+                # What was logged after the checkpoint that the run resumed from is done again.
+                self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+            self.columns = dict.fromkeys(name for row in self.rows for name in row)
+            self._text = self._lines([dict(zip(self.columns, self.columns, strict=True))])
+
+    def _lines(self, rows: list[dict[str, Any]]) -> str:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, list(self.columns), restval="").writerows(rows)
+        return text.getvalue()
+
+    def save(self) -> None:
+        """Writes the file, if there is anything to write.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if not self.rows:
+            return
+        done = len(self.rows) - 1  # the last may still be added to
+        self._text += self._lines(self.rows[self._texts : done])
+        self._texts = done
+        write_text(self.path, self._text + self._lines(self.rows[-1:]))
+
+
+class CSVLogger(Logger):
+    """Writes `metrics.csv`, and `throughput.csv` with what depends on the clock.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, *, folder: str) -> None:
+        super().__init__()
+        self.metrics, self.throughput = (Table(Path(folder) / f"{name}.csv") for name in ("metrics", "throughput"))
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> list[dict[str, Any]]:
+        return self.metrics.rows
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """The run's config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        apart = {name.removeprefix(APART): value for name, value in metrics.items() if name.startswith(APART)}
+        if apart:
+            self.throughput.add(apart, step or 0)
+        if len(apart) < len(metrics):
+            self.metrics.add({name: value for name, value in metrics.items() if not name.startswith(APART)}, step or 0)
+
+    @rank_zero_only
+    def save(self) -> None:
+        self.metrics.save()
+        self.throughput.save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.save()

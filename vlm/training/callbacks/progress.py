@@ -1,0 +1,39 @@
+"""The progress bar."""
+
+import time
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.callbacks import TQDMProgressBar
+
+from vlm.training.task import Task
+
+
+class Progress(TQDMProgressBar):
+    """A bar with the loss, the learning rate and the images, or tokens, a second of training."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10)
+        self._done, self._since, self._rate = 0, 0.0, 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        super().on_train_epoch_start(trainer, *args)
+        self._done, self._since = 0, time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._done += cast(Task, pl_module).size(batch) * trainer.world_size
+        now = time.monotonic()
+        if now - self._since > 2:
+            self._rate = self._done / (now - self._since)
+            self._done, self._since = 0, now
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        shown = super().get_metrics(trainer, pl_module)
+        shown.pop("v_num", None)
+        named = {name.removeprefix("train/"): value for name, value in shown.items()}
+        rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else 0.0
+        unit = cast(Task, pl_module).unit
+        return {**named, "lr": f"{rate:.1e}", f"{unit}/s": f"{self._rate:.0f}"}

@@ -1,0 +1,58 @@
+"""What the model made of a few inputs of each validation."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+
+from vlm.atomic import write_text
+from vlm.training.task import Task
+
+
+class Samples(L.Callback):
+    """Prints a few samples of each validation, and keeps more in samples/ and in TensorBoard, where that is on.
+
+    A captioner's are records of COCO's result format with their references and loss, a line each; `vlm score` reads
+    them.
+
+    Args:
+        show: How many are printed.
+        keep: How many are written to samples/step_N.jsonl.
+    """
+
+    def __init__(self, *, show: int, keep: int) -> None:
+        self.show, self.keep = show, keep
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        task = cast(Task, pl_module)
+        samples = task.samples
+        if trainer.sanity_checking or not trainer.is_global_zero or not samples:
+            return
+        lines = [f"  {sample['line']}" for sample in samples[: self.show]]
+        scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in task.results.items())
+        print("\n".join([f"\nstep {trainer.global_step}: {scores}", *lines]), flush=True)
+        folder = Path(trainer.default_root_dir) / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [
+            {name: value for name, value in sample.items() if name not in ("image", "line")}
+            for sample in samples[: self.keep]
+        ]
+        text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
+        write_text(folder / f"step_{trainer.global_step}.jsonl", text)
+        for logger in trainer.loggers:
+            board = getattr(logger, "experiment", None)
+            if hasattr(board, "add_image"):
+                with suppress(OSError):  # a full disk is warned of where metrics are written
+                    show_samples(board, samples[: self.show], trainer.global_step)
+
+
+def show_samples(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Adds samples to TensorBoard: their lines as text, and their images, one under each number."""
+    lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
+    board.add_text("val/samples", "\n".join(lines), step)  # indented, Markdown leaves them as they are
+    for place, sample in enumerate(samples):
+        if "image" in sample:
+            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)

@@ -1,0 +1,135 @@
+"""Stopping on a signal with nothing lost."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+
+from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
+from vlm.training.loop_counters import validates
+
+
+class Stopped(BaseException):
+    """The run was stopped by a signal. Like KeyboardInterrupt it is no fault, and nothing else may catch it.
+
+    Args:
+        signum: The signal.
+        saved: Whether `last.ckpt` was written because of it, by all processes together.
+    """
+
+    def __init__(self, signum: int, *, saved: bool) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum, self.saved = signum, saved
+        self.status = 128 + signum
+
+
+def signals() -> list[signal.Signals]:
+    """The signals that stop a run; SLURM announces with SIGUSR1 that the time it gave is nearly over."""
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Outside of training itself there is nothing to save: a signal ends the run at once, with the status of one."""
+    owner = os.getpid()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:  # a loader's worker is stopped by its owner
+            raise Stopped(signum, saved=False)
+
+    before = {signum: signal.signal(signum, handle) for signum in signals()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def leave_signals_to_us(trainer: L.Trainer) -> None:
+    """Keeps Lightning from handling signals: it broadcasts inside the handler, which deadlocks when all ranks get one,
+    and under SLURM it saves wherever the signal strikes, in the middle of a step too."""
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
+class StopOnSignal(L.Callback):
+    """On a signal finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
+
+    The handler only sets a flag, since a signal may come in the middle of anything; ranks agree on it after a batch.
+    A validation that is due, or under way, is left to the resumed run: it may take longer than there is time.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+        self._common_batches = 0
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + signum)
+        self.received = signum
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for signum in signals():
+            self._before[signum] = signal.signal(signum, self._handle)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if accumulating(trainer) or out_of_steps(trainer):
+            return
+        signum = self._agreed(trainer)
+        if signum:
+            log_step(trainer)
+            checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
+            raise Stopped(signum, saved=True)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # A rank may have one batch more than another; what all have is where they can agree.
+        batches = torch.tensor(int(trainer.num_val_batches[0]), device=pl_module.device)
+        self._common_batches = int(trainer.strategy.reduce(batches, reduce_op="min"))
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.state.fn != "fit" or batch_idx >= self._common_batches or out_of_steps(trainer):
+            return
+        if accumulating(trainer):  # between two batches of a step there is nothing that could be resumed
+            return
+        signum = self._agreed(trainer)
+        if signum:
+            checkpoints(trainer).save_last(trainer, validation_due=True)
+            raise Stopped(signum, saved=True)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        signum = self._agreed(trainer)
+        if signum:
+            raise Stopped(signum, saved=True)
+
+    def _agreed(self, trainer: L.Trainer) -> int:
+        """The signal that any rank received, the same on all ranks; 0 for none."""
+        received = torch.tensor(self.received, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(received, reduce_op="max"))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before.clear()
+
+
+def checkpoints(trainer: L.Trainer) -> Checkpoints:
+    """The callback that saves."""
+    return next(c for c in trainer.callbacks if isinstance(c, Checkpoints))  # type: ignore[attr-defined]
+
+
+def out_of_steps(trainer: L.Trainer) -> bool:
+    """Whether `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    return 0 <= trainer.max_steps <= trainer.global_step

@@ -1,0 +1,48 @@
+"""Times of single steps, after some that warm up."""
+
+import statistics
+import time
+from typing import Any, cast
+
+import lightning as L
+
+from vlm.training.callbacks.throughput import Throughput
+from vlm.training.task import Task
+
+
+class StepTimes(Throughput):
+    """The figures of so many optimiser steps, with the time of each; logs nothing.
+
+    A step ends when its host has done with it. That is when its device has, to within what is queued: each step asks
+    the device whether its gradients are finite.
+
+    Attributes:
+        found: The figures, once the steps are done.
+    Args:
+        warm_up: Optimiser steps before them.
+        steps: How many are timed.
+    """
+
+    def __init__(self, *, warm_up: int, steps: int) -> None:
+        super().__init__()
+        self.warm_up, self.steps = warm_up, steps
+        self.found: dict[str, float] = {}
+        self._ends: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        task = cast(Task, pl_module)
+        self.add(task, batch)
+        if trainer.fit_loop._should_accumulate() or trainer.global_step < self.warm_up:
+            return
+        if trainer.global_step == self.warm_up:
+            self.restart(task)
+        self._ends.append(time.perf_counter())
+        if len(self._ends) > self.steps:
+            self.found = {**self._quantiles(), **self.figures(trainer, task)}
+
+    def _quantiles(self) -> dict[str, float]:
+        times = [1e3 * (end - start) for start, end in zip(self._ends, self._ends[1:], strict=False)]
+        tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
+        return {"step_ms": statistics.median(times), "step_ms_p10": tenths[0], "step_ms_p90": tenths[8]}

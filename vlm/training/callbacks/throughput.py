@@ -1,0 +1,142 @@
+"""How fast training is, and what of the device it uses."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+
+from vlm.models.flop import ModelFlop
+from vlm.training import compiling
+from vlm.training.task import Task
+
+# Dense matrix products, FLOP/s: in 16 bits, in TF32 and in plain 32 bits. The makers publish them, some with a factor
+# of two for sparse matrices, which is taken out: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
+# white papers of the Ada and Ampere GeForce cards (16 bits, summed in 32). A name is the device's whole one.
+PEAKS = {
+    "NVIDIA H200": (989e12, 494e12, 67e12),
+    "NVIDIA H100 80GB HBM3": (989e12, 494e12, 67e12),
+    "NVIDIA H100 PCIe": (756e12, 378e12, 51e12),
+    "NVIDIA A100-SXM4-40GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100-SXM4-80GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100-PCIE-40GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100 80GB PCIe": (312e12, 156e12, 19.5e12),
+    "NVIDIA L40S": (362e12, 183e12, 91.6e12),
+    "NVIDIA L4": (121e12, 60e12, 30.3e12),
+    "NVIDIA GeForce RTX 4090": (165.2e12, 82.6e12, 82.6e12),
+    "NVIDIA GeForce RTX 3090": (71e12, 35.6e12, 35.6e12),
+}
+
+
+class Throughput(L.Callback):
+    """Logs, as `throughput/...`, at the trainer's logging interval and over the steps since the last time:
+
+    - `images_per_s`, `tokens_per_s`: of all devices; tokens are those that the loss counts, so no padding.
+    - `data_wait`: share of the time in which this process waited for its loader.
+    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: over the peak of PEAKS, where it knows the device.
+    - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
+
+    Validation and torch.compile take no part in it. Nothing waits for the device but where something is logged.
+    """
+
+    def __init__(self) -> None:
+        self.flop: ModelFlop | None = None
+        self._since = self._compiled = self._asked = self._paused = 0.0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._since, self._compiled, self._waited = time.perf_counter(), compiling.seconds(), 0.0
+        self._images, self._tokens, self._flop = 0, False, 0.0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        preprocess: Any = getattr(pl_module, "preprocess", None)
+        try:
+            self.flop = ModelFlop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
+        except TypeError:  # a model of somebody's own: all else is told
+            self.flop = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loop: Any = trainer.fit_loop.epoch_loop
+        # The trainer calls these two around each batch that it fetches, for its profilers.
+        loop._on_before_fetch, loop._on_after_fetch = self._before_fetch, self._after_fetch
+        self.restart(cast(Task, pl_module))
+
+    def restart(self, task: Task) -> None:
+        """Measures from now on."""
+        task.counted = 0
+        self._restart()
+
+    def _before_fetch(self) -> None:
+        self._asked = time.perf_counter()
+        if self._paused:
+            self._since += self._asked - self._paused
+            self._paused = 0.0
+
+    def _after_fetch(self) -> None:
+        self._waited += time.perf_counter() - self._asked
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        task = cast(Task, pl_module)
+        self.add(task, batch)
+        if trainer._logger_connector.should_update_logs and not trainer.fit_loop._should_accumulate():
+            found = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(found, trainer.fit_loop.epoch_loop._batches_that_stepped)
+            self.restart(task)
+
+    def add(self, task: Task, batch: Any) -> None:
+        """Counts a batch that this process has trained on."""
+        work = task.work(batch)
+        self._images, self._tokens = self._images + work.images, self._tokens or work.rows > 0
+        if self.flop is not None:
+            self._flop += self.flop.training(work, 0)
+
+    def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
+        """What is logged, of the steps since the last restart; all ranks come here together."""
+        elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
+        counted = float(task.counted)
+        flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
+        own = torch.tensor([self._images, counted, flop, self._waited], dtype=torch.float64)
+        images, tokens, flop, waited = (
+            task._summed(own.to(task.device)).tolist() if trainer.world_size > 1 else own.tolist()
+        )
+        peak = peak_flop(trainer, task.device)
+        found = {
+            "images_per_s": images / elapsed if self._images else None,
+            "tokens_per_s": tokens / elapsed if self._tokens else None,
+            "data_wait": waited / trainer.world_size / elapsed,
+            "flop_per_s": flop / elapsed if self.flop is not None else None,
+            "mfu": flop / elapsed / peak / trainer.world_size if self.flop is not None and peak else None,
+            "peak_memory_gib": peak_memory(task.device) / 2**30,
+        }
+        return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
+
+
+def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
+    """What a device can do at most in the precision that a trainer computes in; None where that is not known."""
+    if device.type != "cuda" or (peaks := PEAKS.get(torch.cuda.get_device_name(device))) is None:
+        return None
+    half, tf32, single = peaks
+    if "16" in str(trainer.precision):
+        return half
+    return single if torch.get_float32_matmul_precision() == "highest" else tf32
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes, at most, that were in use so far: of a GPU by torch's tensors, else by this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # where getrusage would begin with what the process had that started this one
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

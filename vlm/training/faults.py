@@ -1,0 +1,151 @@
+"""What a machine does to a run, in words: full disks, lost processes, too little memory; and how to go on."""
+
+import errno
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import SharedError, UserError
+
+# What a process says that waited for another one which is gone.
+_LOST = ("connection closed by peer", "connection reset", "broken pipe", "gloo", "nccl", "socket")
+_SPACE = "free space, or choose another place: runs=DIR"
+_RIGHTS = "change its permissions, or choose another place: runs=DIR"
+_REMEDIES = {number: _SPACE for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+_REMEDIES |= {number: _RIGHTS for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)}
+_REMEDIES |= {number: "check the disk, or choose another place: runs=DIR" for number in (errno.EIO, errno.ESTALE)}
+_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
+
+
+def explain(fault: Exception, run: Any) -> Exception:
+    """What to raise in the place of an exception that a run ended with: a UserError where it has a remedy.
+
+    Args:
+        run: The vlm.training.run.Run; None if it failed while it was put together.
+    """
+    if run is None or not _began(run):
+        return fault if isinstance(fault, UserError) else _reworded(fault, {}) or fault
+    found = _reworded(fault, run.config)
+    if run.trainer.world_size > 1 and not isinstance(found, SharedError):
+        found = _of_a_rank(fault, found, run)
+    if found is None:
+        return fault
+    if run.trainer.is_global_zero and found.status == 1:
+        return type(found)(f"{found}\n{standing(run.folder, found)}", 1)
+    return found
+
+
+def _of_a_rank(fault: Exception, found: UserError | None, run: Any) -> UserError | None:
+    """What to tell where the others did not fail together with this process."""
+    rank = run.trainer.global_rank
+    if _is_lost(fault):
+        return _lost(run)
+    if found is None:
+        fault.add_note(f"raised on rank {rank} of {run.trainer.world_size}")
+        return None
+    return UserError(f"rank {rank}: {found}", found.status)
+
+
+def _began(run: Any) -> bool:
+    return run.trainer is not None and run.trainer.state.fn is not None
+
+
+def standing(folder: Path, fault: Exception | None = None) -> str:
+    """Where a run stands that a fault ended, and how to go on."""
+    saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
+    if not saved:
+        return "no checkpoint had been written yet: start the run again"
+    command = f"python train.py {shlex.quote(f'resume={folder}')}"
+    if getattr(fault, "repeats", False):
+        return (
+            f"the last good state is in {saved[0]}; from there the same comes again, unless the trainer is another: "
+            f"{command} trainer.precision=32-true, say; else start again with a lower optim.lr"
+        )
+    return f"the last save is whole, {saved[0]}; go on with: {command}"
+
+
+def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
+    """A UserError for what the machine did; None for what only a traceback can tell."""
+    chain = list(_chain(fault))
+    text = "\n".join(map(str, chain))
+    if worker := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is|was)? ?(.*)", text):
+        return UserError(_worker(worker[1], worker[2]), 1)
+    if isinstance(fault, UserError):
+        # One that a worker raised comes with the worker's traceback in its message, and without its status.
+        inner = re.findall(r"^vlm\.errors\.\w+: ((?:.*\n?)+)", str(fault), re.MULTILINE)
+        return UserError(inner[-1].strip(), 1) if inner and "DataLoader worker process" in str(fault) else fault
+    if _is_memory(chain, text):
+        return UserError(_memory(fault, text, config), 1)
+    if any(type(link).__module__.startswith(("torch._dynamo", "torch._inductor")) for link in chain):
+        lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
+        said = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
+        return UserError(f"torch.compile failed ({said[:160]}); set compile=false", 1)
+    if isinstance(fault, OSError) and fault.errno in _REMEDIES:
+        where = f"{fault.filename}: " if fault.filename else ""
+        return UserError(f"{where}{fault.strerror}; {_REMEDIES[fault.errno]}", 1)
+    return None
+
+
+def _chain(fault: BaseException | None) -> Iterator[BaseException]:
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
+
+
+def _is_memory(chain: list[BaseException], text: str) -> bool:
+    if any(isinstance(fault, MemoryError) or getattr(fault, "errno", None) == errno.ENOMEM for fault in chain):
+        return True
+    kinds = [type(fault).__name__ for fault in chain]
+    return "OutOfMemoryError" in kinds or (
+        any(isinstance(fault, RuntimeError) for fault in chain) and any(words in text.lower() for words in _MEMORY)
+    )
+
+
+def _memory(fault: BaseException, text: str, config: dict[str, Any]) -> str:
+    what = "the GPU is out of memory" if "cuda" in text.lower() else "out of memory"
+    advice = "lower data.batch_size, raise trainer.accumulate_grad_batches by as much"
+    size, parts = config.get("data", {}).get("batch_size"), config.get("trainer", {}).get("accumulate_grad_batches", 1)
+    if size and size % 2 == 0:
+        advice = f"data.batch_size={size // 2} trainer.accumulate_grad_batches={2 * parts} takes the same steps in less"
+    said = str(fault).strip().splitlines() or [type(fault).__name__]
+    return f"{what} ({said[0][:160]}); in a new run, {advice}; in an evaluation it is data.eval_batch_size"
+
+
+def _worker(pids: str, how: str) -> str:
+    killed = re.search(r"killed by signal: ([\w ]+)", how)
+    reason = f"was killed ({killed[1].strip()})" if killed else "ended unexpectedly"
+    remedy = "mostly for want of memory; lower data.num_workers or data.batch_size"
+    if "shared memory" in how or "Bus error" in how:
+        remedy = (
+            "for want of shared memory; give the container more (docker run --shm-size=8g), or lower data.num_workers"
+        )
+    return f"a process that reads data (pid {pids}) {reason}, {remedy}"
+
+
+def _is_lost(fault: BaseException) -> bool:
+    """Whether this process only found that another one is gone."""
+    kinds = [type(found).__name__ for found in _chain(fault)]
+    text = "\n".join(str(found) for found in _chain(fault) if isinstance(found, RuntimeError)).lower()
+    return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _LOST)
+
+
+def _lost(run: Any) -> UserError:
+    """What this process knows of the one that is gone; where another started it, that one says it."""
+    from vlm.training.launcher import Launcher, started
+
+    launcher = run.trainer.strategy.launcher
+    gone = launcher.lost() if isinstance(launcher, Launcher) and not started() else None
+    if gone:
+        return SharedError(describe(*gone), 1)
+    said = "another process of the run is gone; if it was not killed, it said why"
+    return SharedError(said, 1) if started() else UserError(f"rank {run.trainer.global_rank}: {said}", 1)
+
+
+def describe(rank: int, code: int) -> str:
+    """How a rank ended, from its exit code."""
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}, mostly for want of memory"
+    return f"rank {rank} ended with an error, which stands above"

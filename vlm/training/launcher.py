@@ -1,0 +1,89 @@
+"""The processes that a run starts for its further devices: when one dies all end, and soon."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+PARENT = "VLM_LAUNCHER"  # by which a started process knows who must not die
+POLL = 0.5  # seconds
+GRACE = 10.0  # seconds that the first process has to find for itself that another is gone, and to say what it knows
+
+
+def started() -> bool:
+    """Whether this process is one that a run's first one started."""
+    return os.environ.get(PARENT, str(os.getpid())) != str(os.getpid())
+
+
+class Launcher(_SubprocessScriptLauncher):
+    """Starts a process for each further device, and sees to it that none is left alone.
+
+    A process that waits for one that is gone may wait for ever: on GPUs, until a timeout of half an hour. Lightning
+    kills the first process too, in the middle of its last words.
+    """
+
+    def launch(self, function: Callable, *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[PARENT] = str(os.getpid())
+            self._call_children_scripts()
+            threading.Thread(target=self._watch, daemon=True, name="watch over ranks").start()
+        elif started():
+            threading.Thread(target=_end_with_parent, daemon=True, name="watch over parent").start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+    def lost(self, patience: float = GRACE / 2) -> tuple[int, int] | None:
+        """Rank and exit code of a started process that failed, if one does within some seconds."""
+        until = time.monotonic() + patience
+        while not (found := self._failed()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return found[0] if found else None
+
+    def end(self) -> None:
+        """Ends what this process started."""
+        for process in self.procs:
+            process.kill()
+        for process in self.procs:
+            process.wait()
+
+    def _failed(self) -> list[tuple[int, int]]:
+        codes = [(rank, process.poll()) for rank, process in enumerate(self.procs, 1)]
+        return [(rank, code) for rank, code in codes if code]
+
+    def _watch(self) -> None:
+        while not (failed := self._failed()):
+            time.sleep(POLL)
+            if all(process.returncode == 0 for process in self.procs):
+                return
+        time.sleep(GRACE)
+        from vlm.training.faults import describe
+
+        print(f"error: {describe(*failed[0])}; the others are stopped", file=sys.stderr, flush=True)
+        self.end()
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    while os.environ[PARENT] == str(os.getppid()):
+        time.sleep(POLL)
+    os._exit(1)
+
+
+def oversee(trainer: L.Trainer) -> None:
+    """Puts a Launcher in the place of Lightning's."""
+    old = trainer.strategy.launcher
+    if type(old) is _SubprocessScriptLauncher:
+        trainer.strategy._launcher = Launcher(old.cluster_environment, old.num_processes, old.num_nodes)
+
+
+def end_processes(trainer: L.Trainer) -> None:
+    """Ends the processes that a run has started, if it failed; a started one ends by itself."""
+    if isinstance(trainer.strategy.launcher, Launcher):
+        trainer.strategy.launcher.end()

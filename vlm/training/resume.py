@@ -1,0 +1,125 @@
+"""Going on with a run exactly where it was."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from vlm.config import config as conf
+from vlm.errors import UserError
+from vlm.training.processes import agree, first
+from vlm.training.run_folder import check_same_run, claim, run_folders
+
+NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
+
+
+def resume_run(where: str, overrides: list[str]) -> int:
+    """Resumes a run and returns the exit status.
+
+    Args:
+        where: The run's folder, one of its checkpoints, a folder of runs for the newest in it, or "last" for the
+            newest run under runs/.
+        overrides: The values that may change: trainer, logger, callbacks, data.num_workers.
+    """
+    from vlm.checkpoint import load as ckpt
+    from vlm.checkpoint.verify import refusing
+    from vlm.training.fit import train
+
+    path = Path(agree(lambda: str(find(where))))
+    folder = path.parent.parent
+    loaded = ckpt.read(path)
+    with refusing(path):
+        conf.check_stored(loaded["vlm"]["config"])
+        finished(loaded, loaded["vlm"]["config"])
+    config = conf.check_resume_overrides(overrides, loaded["vlm"]["config"])
+    check_steps(loaded, config)
+    if first():
+        check_same_run(folder, loaded["vlm"]["config"])
+    if finished(loaded, config) and (folder / "evaluation").is_dir():
+        print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
+        return 0
+    if first():
+        claim(folder)
+        print(f"resuming {folder} at step {loaded['global_step']}", file=sys.stderr)
+    return train(config, folder=folder, checkpoint=path)
+
+
+def find(where: str) -> Path:
+    """The checkpoint to go on from.
+
+    Raises:
+        UserError: There is none.
+    """
+    if where == "last":
+        return newest(Path("runs"), "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
+    path = Path(where)
+    if path.is_dir():
+        if (path / "checkpoints").is_dir():
+            return last_of(path)
+        return newest(path, f"resume={where}: there is no checkpoint at {path / 'checkpoints'}; name a run's folder")
+    if not path.is_file():
+        raise UserError(f"resume={where}: no such run or checkpoint; give a run's folder, a .ckpt file, or last")
+    return path
+
+
+def newest(runs: Path, otherwise: str) -> Path:
+    """The checkpoint of the newest run in a folder of runs that has a whole one; damaged ones are named."""
+    for folder in run_folders(runs):
+        try:
+            return last_of(folder)
+        except UserError as fault:
+            print(f"passed over: {fault}", file=sys.stderr)
+    raise UserError(otherwise)
+
+
+def last_of(folder: Path) -> Path:
+    """The last checkpoint of a run that is whole; a damaged one is named."""
+    from vlm.checkpoint import load as ckpt
+
+    faults = []
+    for path in (folder / "checkpoints" / name for name in NAMES):
+        if not path.is_file():  # killed between the two renames of a save
+            continue
+        try:
+            ckpt.read(path)
+        except UserError as fault:
+            faults.append(str(fault))
+            continue
+        for passed in faults:
+            print(f"passed over: {passed}", file=sys.stderr)
+        return path
+    reasons = "; ".join(faults) or "there is none yet; start the run again"
+    raise UserError(f"{folder}: no checkpoint to go on from ({reasons})")
+
+
+def check_steps(loaded: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuses what would make other optimiser steps of the same batches, and an end that is passed already.
+
+    Raises:
+        UserError: It names the key and both values.
+    """
+    saved, limits = loaded["vlm"]["config"]["trainer"], config["trainer"]
+    before, now = (values.get("accumulate_grad_batches", 1) for values in (saved, limits))
+    if before != now:
+        raise UserError(
+            f"trainer.accumulate_grad_batches: the run has {before}, a resumed one cannot have {now}; "
+            "leave it out, or start a new run"
+        )
+    done, epochs = epochs_done(loaded), limits.get("max_epochs")
+    if epochs is not None and 0 <= epochs < done:
+        raise UserError(
+            f"trainer.max_epochs: {epochs} is less than the {done} that are done; give more, or leave it out"
+        )
+
+
+def epochs_done(loaded: dict[str, Any]) -> int:
+    """Whole epochs that a checkpoint has behind it."""
+    return loaded["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+
+
+def finished(loaded: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether the checkpoint stands at the end that the config sets."""
+    limits = config["trainer"]
+    epochs, steps = limits.get("max_epochs"), limits.get("max_steps", -1)
+    return bool(
+        (epochs and epochs > 0 and epochs_done(loaded) >= epochs) or (steps > 0 and loaded["global_step"] >= steps)
+    )

@@ -1,0 +1,254 @@
+"""One run: what its config says, built and put together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from vlm.checkpoint import load as ckpt
+from vlm.config import config as conf
+from vlm.data.features.fingerprint import check_split
+from vlm.errors import UserError
+from vlm.evaluation.report.results import write_results
+from vlm.nn.precision import has_bfloat16
+from vlm.randomness import key
+from vlm.training import compiling, slurm
+from vlm.training.blocks import arrange
+from vlm.training.cached_features import keep_features
+from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
+from vlm.training.callbacks.compiling import TellCompiling
+from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
+from vlm.training.callbacks.progress import Progress
+from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
+from vlm.training.data_module import Data
+from vlm.training.fsdp import gather, scatter
+from vlm.training.launcher import oversee
+from vlm.training.optim import Optimization
+from vlm.training.processes import agree, check_devices, first, first_alone
+from vlm.training.run_folder import clean, create, new_folder
+from vlm.training.task import Task
+
+PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
+
+
+def cache_folder(config: dict[str, Any]) -> Path:
+    """Where runs keep what later ones use again."""
+    return Path(config["runs"]) / "cache"
+
+
+def build_data(config: dict[str, Any]) -> Data:
+    """The data module with its source opened."""
+    node = conf.node(config, "data")
+    given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
+    if "source" in node:
+        node["source"] = conf.supply(node["source"], {"cache": given["cache"]})
+    if conf.takes(node, "tokenizer"):
+        given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
+    return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
+
+
+def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model with weights keyed by the seed, and its specification for checkpoints.
+
+    Args:
+        sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
+    """
+    node = conf.supply(conf.node(config, "model"), sizes)
+    torch.manual_seed(key(config["seed"], "weights"))
+    try:
+        return conf.build(node, "model"), conf.spec(node)
+    except ValueError as fault:
+        raise UserError(f"model: {fault}") from fault
+
+
+def start_from(model: nn.Module, config: dict[str, Any]) -> None:
+    """Copies the weights that `model.init_from` names, and says which."""
+    folder = config["model"].get("init_from")
+    if folder is not None:
+        from vlm.models.pretrained.load import load_hugging_face
+
+        print("\n".join(load_hugging_face(model, folder)), flush=True)
+
+
+def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
+    """The task, with what it takes from its data."""
+    return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
+
+
+def build_optimization(config: dict[str, Any]) -> Optimization:
+    node = dict(config["optim"])
+    if config["trainer"].get("precision") == "16-mixed":
+        node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
+    return Optimization(
+        optimizer=conf.build(node, "optim"),
+        schedule=conf.build(config["schedule"], "schedule"),
+        weight_decay=config["optim"].get("weight_decay", 0.0),
+        layer_decay=config["layer_decay"],
+    )
+
+
+def on_gpu(config: dict[str, Any]) -> bool:
+    """Whether a config trains on a GPU here."""
+    return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def compiles(config: dict[str, Any]) -> bool:
+    """Whether a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
+
+    Raises:
+        UserError: It says so, and something is.
+    """
+    chosen = config.get("compile")
+    if chosen is False or (chosen is None and not on_gpu(config)):
+        return False
+    lacking = compiling.missing(on_gpu=on_gpu(config))
+    if lacking and chosen:
+        raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
+    if lacking and first():
+        print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
+    return lacking is None
+
+
+def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
+    """Lightning's trainer, all its saves and loads led through vlm.checkpoint.load."""
+    node = dict(config["trainer"])
+    if node.get("precision") is None:
+        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
+    node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    leave_signals_to_us(trainer)
+    oversee(trainer)
+    return trainer
+
+
+class Run:
+    """A training run in its folder.
+
+    Args:
+        config: The resolved config.
+        folder: The folder of a run that goes on; by default a new one.
+        checkpoint: Where a run that goes on stands.
+    """
+
+    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+        self.config, self.checkpoint = config, checkpoint
+        self.folder = folder or Path(agree(lambda: str(new_folder(config))))
+        loaded = None if checkpoint is None else ckpt.read(checkpoint)
+        self.compiled = compiles(config)
+        self.data = self._open_data(loaded)
+        model, spec = build_model(config, self.data.sizes)
+        if loaded is None:
+            start_from(model, config)
+        elif self.data.cache_features:  # those of the weights that the run has, before the trainer loads them
+            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
+        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
+        arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
+        self.task = build_task(config, model, self.data, optimization=build_optimization(config))
+        self.task.test_split = self.data.final_split
+        self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
+        callbacks = self._callbacks()
+        bar = any(isinstance(callback, Progress) for callback in callbacks)
+        self.trainer = build_trainer(
+            config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
+        )
+        check_devices(config["data"]["batch_size"], self.trainer.world_size)
+        if loaded is not None:
+            self._check_same_data(loaded)
+
+    def _open_data(self, loaded: dict[str, Any] | None) -> Data:
+        check_fit(self.config)
+        config = self.config if loaded is None else conf.contained(self.config, self.folder)
+        self.cache = cache_folder(config)
+        with first_alone():  # what it puts into the cache, the others read
+            data = build_data(config)
+            if data.cache_features:
+                check_split(data.split("train"))
+            if loaded is not None:
+                data.restore(loaded["vlm"])
+                return data
+            for line in skipped_lines(data.skipped) if first() else ():
+                print(line, flush=True)
+            data.prepare()
+        return data
+
+    def _check_same_data(self, loaded: dict[str, Any]) -> None:
+        before, now = loaded["vlm"]["data"], self.task.about["data"]
+        if before != now:
+            raise UserError(
+                f"data: the run was trained on other data (fingerprint {before}, now {now}); "
+                "restore them, or start a new run"
+            )
+
+    def _callbacks(self) -> list[L.Callback]:
+        nodes = self.config["callbacks"].items()
+        built = [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built += [TellCompiling()] if self.compiled else []
+        # What is saved, and left, after a step is all that the others made of it.
+        return sorted(
+            built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
+        )
+
+    def _loggers(self) -> list[Any]:
+        given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
+        nodes = self.config["logger"].items()
+        built = {name: conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node}
+        return [SteadyLogger(logger, name) for name, logger in built.items()]
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return next(callback for callback in self.trainer.callbacks if isinstance(callback, Checkpoints))  # type: ignore[attr-defined]
+
+    def fit(self) -> None:
+        """Trains to the end."""
+        if self.trainer.is_global_zero and self.checkpoint is None:
+            create(self.folder, self.config)
+            slurm.mark(self.folder)
+        elif self.trainer.is_global_zero:
+            clean(self.folder)
+        if self.data.cache_features:
+            keep_features(self, self.cache)
+        self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+
+    def test(self) -> dict[str, float]:
+        """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
+        loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
+        self.task.load_weights(ckpt.weights(loaded))
+        results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        gather(self.task.model)  # one rank writes, and the report reads the model's attention
+        if self.trainer.is_global_zero:
+            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+        scatter(self.task.model)
+        return results
+
+    def example(self) -> str:
+        """A command that uses what the run made."""
+        folder = self.folder / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.task.example(self.data, folder)
+
+
+def check_fit(config: dict[str, Any]) -> None:
+    """Refuses data that do not give what the task takes, before any is read."""
+    kind: Any = conf.load(config["data"]["_target_"])
+    takes = [name for name in PARTS if conf.takes(config["task"], name)]
+    if set(kind.supplies) != set(takes):
+        raise UserError(
+            f"data: {kind.__name__} does not fit task={config['task_name']}; "
+            "choose other data, or the task that these are for"
+        )
+
+
+def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
+    """What a source left out, the first few by name."""
+    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
+
+
+def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
+    """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
+    task.test_split = data.test_split = split
+    trainer.test(task, datamodule=data, verbose=False)
+    return task.results

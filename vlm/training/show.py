@@ -1,0 +1,59 @@
+"""What the model reads and writes, in lines for a person."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vlm.data.batch import PADDING
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.inference.files import printable
+from vlm.training.data_module import Data
+from vlm.training.losses import IGNORE, next_token_labels
+
+
+def first_row(tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, shown: int) -> list[str]:
+    """Lines that show the start of a batch's first row as the model reads it: each token and what it has to predict.
+
+    Args:
+        name: What a segment is called, such as "caption".
+        shown: How many tokens are shown.
+    Shapes:
+        tokens (B, L), segments (B, L)
+    """
+    labels = next_token_labels(tokens[:1], segments[:1])[0]
+    lines = [f"  {name:<10}input -> target"]
+    row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
+    for token, segment, label in list(row)[:shown]:
+        target = "(none)" if label == IGNORE else tokenizer.piece(label)
+        where = "padding" if segment == PADDING else str(segment)
+        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r} -> {target!r}")
+    return lines
+
+
+def shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def image_shape(images: Tensor) -> str:
+    """Shape of a batch of images, or of the features that were kept of them."""
+    return f"{'features' if images.is_floating_point() else 'images'} {shape(images)}"
+
+
+def text_shape(tokens: Tensor, segments: Tensor) -> str:
+    """Shape of a batch of text, and the share of it that is padding."""
+    return f"tokens {shape(tokens)}, padding {(segments == PADDING).float().mean().item():.1%}"
+
+
+def caption_line(caption: str, references: Sequence[str]) -> str:
+    """A caption beside a reference, marked where it is one of them."""
+    mark = "=" if caption in references else " "
+    return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
+
+
+def example_image(data: Data, folder: Path) -> str:
+    """Puts an image of the final split into a folder; returns its path as a shell takes it."""
+    path = folder / "example.png"
+    data.split(data.final_split).image(0, 0).save(path)
+    return shlex.quote(str(path))

@@ -1,0 +1,174 @@
+"""What an optimiser step is made of, and why one may not be taken."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vlm.errors import SharedError
+from vlm.training.fsdp import local
+
+SHOWN = 8  # names of samples in a message; a longer list goes into a file
+SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
+CAUSES = (
+    "usual causes: a learning rate that is too high (optim.lr) or not warmed up (schedule.warmup), gradients that are "
+    "not clipped (trainer.gradient_clip_val), 16-bit numbers (trainer.precision), or one of the samples"
+)
+
+
+class NotFiniteError(SharedError):
+    """An update, or a checkpoint, would hold a number that is not finite."""
+
+    repeats = True  # in a run that is resumed with nothing changed
+
+
+class Step:
+    """The batches of this rank that an optimiser step has read so far.
+
+    Their sums stay on the device: nothing here waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Sequence[str], Tensor, Tensor]] = []
+
+    def add(self, ids: Sequence[str], total: Tensor, count: Tensor) -> None:
+        """Adds a batch: the names of its samples, its summed loss, and the count that it is a sum over."""
+        self.batches.append((ids, total.detach(), count))
+
+    def sums(self) -> Tensor:
+        """The summed loss and the count of all batches: (2,)."""
+        totals = sum((total for _, total, _ in self.batches[1:]), self.batches[0][1])
+        counts = sum((count for _, _, count in self.batches[1:]), self.batches[0][2])
+        return torch.stack([totals, counts.to(totals.dtype)])
+
+    def suspects(self) -> tuple[bool, list[str]]:
+        """Whether a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
+        bad = [ids for ids, total, _ in self.batches if not bool(torch.isfinite(total))]
+        return bool(bad), [str(id) for ids in bad or [ids for ids, *_ in self.batches] for id in ids]
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients that an optimiser is about to use; this rank's part of them, where they are sharded."""
+    return [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def total_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The norm of all gradients as one vector, the same on all ranks."""
+    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(found)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip(optimizer: torch.optim.Optimizer, limit: float, norm: Tensor | None) -> None:
+    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value where no norm is given."""
+    found = gradients(optimizer)
+    if norm is not None:
+        torch._foreach_mul_(found, (limit / (norm + 1e-6)).clamp(max=1.0))
+        return
+    torch._foreach_clamp_min_(found, -limit)
+    torch._foreach_clamp_max_(found, limit)
+
+
+def unscale(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> None:
+    """Divides the gradients by the scale of a 16-bit loss, where the trainer left that to a fused optimiser.
+
+    Within the optimiser's own kernel it would come after clipping, which would clip by the scaled norm.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        scaler.unscale_(optimizer)
+
+
+def overflow_is_handled(trainer: L.Trainer) -> bool:
+    """Whether gradients that are not finite are a loss scaler's to deal with: it skips the step, and scales by less."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler is not None and scaler.get_scale() > SMALLEST_SCALE
+
+
+def check(trainer: L.Trainer, model: nn.Module, step: Step, loss: Tensor, norm: Tensor) -> None:
+    """Stops the run if a step's loss or the norm of its gradients is not finite.
+
+    Clipping needs the norm anyway, which is finite only if every gradient is. Asking the device for the answer is the
+    one time in an optimiser step that the host waits for it: asked a step later it would cost nothing, but by then
+    weights and moments would be lost. All ranks have the same loss and norm, so that all stop together.
+
+    Raises:
+        NotFiniteError: One is not, and it is not for a loss scaler to skip the step.
+    """
+    if bool(torch.isfinite(loss + norm)):
+        return
+    if not (bool(torch.isfinite(loss)) and overflow_is_handled(trainer)):
+        stop(trainer, model, step, loss)
+
+
+def stop(trainer: L.Trainer, model: nn.Module, step: Step, loss: Tensor) -> None:
+    """Stops the run before an update that is not finite. All ranks come here together, and may talk to each other.
+
+    Raises:
+        NotFiniteError: Always, with the step, the samples and the usual causes.
+    """
+    guilty, names = step.suspects()
+    found = [(trainer.global_rank, guilty, names)]
+    if trainer.world_size > 1:
+        everyone: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(everyone, found[0])
+        found = everyone
+    suspects = [report for report in found if report[1]] or found
+    if bool(torch.isfinite(loss)):
+        what = f"the gradient is not finite ({_where(model)})"
+    else:
+        what = f"the loss is not finite ({float(loss):g})"
+    lines = [f"step {trainer.global_step + 1}: {what}; the step was not taken"]
+    for rank, _, ids in suspects:
+        lines.append(f"{f'rank {rank} read' if trainer.world_size > 1 else 'it read'} {_listed(trainer, rank, ids)}")
+    raise NotFiniteError("\n".join([*lines, CAUSES]), 1)
+
+
+def _where(model: nn.Module) -> str:
+    """The first parameters whose gradient is not finite, as this rank holds it."""
+    held = [(name, local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
+    bad = [name for name, gradient in held if not bool(torch.isfinite(gradient).all())]
+    if not bad:
+        return "its norm overflows"
+    return f"of {', '.join(bad[:2])}{f' and {len(bad) - 2} more' if len(bad) > 2 else ''}"
+
+
+def _listed(trainer: L.Trainer, rank: int, names: Sequence[str]) -> str:
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    path = Path(trainer.default_root_dir) / f"not_finite_step_{trainer.global_step + 1}_rank_{rank}.txt"
+    shown = f"{', '.join(names[:SHOWN])} and {len(names) - SHOWN} more"
+    try:
+        if trainer.is_global_zero:
+            path.write_text("\n".join(names) + "\n", encoding="utf-8")
+    except OSError:  # a message without the whole list is better than one about the list
+        return shown
+    return f"{shown} (all in {path})"
+
+
+def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Stops a save of what holds a number that is not finite: a last update may have made one out of finite gradients.
+
+    Raises:
+        NotFiniteError: On all ranks, if the part of any holds one.
+    """
+    named = [(name, local(t)) for name, t in _tensors(checkpoint, "") if t.is_floating_point() and t.numel()]
+    # The largest of a tensor's values is not finite if any is: one pass, and small beside writing them.
+    sizes = [norm.float().cpu() for norm in torch._foreach_norm([t for _, t in named], float("inf"))]
+    bad = [name for (name, _), size in zip(named, sizes, strict=True) if not bool(torch.isfinite(size))]
+    if trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
+        what = f"{bad[0]}{f' and {len(bad) - 1} more' if len(bad) > 1 else ''}" if bad else "another rank's weights"
+        raise NotFiniteError(
+            f"step {trainer.global_step}: not saved, for {what} would not be finite in the checkpoint\n{CAUSES}", 1
+        )
+
+
+def _tensors(value: Any, path: str) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [found for name, child in inner for found in _tensors(child, f"{path}.{name}" if path else str(name))]
