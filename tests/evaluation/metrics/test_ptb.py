@@ -152,7 +152,7 @@ def test_oddities(caption: str, expected: str) -> None:
 
 
 def _gold() -> Path:
-    default = Path(__file__).parents[3] / "shared" / "data"
+    default = Path(__file__).parents[4] / "shared" / "data"
     folder = Path(os.environ.get("VLM_SHARED_DATA", default)) / "coco_caption_gold"
     if not folder.is_dir():
         pytest.skip(f"the COCO demonstration is not there: {folder} (set VLM_SHARED_DATA)")
