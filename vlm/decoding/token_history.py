@@ -30,9 +30,9 @@ class Texts:
         """Adds a token to each text: tokens (R, G); parents (R, G) or None are the beams that they follow."""
         if parents is not None:
             self.tokens = self.tokens.gather(1, parents[..., None].expand_as(self.tokens))
-        last = self.tokens.shape[2] - 1
-        self.tokens.scatter_(2, self.lengths.clamp(max=last).expand(-1, tokens.shape[1], 1), tokens[..., None])
-        self.lengths += 1
+        self.tokens.scatter_(2, self.lengths.expand(-1, tokens.shape[1], 1), tokens[..., None])
+        # Texts that have ended go on until others take their rows: their tokens pile up in the place never read.
+        self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[rows], self.lengths[rows]
