@@ -149,6 +149,9 @@ class Beam:
             elif rank < self.width or self.required:
                 finished.append((node.total / node.depth**self.decoding.length_penalty, node))
                 node.kept = True
+        alive = [node for node in self._beams(row, group) if node is not None]
+        if alive and not candidates and not finished:  # the rules leave no token: the best beam is cut here
+            finished.append((-torch.inf, alive[0]))
         finished.sort(key=lambda pair: -pair[0])
         del finished[self.width :]
         going = self._share_out(going)[: self.width]
@@ -208,8 +211,7 @@ class Beam:
             path = path if node.token == self.eos_id else path[: self.limit]
             tokens = [step.token for step in path]
             found.setdefault(tuple(tokens), Hypothesis(tokens, [step.logprob for step in path], score))
-        # Where the rules leave no text at all, an empty one is all there is to say.
-        return list(found.values())[: self.decoding.results] or [Hypothesis([], [], -torch.inf)]
+        return list(found.values())[: self.decoding.results]
 
     def _require(self, scores: Tensor, row: _Row) -> None:
         if row.age >= len(self.prefix):

@@ -25,7 +25,7 @@ class Rules:
         banned: Runs of tokens that no text holds.
         required: What each text must hold: at least one run of tokens of each of these lists.
     Raises:
-        UserError: A value is outside its range.
+        UserError: A value is outside its range, or rules contradict each other.
     """
 
     repetition_penalty: float = 1.0
@@ -41,6 +41,18 @@ class Rules:
         for name, value in (("--no-repeat-ngram", self.no_repeat_ngram), ("--min-tokens", self.min_tokens)):
             if value < 0:
                 raise UserError(f"{name} {value} is not possible; give 0 or more")
+        if not all(self.banned) or not all(all(ways) for ways in self.required):
+            raise UserError("--ban, --require: a word without tokens is not possible; give words that have letters")
+        for count, ways in enumerate(self.required, start=1):
+            if not any(self._allows(words) for words in ways):
+                also = "--ban or --no-repeat-ngram" if self.no_repeat_ngram else "--ban"
+                raise UserError(f"--require: {also} forbids its word {count}; leave one of them out")
+
+    def _allows(self, words: Words) -> bool:
+        """Whether a text with this run of tokens keeps the rules on runs of tokens."""
+        ngrams = _runs(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
+        banned = any(run in _runs(words, len(run)) for run in self.banned)
+        return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
     def read_texts(self) -> bool:
@@ -63,6 +75,18 @@ class Rules:
         if self.min_tokens and 0 <= eos_id < scores.shape[1]:
             scores[lengths <= self.min_tokens, eos_id] = -torch.inf  # the begin token makes one more
         return scores
+
+
+def allow_end(scores: Tensor, eos_id: int) -> None:
+    """Allows the end token, in place, where the rules leave no token at all: scores (R, V)."""
+    if 0 <= eos_id < scores.shape[1]:
+        none = scores.amax(-1) == -torch.inf
+        scores[:, eos_id].masked_fill_(none, 0.0)
+
+
+def _runs(words: Words, length: int) -> list[Words]:
+    """The runs of a length that stand in these words."""
+    return [words[at : at + length] for at in range(len(words) - length + 1)]
 
 
 def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:

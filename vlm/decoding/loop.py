@@ -12,7 +12,6 @@ from vlm.decoding.beam import Beam
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Single
 from vlm.decoding.token_history import Texts
-from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.nn.step.replay import Stepper
 
@@ -52,7 +51,7 @@ def decode(
     Yields:
         The place of an image in the queue and its texts, best first, as soon as they are found.
     Raises:
-        UserError: The prefix, or what is required, is longer than a text may be.
+        UserError: The rules ask for more than a text has room for.
     """
     with torch.inference_mode():
         loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees)
@@ -85,7 +84,7 @@ class _Loop:
     ) -> None:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
         self.room, self.device, self.trees = rows, device, trees
-        prefix, limit = len(decoding.rules.prefix), _longest(decoding, decoder.max_len)
+        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(decoder.max_len)
         self.max_len = min(limit + 1, decoder.max_len)  # the last step is there for an end token only
         options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
         beams = decoding.beam > 1
@@ -193,18 +192,6 @@ class _Loop:
                 self.waiting.append(_Waiting(self.came, id, one))
                 self.came += 1
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
-
-
-def _longest(decoding: Decoding, max_len: int) -> int:
-    """The longest text in tokens, the end token not counted."""
-    longest = max_len if decoding.max_tokens is None else min(decoding.max_tokens, max_len)
-    rules = decoding.rules
-    if rules.prefix and len(rules.prefix) >= longest:
-        raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
-    needed = len(rules.prefix) + sum(min(map(len, ways)) for ways in rules.required)
-    if rules.required and needed > longest:
-        raise UserError(f"--require: these words need {needed} tokens, a text has at most {longest}; give fewer")
-    return longest
 
 
 def _row(context: Context, place: int) -> Context:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm.decoding.constraints import allow_end
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.required import keep_possible
 from vlm.decoding.token_history import Texts
@@ -54,6 +55,8 @@ class Single:
             logits = texts.rule(logits.clone(), self.eos_id)
         if self.decoding.rules.required:
             logits = self._require(logits.clone() if texts is None else logits)
+        if logits is not raw:
+            allow_end(logits, self.eos_id)
         tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform().to(logits.device))
         logprobs = None
         if self.decoding.logprobs:

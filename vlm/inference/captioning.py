@@ -1,5 +1,6 @@
 """Captioning images with a trained model: load, preprocess, predict, format."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -16,7 +17,7 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.inference.inputs import read_images
@@ -209,6 +210,7 @@ def caption_files(
             read.extend(good)
             yield pixels
 
+    counts: list[int] = []
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
     pack(captioner.model.encoder)
     lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
@@ -219,6 +221,9 @@ def caption_files(
             writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
         if trees is not None and found is not None:
             trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
+        counts.append(len(captions))
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
     return 1 if failed else 0
 
 
