@@ -47,7 +47,7 @@ def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
     decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(length_penalty=0.0)
     end = {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, **end)
-    monkeypatch.setattr("vlm.decoding.loop.Single", Beam)
+    monkeypatch.setattr("vlm.decoding.loop.Stepwise", Beam)
     same(run(decoder, context, decoding, **end), truth)
 
 
