@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vlm.decoding.loop import decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.errors import UserError
 from vlm.inference.files import Writer
 from vlm.inference.generating import Continuation, Generator, Typist
@@ -20,15 +20,19 @@ def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *
     Raises:
         UserError: As `search_text`.
     """
+    counts: list[int] = []
     live = writer.form == "text" and writer.file is sys.stdout
     for place, prompt in enumerate(prompts):
         found = search_text(generator, prompt, decoding)
+        counts.append(len(found))
         if live:
             Typist([prompt] * len(found), first=place == 0).finish(found)
             continue
         for rank, item in enumerate(found, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
             writer.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
     return 0
 
 
