@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -21,16 +21,11 @@ from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
+from vlm.inference.output import Records
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 from vlm.nn.step.packed import lay_out_for_decoding, pack
-
-
-class Records(Protocol):
-    """Where records of captions go."""
-
-    def write(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -178,7 +173,7 @@ class Captioner:
 def caption_files(
     captioner: Captioner,
     paths: Sequence[str],
-    writer: Records,
+    records: Records,
     *,
     batch_size: int,
     decoding: Decoding | None = None,
@@ -216,7 +211,7 @@ def caption_files(
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
         for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
+            records.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
         if trees is not None and found is not None:
             trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
     return 1 if failed else 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.windows import TextBatch
-from vlm.inference.files import printable
+from vlm.errors import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work

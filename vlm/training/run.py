@@ -11,7 +11,7 @@ from torch import nn
 from vlm.checkpoint import load as ckpt
 from vlm.config import config as conf
 from vlm.data.features.fingerprint import check_split
-from vlm.errors import UserError
+from vlm.errors import UserError, printable
 from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.randomness import key
@@ -243,7 +243,7 @@ def check_fit(config: dict[str, Any]) -> None:
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
-    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 
