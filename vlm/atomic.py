@@ -19,6 +19,8 @@ def named(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Writes a file beside its place and renames it into it, so that what stood there stays until all is written.
 
+    What is no UTF-8, as a file's name may be, is escaped.
+
     Raises:
         OSError: It cannot be written; it names the file.
     """
@@ -26,7 +28,7 @@ def write_text(path: Path, text: str) -> None:
     with named(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("w", encoding="utf-8", newline="") as file:
+            with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 file.write(text)
             os.replace(beside, path)
         except BaseException:

@@ -12,7 +12,7 @@ from vlm.checkpoint import load as ckpt
 from vlm.config import config as conf
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
-from vlm.errors import UserError
+from vlm.errors import UserError, printable
 from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.randomness import key
@@ -257,7 +257,7 @@ def check_fit(config: dict[str, Any]) -> None:
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
-    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 
