@@ -74,7 +74,7 @@ class TorchvisionSet:
     splits: tuple[str, ...] = ("train", "test")
     skipped: Sequence[str] = ()
 
-    def __init__(self, *, name: str, root: str, download: bool = True) -> None:
+    def __init__(self, *, name: str, root: str, download: bool = False) -> None:
         if name not in SETS:
             raise UserError(f"data.source.name={name!r} is unknown; choose one of {', '.join(SETS)}")
         self.name = name
