@@ -230,7 +230,9 @@ def _file_system(url: str) -> tuple[Any, str]:
 
         return url_to_fs(url)  # it keeps file systems by process, so that a worker has its own
     except ImportError as fault:  # of fsspec, or of the package for this kind of store
-        raise UserError(f'{url}: needs a package that is not there ({fault}); pip install "vlm[shards]"') from fault
+        raise UserError(
+            f'{url}: needs a package that is not there ({fault}); pip install "vlm-lightning[shards]"'
+        ) from fault
     except ValueError as fault:
         raise UserError(f"{url}: is in no store that can be read ({fault}); copy it to disk, and give its path") from (
             fault
