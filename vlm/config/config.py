@@ -51,6 +51,7 @@ __all__ = [
     "thaw",
     "trust",
     "trusted",
+    "values_of",
 ]
 
 # Keys that stand in a group only for the nodes below it to refer to.
@@ -58,6 +59,8 @@ _REFERRED = {
     "data": {"root", "path", "val_path", "test_path", "image_size"},
     "model": {"size", "position", "init_from"},
 }
+
+_ANYWHERE = {"init_from"}  # of any part
 
 Main = Callable[[dict[str, Any]], int | None]
 
@@ -90,7 +93,22 @@ def conf_dir() -> Path:
 def node(config: dict[str, Any], group: str) -> dict[str, Any]:
     """The node of a group that is to be built: without the keys that others only refer to."""
     referred = _REFERRED.get(group, set())
-    return {name: value for name, value in config[group].items() if name not in referred}
+    return {name: _without(value, _ANYWHERE) for name, value in config[group].items() if name not in referred}
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(child, names) for name, child in value.items() if name not in names}
+    return value
+
+
+def values_of(node: dict[str, Any], name: str, path: str = "") -> dict[str, Any]:
+    """The values of a key at and below a node that are set, by the path of the node that has it."""
+    found = {path: node[name]} if node.get(name) is not None else {}
+    for key, child in node.items():
+        if isinstance(child, dict):
+            found |= values_of(child, name, f"{path}.{key}" if path else key)
+    return found
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

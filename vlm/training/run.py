@@ -64,13 +64,15 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
-def start_from(model: nn.Module, config: dict[str, Any]) -> None:
-    """Copies the weights that `model.init_from` names, and says which."""
-    folder = config["model"].get("init_from")
-    if folder is not None:
-        from vlm.models.pretrained.load import load_hugging_face
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
+    places = conf.values_of(config["model"], "init_from")
+    if places:
+        from vlm.checkpoint import start
 
-        print("\n".join(load_hugging_face(model, folder)), flush=True)
+        lines = start.start_from(model, places, tokenizer)
+        if first():
+            print("\n".join(lines), flush=True)
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
@@ -141,7 +143,7 @@ class Run:
         self.data = self._open_data(loaded)
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
-            start_from(model, config)
+            start_from(model, config, self.data.parts.get("tokenizer"))
         else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
             model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
         if loaded is not None and self.data.cache_features:  # made of the weights that the run has
