@@ -58,7 +58,7 @@ class Captioning(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         """Reads and writes captions."""
-        return self.fields["captions"].tokenizer  # type: ignore[attr-defined]
+        return self.fields["captions"].tokenizer  # type: ignore[return-value]
 
     @property
     def preprocess(self) -> Preprocess:

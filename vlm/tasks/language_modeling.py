@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
-from vlm.data.text.text_field import Text
+from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.inference.generating import generate
@@ -55,7 +55,7 @@ class LanguageModeling(Task):
         self.prompts, self.prompt_tokens = prompts, prompt_tokens
 
     @property
-    def text(self) -> Text:
+    def text(self) -> TextField:
         """The field of the text."""
         return self.fields["text"]  # type: ignore[return-value]
 

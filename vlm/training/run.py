@@ -152,7 +152,7 @@ class Run:
         self.data = self._open_data(loaded)
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
-            start_from(model, config, self.data.parts.get("tokenizer"))
+            start_from(model, config, self.data.tokenizer)
         else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
             model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
         if loaded is not None and self.data.cache_features:  # made of the weights that the run has
