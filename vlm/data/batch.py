@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-PADDING = 0  # the segment of padding; the captions of a row are segments 1, 2, ...
+from vlm.data.text.targets import PADDING, Targets, next_token_labels
 
 
 @dataclass
@@ -33,18 +33,20 @@ class CaptionBatch:
 
     Shapes:
         images uint8 (B, 3, H, W), or the features kept of them, floating (B, S, C)
-        tokens (B, L), segments (B, L): 0 is padding, captions count from 1
+        tokens (B, L), segments (B, L): 0 is padding, captions count from 1; targets of (B, L)
     """
 
     images: Tensor
     tokens: Tensor
     segments: Tensor
+    targets: Targets
     ids: list[str]
     references: list[list[str]]
     bad: list[BadSample]
 
     def pin_memory(self) -> "CaptionBatch":
         self.images, self.tokens, self.segments = (x.pin_memory() for x in (self.images, self.tokens, self.segments))
+        self.targets = self.targets.pin_memory()
         return self
 
 
@@ -74,6 +76,7 @@ def collate(samples: Sequence[Sample | BadSample], *, pad_id: int, image_size: i
         images=torch.stack([sample.image for sample in good]) if good else empty,
         tokens=tokens,
         segments=segments,
+        targets=Targets.of(next_token_labels(tokens, segments)),
         ids=[sample.id for sample in good],
         references=[sample.references for sample in good],
         bad=[sample for sample in samples if isinstance(sample, BadSample)],

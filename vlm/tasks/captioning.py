@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vlm.data.batch import CaptionBatch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
@@ -17,7 +15,7 @@ from vlm.models.flop import Work
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task
@@ -61,10 +59,10 @@ class Captioning(Task):
         rows, length = batch.tokens.shape
         return Work(len(batch.images), rows, length, kept=batch.images.is_floating_point())
 
-    def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: CaptionBatch) -> dict[str, Term]:
         hidden = self.model(as_read(batch.images, self.preprocess), batch.tokens, batch.segments)
-        labels = next_token_labels(batch.tokens, batch.segments)
-        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
+        smoothing = self.label_smoothing
+        return {"tokens": Term(*token_loss(hidden, batch.targets, self.model.head_weight, label_smoothing=smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -75,7 +73,7 @@ class Captioning(Task):
         self.unread += [sample.reason for sample in batch.bad]
         images = self.preprocess.normalize(batch.images)
         own, losses = self.grounding.read(self.model, images, batch, controls=controls)
-        self.add_loss(*own)
+        self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)

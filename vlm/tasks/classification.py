@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vlm.data.images.image import Preprocess
 from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.inference.classifying import class_probabilities
@@ -15,7 +12,7 @@ from vlm.models.flop import Work
 from vlm.training.class_data import ClassBatch
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
-from vlm.training.losses import class_loss
+from vlm.training.losses import Term, class_loss
 from vlm.training.mixing import Mixing
 from vlm.training.optim import Optimization
 from vlm.training.show import example_image, image_shape
@@ -59,9 +56,9 @@ class Classification(Task):
     def work(self, batch: ClassBatch) -> Work:
         return Work(images=len(batch.ids), kept=batch.images.is_floating_point())
 
-    def loss(self, batch: ClassBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ClassBatch) -> dict[str, Term]:
         images, targets = self.mixing(as_read(batch.images, self.preprocess), batch.labels)
-        return class_loss(self.model(images), targets, label_smoothing=self.label_smoothing)
+        return {"images": Term(*class_loss(self.model(images), targets, label_smoothing=self.label_smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -71,7 +68,7 @@ class Classification(Task):
         self.unread += [sample.reason for sample in batch.bad]
         probabilities = class_probabilities(self.model, self.preprocess, batch.images)
         picked = probabilities.gather(1, batch.labels[:, None])
-        self.add_loss(-picked.log().sum(), torch.tensor(len(batch.ids), device=self.device))
+        self.add_loss({"images": Term(-picked.log().sum(), len(batch.ids))})
         self.metric.update(batch.ids, probabilities, batch.labels)
 
     def validation_step(self, batch: ClassBatch, batch_idx: int) -> None:

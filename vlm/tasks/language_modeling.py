@@ -14,7 +14,7 @@ from vlm.inference.files import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
-from vlm.training.losses import IGNORE, next_token_labels, token_loss
+from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import first_row, text_shape
 from vlm.training.task import Task
@@ -59,23 +59,20 @@ class LanguageModeling(Task):
     def work(self, batch: TextBatch) -> Work:
         return Work(0, *batch.tokens[:, 1:].shape)
 
-    def token_loss(self, batch: TextBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def token_loss(self, batch: TextBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
-        labels = next_token_labels(batch.tokens, batch.segments)[:, :-1]  # the last token only is a target
-        if batch.scored is not None:
-            labels = labels.masked_fill(~batch.scored[:, 1:], IGNORE)
         segments = None if batch.segments is None else batch.segments[:, :-1]
         hidden = self.model(batch.tokens[:, :-1], segments)
-        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=label_smoothing)
+        return token_loss(hidden, batch.targets, self.model.head_weight, label_smoothing=label_smoothing)
 
-    def loss(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
-        return self.token_loss(batch, label_smoothing=self.label_smoothing)
+    def loss(self, batch: TextBatch) -> dict[str, Term]:
+        return {"tokens": Term(*self.token_loss(batch, label_smoothing=self.label_smoothing))}
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch))
+        self.add_loss({"tokens": Term(*self.token_loss(batch))})
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch))
+        self.add_loss({"tokens": Term(*self.token_loss(batch))})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]

@@ -221,9 +221,9 @@ class ClassData(Data):
     def collate(self) -> Callable[[Any], Any]:
         return partial(collate_classes, image_size=self.preprocess.image_size)
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_loader(self) -> DataLoader[Any]:
         if self.repeats == 1:
-            return super().train_dataloader()
+            return super().train_loader()
         dataset = self.dataset("train", augmented=True)
         batches = RepeatedBatches(repeats=self.repeats, **self._order_of_all(dataset))
         return self.loader(Repeated(dataset, self.repeats), batches, batches.near, self.repeats)

@@ -13,6 +13,7 @@ from vlm.data.store.shard_window import Foretold, Near, near_of
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
+from vlm.training.step_loader import StepLoader
 
 HELD_OUT = 0.02  # share of train that validates where a data set has no validation split
 
@@ -133,7 +134,12 @@ class Data(L.LightningDataModule):
         size = len(self.dataset("train", augmented=True))
         return count_batches(size, self.batch_size, self._ranks()["world"])
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
+        loader = self.train_loader()
+        return loader if self.trainer is None else StepLoader(loader, self.trainer)
+
+    def train_loader(self) -> DataLoader[Any]:
+        """Batches of the training split, from where training stands to the end of the epoch."""
         dataset = self.dataset("train", augmented=True)
         batches = TrainBatches(**self._order_of_all(dataset), **self.order(dataset))
         return self.loader(dataset, batches, batches.near)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vlm.data.batch import PADDING
+from vlm.data.text.targets import IGNORE, PADDING, next_token_labels
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.inference.files import printable
 from vlm.training.data_module import Data
-from vlm.training.losses import IGNORE, next_token_labels
 
 
 def first_row(tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, shown: int) -> list[str]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vlm.data.batch import PADDING, BadSample
+from vlm.data.batch import BadSample
 from vlm.data.order import Key
+from vlm.data.text.targets import PADDING, Targets, window_targets
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError
@@ -23,6 +24,7 @@ class TextBatch:
     Args:
         segments: Tell documents apart, None where each row is of a single one; 0 is padding.
         scored: Evaluation: the tokens that count when they are predicted; None for all.
+        targets: Of the first L tokens of each row.
         bad: Always empty: a window can be read if its file can.
     Shapes:
         tokens int64 (B, L+1), segments int64 (B, L+1) or None, scored bool (B, L+1) or None
@@ -31,6 +33,7 @@ class TextBatch:
     tokens: Tensor
     segments: Tensor | None
     scored: Tensor | None
+    targets: Targets
     ids: list[str]
     bad: list[BadSample] = field(default_factory=list)
 
@@ -38,6 +41,7 @@ class TextBatch:
         self.tokens = self.tokens.pin_memory()
         self.segments = None if self.segments is None else self.segments.pin_memory()
         self.scored = None if self.scored is None else self.scored.pin_memory()
+        self.targets = self.targets.pin_memory()
         return self
 
 
@@ -78,12 +82,9 @@ class Windows(Dataset):
             segments = np.ones_like(tokens)
             segments[:, 1:] += begins.cumsum(1)
             segments[~inside] = PADDING
-        return TextBatch(
-            tokens=torch.from_numpy(tokens),
-            segments=None if segments is None else torch.from_numpy(segments),
-            scored=None,
-            ids=[f"{self.name}-{start}" for start in starts.tolist()],
-        )
+        rows = torch.from_numpy(tokens), None if segments is None else torch.from_numpy(segments)
+        ids = [f"{self.name}-{start}" for start in starts.tolist()]
+        return TextBatch(*rows, scored=None, targets=window_targets(*rows), ids=ids)
 
 
 class RandomWindows(Windows):
@@ -149,5 +150,5 @@ class SlidingWindows(Windows):
         scored = torch.from_numpy(self._span >= seen[:, None])  # (B, L+1)
         if batch.segments is not None:
             scored &= (batch.segments != PADDING) & (batch.tokens != self.bos_id)
-        batch.scored = scored
+        batch.scored, batch.targets = scored, window_targets(batch.tokens, batch.segments, scored)
         return batch
