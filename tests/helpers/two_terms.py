@@ -101,7 +101,7 @@ class Contrastive(TwoTerms):
     """Pairs of a batch are told from one another."""
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        x, y = self.model["trunk"](batch.x), self.model["first"](batch.y)
+        x, y = self.model["second"](self.model["trunk"](batch.x)), self.model["first"](batch.y)
         scale = self.model["second"].bias[0].exp()
         return {"pairs": Term(*contrastive_loss(F.normalize(x), F.normalize(y), scale))}
 

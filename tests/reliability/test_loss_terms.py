@@ -22,7 +22,7 @@ CASES = {"TwoTerms": {"batch_size": 4, "accumulate": 4}, "Contrastive": {"batch_
 def test_two_ranks_take_the_steps_of_one(kind: str, nursery: Nursery, tmp_path: Path) -> None:
     options: Any = CASES[kind]
     run(kind, out=tmp_path / "one.json", **options)
-    two = f"from pathlib import Path; import two_terms; two_terms.run({kind!r}, out=Path('two.json'), ranks=2, **{options})"
+    two = f"import pathlib, two_terms; two_terms.run({kind!r}, out=pathlib.Path('two.json'), ranks=2, **{options})"
     for end in run_two(nursery, [], cwd=tmp_path, patch=f"{two}; raise SystemExit(0)", timeout=240):
         assert end.status == 0, end.said
     one, *ranks = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two.0", "two.1"))

@@ -22,8 +22,10 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor) -> tuple[Tensor
     pairs, first = gather_rows(torch.cat([left, right], dim=1))
     all_left, all_right = pairs.chunk(2, dim=1)
     places = torch.arange(first, first + len(left), device=left.device)
-    to_right, to_left = scale * left @ all_right.T, scale * right @ all_left.T  # (B, all pairs)
-    return sum(F.cross_entropy(x.float(), places, reduction="sum") for x in (to_right, to_left)) / 2, len(left)
+    logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
+    exact = torch.promote_types(logits[0].dtype, torch.float32)
+    both = [F.cross_entropy(x.to(exact), places, reduction="sum") for x in logits]
+    return (both[0] + both[1]) / 2, len(left)
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
