@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vlm.data.text.targets import Targets, next_token_labels
+from vlm.data.batch import Targets, next_token_labels
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import ModelFlop, Work

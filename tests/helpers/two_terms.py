@@ -145,7 +145,7 @@ def run(kind: str, batch_size: int, out: Path, *, accumulate: int = 1, ranks: in
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(D, D, dtype=torch.float64) for name in ("trunk", "first", "second")})
     optimization = Optimization(optimizer=partial(torch.optim.SGD, lr=0.1), schedule=Constant(), weight_decay=0.0)
-    task = globals()[kind](model=model, optimization=optimization, seed=0)
+    task = globals()[kind](model=model, fields={}, optimization=optimization, seed=0)
     watch, resume = Watch(options.pop("save", None)), options.pop("resume", None)
     trainer = L.Trainer(
         accelerator="cpu",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vlm.data.text.targets import Targets, next_token_labels
+from vlm.data.batch import Targets, next_token_labels
 from vlm.decoding.search import greedy
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder

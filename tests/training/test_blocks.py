@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 
-from vlm.data.text.targets import Targets, next_token_labels
+from vlm.data.batch import Targets, next_token_labels
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel

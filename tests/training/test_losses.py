@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vlm.data.batch import pack
-from vlm.data.text.targets import IGNORE, Targets, next_token_labels
+from vlm.data.batch import IGNORE, Targets, next_token_labels, pack
 from vlm.training.losses import token_loss
 
 BOS, EOS, V = 1, 2, 11

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vlm.data.batch import CaptionBatch
+from vlm.data.batch import TextRows
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.training.losses import row_losses, token_loss
@@ -30,16 +30,16 @@ class GroundingLosses:
         self._last: Context | None = None
 
     def read(
-        self, model: VisionLanguageModel, images: Tensor, batch: CaptionBatch, *, controls: bool
+        self, model: VisionLanguageModel, images: Tensor, rows: TextRows, *, controls: bool
     ) -> tuple[Loss, list[float]]:
         """The loss of a batch, and that of each of its images; under control too, if asked to."""
         context = model.encode(images)
-        hidden = model.decoder(batch.tokens, batch.segments, context)
+        hidden = model.decoder(rows.tokens, rows.segments, context)
 
         def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(batch.tokens, batch.segments, other), batch.targets, model.head_weight)
+            return token_loss(model.decoder(rows.tokens, rows.segments, other), rows.targets, model.head_weight)
 
-        sums, counts = row_losses(hidden, batch.targets, model.head_weight)
+        sums, counts = row_losses(hidden, rows.targets, model.head_weight)
         own = sums.sum(), counts.sum()
         if controls:
             blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised

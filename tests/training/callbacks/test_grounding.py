@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vlm.data.text.targets import IGNORE, Targets
+from vlm.data.batch import IGNORE, Targets
 from vlm.models.context import Context
 from vlm.training.callbacks.grounding import Grounding, Pixels, differ
 from vlm.training.grounding import GroundingLosses
