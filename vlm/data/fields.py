@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import TextRows, pack
+from vlm.data.batch import Targets, TextRows, next_token_labels, pack
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
@@ -228,7 +228,8 @@ class CaptionField(Field):
 
     def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
         tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)
-        return TextRows(tokens, segments, references=[references for _, references in values])
+        targets = Targets.of(next_token_labels(tokens, segments))
+        return TextRows(tokens, segments, targets, references=[references for _, references in values])
 
 
 class LabelField(Field):

@@ -17,6 +17,7 @@ from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
+from vlm.training.step_loader import StepLoader
 
 
 class Data(L.LightningDataModule):
@@ -186,7 +187,12 @@ class Data(L.LightningDataModule):
             **self._ranks(),
         )
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
+        loader = self.train_loader()
+        return loader if self.trainer is None else StepLoader(loader, self.trainer)
+
+    def train_loader(self) -> DataLoader[Any]:
+        """Batches of the training split, from where training stands to the end of the epoch."""
         return self.loader(self.samples("train", training=True), self.train_order())
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
