@@ -8,8 +8,7 @@ import torch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.generating import Generator, generate
-from vlm.inference.searching import search_text
+from vlm.inference.language_modeling import Generator, generate, search_text
 from vlm.models.decoder import Decoder
 
 

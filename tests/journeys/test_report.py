@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from vlm.cli.main import run as vlm
-from vlm.evaluation.report import charts, page
+from vlm.evaluation.report import charts
 from vlm.evaluation.report.evaluation import evaluation_page
+from vlm.inference import page
 
 VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}
 ODD = "<b>&amp; \"quoted\" 'it' \U0001f600 狗"

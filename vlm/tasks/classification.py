@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.evaluation.metrics.classification import ClassificationMetric
-from vlm.inference.classifying import class_probabilities
+from vlm.inference.classification import class_probabilities
 from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
 from vlm.training.class_data import ClassBatch

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.windows import TextBatch
 from vlm.errors import printable
-from vlm.inference.generating import generate
+from vlm.inference.language_modeling import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
 from vlm.training.losses import IGNORE, next_token_labels, token_loss

@@ -11,8 +11,8 @@ import numpy as np
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, Scorer, caption_scorer, mean_scorer, paired
 from vlm.evaluation.metrics.coco import KEYS, References
-from vlm.evaluation.report import page
 from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.inference import page
 from vlm.inference.output import Output, aligned
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from PIL import Image
 
 from vlm.data.images.image import ImageError
-from vlm.evaluation.report import charts, page
+from vlm.evaluation.report import charts
+from vlm.inference import page
 from vlm.randomness import numpy_rng
 
 SHOWN = 8  # samples of a kind

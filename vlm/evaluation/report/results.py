@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from vlm.atomic import named, write_text
-from vlm.evaluation.report.attention import word_maps
-from vlm.evaluation.report.attention_picture import attention_picture
 from vlm.evaluation.report.confusion import confusion_picture
 from vlm.evaluation.report.evaluation import curves_beside, evaluation_page, pictures_of
+from vlm.inference.attention import word_maps
+from vlm.inference.attention_picture import attention_picture
 from vlm.tasks.captioning import Captioning
 from vlm.training.task import Task
 
