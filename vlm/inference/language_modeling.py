@@ -11,7 +11,7 @@ from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.info import tokenizer_line
@@ -124,8 +124,7 @@ def generate_texts(
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]
-        live = records.live
-        typist = Typist(batch, first=start == 0) if live else None
+        typist = Typist(batch, first=start == 0) if records.live else None
         for place, text, logprob in stream(
             model, tokenizer, batch, max_tokens=max_tokens, seed=seed, sampling=sampling
         ):
@@ -150,15 +149,18 @@ def search_texts(generator: Generator, prompts: Sequence[str], records: Records,
     Raises:
         UserError: As `search_text`.
     """
-    live = records.live
+    counts: list[int] = []
     for place, prompt in enumerate(prompts):
         found = search_text(generator, prompt, decoding)
-        if live:
+        counts.append(len(found))
+        if records.live:
             Typist([prompt] * len(found), first=place == 0).finish(found)
             continue
         for rank, item in enumerate(found, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
             records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
     return 0
 
 

@@ -21,7 +21,7 @@ from vlm.data.text.token_file import PREFIX, START, TokenFile, open_tokens, writ
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = [
     "First Citizen:\nBefore we\tproceed,\n\n  hear me.",
     "Ältere Wörter\r\nund 你好\u2028\x0b\x85…",

@@ -108,7 +108,7 @@ def test_what_is_missing_is_named(store, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.delitem(sys.modules, "fsspec.core")
     message = refusal(shards, "s3://bucket/set")
-    assert message.startswith("s3://bucket/set") and 'pip install "vlm[shards]"' in message
+    assert message.startswith("s3://bucket/set") and 'pip install "vlm-lightning[shards]"' in message
 
 
 def test_braces_are_those_of_a_shell(monkeypatch):

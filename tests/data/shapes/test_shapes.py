@@ -334,7 +334,7 @@ def test_write_coco_round_trip(tmp_path):
 
 
 def test_the_shipped_sample_is_what_the_code_writes(tmp_path):
-    shipped = Path(__file__).parents[2] / "data" / "sample"
+    shipped = Path(__file__).parents[3] / "data" / "sample"
     assert main([str(tmp_path), "--image-size", "128"]) == 0
     assert (tmp_path / "captions.json").read_bytes() == (shipped / "captions.json").read_bytes()
     names = sorted(path.name for path in tmp_path.glob("*.png"))

@@ -27,7 +27,7 @@ from vlm.data.text.tokenizer import (
 )
 from vlm.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CAPTIONS = ["Two red squares above a café.", "A small blue circle, left of a <s> sign", "你好，世界 مرحبا"]
 MARK, TRAINER_UNKNOWN = "\u2581", "\u2585"
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<0x41>", "<0x0A>"]

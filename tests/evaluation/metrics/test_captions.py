@@ -31,7 +31,7 @@ def made(count: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def gold() -> tuple[dict[str, str], dict[str, list[str]], dict[str, dict]]:
-    default = Path(__file__).parents[3] / "shared" / "data"
+    default = Path(__file__).parents[4] / "shared" / "data"
     folder = Path(os.environ.get("VLM_SHARED_DATA", default)) / "coco_caption_gold"
     if not folder.is_dir():
         pytest.skip(f"the COCO demonstration is not there: {folder} (set VLM_SHARED_DATA)")
@@ -199,7 +199,7 @@ def test_two_real_processes_agree_with_one(tmp_path: Path) -> None:
     uneven, nothing = (rows[:11], rows[11:] + rows[:3]), ([], rows)
     (tmp_path / "rows.json").write_text(json.dumps([uneven, nothing]))
     run = [sys.executable, "-c", WORKER]
-    workers = [subprocess.Popen([*run, str(rank), str(tmp_path)], cwd=Path(__file__).parents[2]) for rank in range(2)]
+    workers = [subprocess.Popen([*run, str(rank), str(tmp_path)], cwd=Path(__file__).parents[3]) for rank in range(2)]
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [expected, expected]
@@ -244,4 +244,4 @@ def test_the_seed_chooses_the_shuffling() -> None:
 def test_scores_need_no_torch() -> None:
     code = "import sys, vlm.evaluation.metrics.coco as coco; coco.score_captions({'a': 'b'}, {'a': ['b']})"
     code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kills import Ended, Nursery
+
+if TYPE_CHECKING:
+    import pytest
 
 DDP = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.precision=32-true", "trainer.devices=2"]
 EXACT = ["model.size.dropout=0", "trainer.max_epochs=2"]  # what one process and two can do alike
@@ -34,6 +37,22 @@ def run_two(nursery: Nursery, args: Sequence[str], *, cwd: Path, patch: str = ""
             os.kill(pid, signal.SIGKILL)
     assert None not in ended, "a rank hangs"
     return [end for end in ended if end is not None]
+
+
+def on_step(step: int, act: Callable[[], None], patch: "pytest.MonkeyPatch") -> None:
+    """Lets something happen before a step, counted from 0, once."""
+    from vlm.training.task import Task
+
+    train = Task.training_step
+    done: list[int] = []
+
+    def training_step(task: Task, batch: Any, batch_idx: int) -> Any:
+        if task.global_step == step and not done:
+            done.append(step)
+            act()
+        return train(task, batch, batch_idx)
+
+    patch.setattr(Task, "training_step", training_step)
 
 
 def strike(kind: str, step: int, rank: int = 0) -> None:

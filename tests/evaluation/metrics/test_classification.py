@@ -165,7 +165,7 @@ def test_two_real_processes_agree_with_one(tmp_path: Path) -> None:
     tail = ids[5:], probabilities[5:], labels[5:]
     torch.save([(head, tail), (None, rows)], tmp_path / "rows.pt")
     run = [sys.executable, "-c", WORKER]
-    workers = [subprocess.Popen([*run, str(rank), str(tmp_path)], cwd=Path(__file__).parents[2]) for rank in range(2)]
+    workers = [subprocess.Popen([*run, str(rank), str(tmp_path)], cwd=Path(__file__).parents[3]) for rank in range(2)]
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [expected, expected]

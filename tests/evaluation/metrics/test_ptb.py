@@ -152,7 +152,7 @@ def test_oddities(caption: str, expected: str) -> None:
 
 
 def _gold() -> Path:
-    default = Path(__file__).parents[3] / "shared" / "data"
+    default = Path(__file__).parents[4] / "shared" / "data"
     folder = Path(os.environ.get("VLM_SHARED_DATA", default)) / "coco_caption_gold"
     if not folder.is_dir():
         pytest.skip(f"the COCO demonstration is not there: {folder} (set VLM_SHARED_DATA)")
@@ -229,7 +229,9 @@ ATOMS = [*SIGNS, *PIECES.split(), *[" "] * 6]
 def test_equals_the_jar_where_there_is_one(tmp_path: Path) -> None:
     jar = _jar()
     if not jar or shutil.which("java") is None:
-        pytest.skip('needs java and stanford-corenlp-3.4.1.jar: pip install "vlm[coco]", or name it by VLM_PTB_JAR')
+        pytest.skip(
+            'needs java and stanford-corenlp-3.4.1.jar: pip install "vlm-lightning[coco]", or name it by VLM_PTB_JAR'
+        )
     draw = random.Random(0)
     made = ["".join(draw.choices(ATOMS, k=draw.randint(1, 10))) for _ in range(5000)]
     lines = sorted({line.strip() for line in made} - {""})

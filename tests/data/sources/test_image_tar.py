@@ -154,7 +154,7 @@ def test_the_path_may_be_within_the_root(tmp_path):
 
 @pytest.mark.slow
 def test_cifar10_as_a_tar():
-    shared = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    shared = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
     if not (shared / "cifar10.tar").is_file():
         pytest.skip(f"CIFAR-10 is not there: {shared / 'cifar10.tar'} (set VLM_SHARED_DATA)")
     source = tar(shared / "cifar10.tar")

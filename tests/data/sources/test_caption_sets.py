@@ -10,7 +10,7 @@ from captioned import NO_HOLD_OUT, content, picture, refusal
 
 from vlm.data.sources.captions import Coco, Flickr8k
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", PROJECT.parent / "shared" / "data"))
 
 

@@ -15,7 +15,7 @@ from vlm.data.text import documents as module
 from vlm.data.text.documents import read_lines
 from vlm.errors import UserError
 
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 SHAKESPEARE = SHARED / "tinyshakespeare" / "input.txt"
 SEPARATORS = ["\n", "\r\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\ufeff", "é", "你", "👩", "a"]
 
