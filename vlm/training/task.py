@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint.load import FORMAT
 from vlm.data.fields import Field
+from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
@@ -30,6 +31,7 @@ class Task(L.LightningModule):
     Attributes:
         samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
             at least "line", what is printed.
+        used: Samples of the last test.
         unread: A reason for each sample of the last evaluation that could not be read.
         validation_due: Whether what is saved now goes on with a validation; set by who saves.
         counted: What the losses of training steps were sums over: tokens, or images of a classifier. It stays on the
@@ -60,6 +62,7 @@ class Task(L.LightningModule):
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
+        self.used = 0
         self.validation_due = False
         self.counted: Tensor | int = 0
         self.test_split = "test"
@@ -70,6 +73,8 @@ class Task(L.LightningModule):
         raise TypeError(f"{type(self).__name__} defines no loss")
 
     name = ""  # of the task, as checkpoints and configs have it
+    headlines: Sequence[str] = ()  # the few metrics that say most, for the report
+    curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
 
     def size(self, batch: Any) -> int:
@@ -141,6 +146,7 @@ class Task(L.LightningModule):
         gather(self.model)
         self.samples = []
         self.unread = []
+        self.used = 0
         self._eval_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._eval_count = torch.zeros((), dtype=torch.float64, device=self.device)
 
@@ -170,8 +176,12 @@ class Task(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         self.on_evaluation_start()
 
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.used += len(batch.ids)
+
     def on_test_epoch_end(self) -> None:
         self.on_evaluation_end(self.test_split, final=True)
+        self.used = int(self._summed(torch.tensor(self.used, device=self.device)))
 
     def on_validation_end(self) -> None:
         scatter(self.model)  # after the callbacks, which may look at the model too
@@ -197,6 +207,10 @@ class Task(L.LightningModule):
     def details(self) -> dict[str, Any]:
         """What the last evaluation found out of each class or image, in plain containers."""
         return {}
+
+    def report(self) -> list[Section]:
+        """The task's own part of the last evaluation's report."""
+        return []
 
     def reading(self, batch: Any, tokens: int) -> list[str]:
         """Lines that show what a training batch holds, with up to so many tokens of its first sample."""
