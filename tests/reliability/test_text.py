@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from vlm.training.caption_data import CaptionDataset
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.save import write
 from vlm.cli import main as cli
 from vlm.data.images.image import Preprocess
 from vlm.data.shapes.scene_captions import Shapes, write_coco
@@ -16,7 +18,6 @@ from vlm.data.text.token_file import TokenFile, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.output import Output, Records
-from vlm.training.caption_data import CaptionDataset
 from vlm.training.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
@@ -221,12 +222,12 @@ def test_a_training_on_strange_captions(photos, tmp_path, capsys):
 
     loaded = ckpt.read(checkpoint)
     loaded["vlm"]["scores"] = {CONTROLS: 1.0}
-    ckpt.write(tmp_path / "odd.ckpt", loaded)
+    write(tmp_path / "odd.ckpt", loaded)
     assert cli.run(["info", "-c", str(tmp_path / "odd.ckpt")]) == 0
     assert not COMMANDS.search(capsys.readouterr().out)
 
     other = CharTokenizer().fit(TEXTS).state()
     loaded["vlm"]["tokenizer"] = other
-    ckpt.write(tmp_path / "other.ckpt", loaded)
+    write(tmp_path / "other.ckpt", loaded)
     assert cli.run(["caption", images[0], "-c", str(tmp_path / "other.ckpt"), "--device", "cpu"]) == 2
     assert "tokens, its model" in capsys.readouterr().err

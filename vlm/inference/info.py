@@ -25,7 +25,7 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     predictor = own_predictor(str(about["task"]))
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     data = about["config"]["data"]
-    source = data["source"]["_target_"].rpartition(".")[2]
+    source = str(data["source"]["_class_"])
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}
     lines = [
         f"task        {about['task']}",

@@ -5,6 +5,12 @@ from pathlib import Path
 from vlm.config import config as conf
 from vlm.errors import UserError, print_error, printable
 
+# Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
+UNREAD = [
+    *("model", "tokenizer", "data.preprocess", "data.augment", "optim", "schedule", "logger", "callbacks"),
+    *("name", "layer_decay", "compile", "activation_checkpointing"),
+]
+
 
 def evaluate_checkpoint(
     path: str,
@@ -30,11 +36,12 @@ def evaluate_checkpoint(
 
     quiet()
     folder = None if out is None else output_folder(out)
+    if trust is not None:
+        conf.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        conf.check_stored(loaded["vlm"]["config"])
-        config = conf.contained(loaded["vlm"]["config"], Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides)
+        config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+    config = conf.override(config, overrides, unread=UNREAD)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
