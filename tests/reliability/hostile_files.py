@@ -10,7 +10,7 @@ import zipfile
 import torch
 
 from vlm.checkpoint import load as ckpt
-from vlm.config import config
+from vlm.config.compose import compose
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 
@@ -35,7 +35,7 @@ _configs = {}
 
 def composed(*overrides):
     if overrides not in _configs:
-        _configs[overrides] = config.compose([*SMALL, *overrides])
+        _configs[overrides] = compose([*SMALL, *overrides])
     return copy.deepcopy(_configs[overrides])
 
 

@@ -9,7 +9,7 @@ import torch
 from captioned import captions, picture
 from torch import nn
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.batch import BadSample
 from vlm.data.features import feature_file
 from vlm.data.features.fingerprint import augment_fault, check_split
@@ -177,7 +177,7 @@ def test_random_transforms_are_refused(augment, said):
 
 
 def test_configs_that_cannot_keep_features_say_why():
-    config = conf.compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
+    config = compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
     assert not list(feature_faults(config))
     config["data"]["augment"]["horizontal_flip"] = True
     config["task"] |= {"freeze": ["decoder"], "mixup": 0.2}

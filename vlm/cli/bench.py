@@ -28,12 +28,11 @@ def bench(
     """Time training steps of any config, as vlm train would take them; nothing is kept."""
     if form not in ("text", "json"):
         raise UserError(f"--format: {form!r} is unknown; choose text or json")
-    from vlm.config import config as conf
+    from vlm.config.compose import compose
     from vlm.training.faults import explain
     from vlm.training.fit import check, quiet
 
-    config = conf.compose(overrides or [])
-    check(config)
+    config = compose(overrides or [], check)
     quiet()
     try:
         with redirect_stdout(sys.stderr):  # the figures alone go to stdout

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.sources.caption_source import lenient
 from vlm.evaluation.data_check.faults import (
     Faults,
@@ -31,9 +31,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
+    from vlm.training import fit
     from vlm.training.run import build_data, check_fit
 
-    config = conf.compose(overrides)
+    config = compose(overrides, fit.check)
     check_fit(config)
     with lenient():
         data: Any = build_data(config)

@@ -9,14 +9,65 @@ import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from vlm.config.overrides import parse, unknown_key
-from vlm.config.types import did_you_mean, nearest
-from vlm.errors import UserError
+from vlm.config.override import parse, plain, unknown_key
+from vlm.errors import UserError, did_you_mean, nearest
 
 Compose = Callable[[list[str]], DictConfig]
 Check = Callable[[dict[str, Any]], None]
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def checked(config: DictConfig, check: Check | None, suit: Check | None = None) -> dict[str, Any]:
+    """Resolves a config to plain containers and checks it; ``compose`` describes the arguments.
+
+    Raises:
+        UserError: With a line for each fault, which names the key that was typed.
+    """
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    try:
+        resolved = plain(config)
+    except UserError as fault:
+        if suit and isinstance(fault.__cause__, InterpolationKeyError):
+            suit(raw)
+        raise UserError("\n".join(_of_typed_keys(str(fault).splitlines(), raw))) from fault
+    try:
+        if check:
+            check(resolved)
+    except UserError as fault:
+        raise UserError("\n".join(_of_typed_keys(str(fault).splitlines(), raw))) from fault
+    return resolved
+
+
+def _of_typed_keys(lines: list[str], raw: dict[str, Any]) -> list[str]:
+    """Faults of values that are interpolated, as faults of the keys that they come from, each key once.
+
+    A value that is computed of a key that is at fault itself is left out.
+    """
+    faults = [(key, *_origin(key, raw), rest) for key, _, rest in (line.partition(": ") for line in lines)]
+    own = {key for key, origin, _, _ in faults if key == origin}
+    typed = {}
+    for key, origin, value, rest in faults:
+        if key == origin and not own & set(_REFERENCE.findall(str(value))):
+            typed[key, rest] = f"{key}: {rest}" if rest else key
+        elif key != origin and origin not in own:
+            own.add(origin)
+            typed[origin, rest] = f"{origin}: {rest}"
+    return list(typed.values())
+
+
+def _origin(path: str, raw: Any) -> tuple[str, Any]:
+    """The key that a value is interpolated from, and what stands there."""
+    value, parts = raw, path.split(".")
+    for index, part in enumerate(parts):
+        held = {str(at): child for at, child in enumerate(value)} if isinstance(value, list) else value
+        value = held.get(part) if isinstance(held, dict) else None
+        if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+            origin = _origin(".".join([match[1], *parts[index + 1 :]]), raw)
+            return (path, value) if origin[1] is None else origin
+    return path, value
 
 
 def option_faults(overrides: list[str], folders: list[Path]) -> tuple[list[str], list[str] | None]:
@@ -69,14 +120,15 @@ def explain(
     while True:
         pending = [text for text in pending if text is not culprit]
         try:
-            tree, resolved = _tree(compose(pending))
+            config = compose(pending)
+            tree, resolved = _tree(config)
         except Exception as another:  # any of Hydra's, OmegaConf's and the YAML reader's
             errors.append(another)
             culprit = _culprit(another, pending)
             if culprit is None:
                 break
         else:
-            further = _faults(check, tree) if check and resolved else []
+            further = _faults(config, check) if resolved else []
             break
     if error is not None and not errors:  # it lies in the command line's flags, or in one job of a sweep
         return [_describe(error, tree, groups)]
@@ -130,9 +182,9 @@ def _culprit(error: Exception, overrides: list[str]) -> str | None:
     return max(named, key=len, default=None)
 
 
-def _faults(check: Check, tree: dict[str, Any]) -> list[str]:
+def _faults(config: DictConfig, check: Check | None) -> list[str]:
     try:
-        check(tree)
+        checked(config, check)
     except UserError as fault:
         return [str(fault)]
     return []

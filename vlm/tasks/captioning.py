@@ -9,6 +9,7 @@ from torch import Tensor
 from vlm.data.batch import CaptionBatch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.inference.captioning import caption_pixels
@@ -45,11 +46,11 @@ class Captioning(Task):
         tokenizer: Tokenizer,
         preprocess: Preprocess,
         seed: int,
-        max_tokens: int,
+        max_tokens: Count,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        val_captions: int | None = None,
+        label_smoothing: Share = 0.0,
+        val_captions: Count | None = None,
     ) -> None:
         super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
         self.tokenizer, self.preprocess = tokenizer, preprocess

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
+from vlm.errors import Range, Share
 from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.inference.classifying import class_probabilities
 from vlm.models.classifier import Classifier
@@ -47,9 +48,9 @@ class Classification(Task):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
+        label_smoothing: Share = 0.0,
+        mixup: Annotated[float, Range(0)] = 0.0,
+        cutmix: Annotated[float, Range(0)] = 0.0,
     ) -> None:
         super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
         self.preprocess, self.classes, self.label_smoothing = preprocess, list(classes), label_smoothing

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.windows import TextBatch
+from vlm.errors import Count, Share
 from vlm.inference.files import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
@@ -44,10 +45,10 @@ class LanguageModeling(Task):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        sampled_batches: int = 200,
+        label_smoothing: Share = 0.0,
+        sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
-        prompt_tokens: int = 64,
+        prompt_tokens: Count = 64,
     ) -> None:
         super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
         self.tokenizer, self.label_smoothing, self.sampled_batches = tokenizer, label_smoothing, sampled_batches

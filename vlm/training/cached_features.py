@@ -5,7 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.build import build
+from vlm.config.target import find
 
 PATIENCE = timedelta(days=7)  # others wait for the process that makes them, for as long as it lives
 
@@ -18,10 +19,10 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
     from vlm.data.features.fingerprint import augment_fault
     from vlm.models.frozen_features import projects
 
-    parts = ["encoder", *(["encoder.backbone"] if projects(conf.load(encoder["_target_"])) else [])]
+    parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, and what it makes changes; set task.freeze=[{parts[-1]}]"
-    fault = augment_fault(conf.build(data["augment"], "data.augment"))
+    fault = augment_fault(build(data["augment"], "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"
     for name in ("mixup", "cutmix"):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from PIL import Image
 from torch import Tensor
@@ -16,8 +16,9 @@ from vlm.data.images.augment import Augment
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.order import Key
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.errors import Count, Range, Supplied
 from vlm.randomness import key
-from vlm.training.data_module import Data, hold_out
+from vlm.training.data_module import Data, Workers, hold_out
 
 
 class CaptionSplit(Protocol):
@@ -154,17 +155,17 @@ class CaptionData(Data):
         self,
         *,
         source: CaptionSource,
-        tokenizer: Tokenizer,
+        tokenizer: Supplied[Tokenizer],
         preprocess: Preprocess,
         augment: Augment,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        max_len: int,
-        seed: int,
-        bucket: int = 32,
-        train_samples: int | None = None,
-        cache: str | None = None,
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Workers,
+        max_len: Annotated[int, Range(3)],
+        seed: Supplied[int],
+        bucket: Count = 32,
+        train_samples: Count | None = None,
+        cache: Supplied[str | None] = None,
         cache_features: bool = False,
     ) -> None:
         super().__init__(

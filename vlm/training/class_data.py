@@ -18,9 +18,9 @@ from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.order import Key
 from vlm.data.repeats import Repeated, RepeatedBatches
 from vlm.data.sources.class_source import ClassPart, ClassSource, ClassSplit, labels_of, names_of, stratified
-from vlm.errors import UserError
+from vlm.errors import Count, Supplied, UserError
 from vlm.randomness import key
-from vlm.training.data_module import HELD_OUT, Data
+from vlm.training.data_module import HELD_OUT, Data, Workers
 
 
 @dataclass
@@ -145,12 +145,12 @@ class ClassData(Data):
         source: ClassSource,
         preprocess: Preprocess,
         augment: Augment,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        seed: int,
-        train_samples: int | None = None,
-        repeats: int = 1,
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Workers,
+        seed: Supplied[int],
+        train_samples: Count | None = None,
+        repeats: Count = 1,
         cache_images: bool = False,
         cache_features: bool = False,
     ) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
@@ -11,9 +11,10 @@ from vlm.data.features.feature_file import FeatureFile
 from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.store.shard_window import Foretold, Near, near_of
 from vlm.data.workers import leave_signals_to_owner
-from vlm.errors import UserError
+from vlm.errors import Range, UserError
 from vlm.randomness import numpy_rng
 
+Workers = Annotated[int, Range(0, 1024)] | Literal["auto"]
 HELD_OUT = 0.02  # share of train that validates where a data set has no validation split
 
 
@@ -48,7 +49,7 @@ class Data(L.LightningDataModule):
         splits: Mapping[str, Split],
         batch_size: int,
         eval_batch_size: int,
-        num_workers: int | str,
+        num_workers: Workers,
         seed: int,
         cache_features: bool = False,
     ) -> None:

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from vlm.config import config as conf
+from vlm.config.compose import override
+from vlm.config.stored import check_stored, contained
 from vlm.errors import UserError
 
 
@@ -25,15 +26,16 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.evaluation.report.results import write_results
-    from vlm.training.fit import chose, quiet, table
+    from vlm.training.fit import check, chose, quiet, table
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
     loaded = ckpt.read(path)
     with refusing(path):
-        conf.check_stored(loaded["vlm"]["config"])
-        config = conf.contained(loaded["vlm"]["config"], Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides)
+        check_stored(loaded["vlm"]["config"])
+        config = contained(loaded["vlm"]["config"], Path(path).resolve().parent.parent)
+    config = override(config, overrides)
+    check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}

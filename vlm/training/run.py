@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.config import config as conf
+from vlm.config.build import build, spec, supply, takes
+from vlm.config.compose import node as node_of
+from vlm.config.stored import contained
+from vlm.config.target import find
 from vlm.data.features.fingerprint import check_split
 from vlm.errors import UserError
 from vlm.evaluation.report.results import write_results
@@ -41,13 +44,10 @@ def cache_folder(config: dict[str, Any]) -> Path:
 
 def build_data(config: dict[str, Any]) -> Data:
     """The data module with its source opened."""
-    node = conf.node(config, "data")
-    given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
-    if "source" in node:
-        node["source"] = conf.supply(node["source"], {"cache": given["cache"]})
-    if conf.takes(node, "tokenizer"):
-        given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
-    return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
+    cache = {"cache": str(cache_folder(config))}
+    node = supply(node_of(config, "data"), cache)
+    tokenizer = {"tokenizer": build(config["tokenizer"], "tokenizer")} if takes(node, "tokenizer") else {}
+    return build(node, "data", seed=config["seed"], **tokenizer)
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -56,10 +56,10 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
     Args:
         sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
     """
-    node = conf.supply(conf.node(config, "model"), sizes)
+    node = supply(node_of(config, "model"), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
     try:
-        return conf.build(node, "model"), conf.spec(node)
+        return build(node, "model"), spec(node)
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
 
@@ -75,7 +75,7 @@ def start_from(model: nn.Module, config: dict[str, Any]) -> None:
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
     """The task, with what it takes from its data."""
-    return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
+    return build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -83,8 +83,8 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
     if config["trainer"].get("precision") == "16-mixed":
         node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
     return Optimization(
-        optimizer=conf.build(node, "optim"),
-        schedule=conf.build(config["schedule"], "schedule"),
+        optimizer=build(node, "optim"),
+        schedule=build(config["schedule"], "schedule"),
         weight_decay=config["optim"].get("weight_decay", 0.0),
         layer_decay=config["layer_decay"],
     )
@@ -118,7 +118,7 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
-    trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
     leave_signals_to_us(trainer)
     oversee(trainer)
     return trainer
@@ -160,7 +160,7 @@ class Run:
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else conf.contained(self.config, self.folder)
+        config = self.config if loaded is None else contained(self.config, self.folder)
         self.cache = cache_folder(config)
         with first_alone():  # what it puts into the cache, the others read
             data = build_data(config)
@@ -184,7 +184,7 @@ class Run:
 
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
-        built = [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [TellCompiling()] if self.compiled else []
         # What is saved, and left, after a step is all that the others made of it.
         return sorted(
@@ -192,9 +192,9 @@ class Run:
         )
 
     def _loggers(self) -> list[Any]:
-        given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
+        place = {"folder": str(self.folder), "save_dir": str(self.folder)}
         nodes = self.config["logger"].items()
-        built = {name: conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node}
+        built = {name: build(node, f"logger.{name}", **place) for name, node in nodes if node}
         return [SteadyLogger(logger, name) for name, logger in built.items()]
 
     @property
@@ -232,9 +232,9 @@ class Run:
 
 def check_fit(config: dict[str, Any]) -> None:
     """Refuses data that do not give what the task takes, before any is read."""
-    kind: Any = conf.load(config["data"]["_target_"])
-    takes = [name for name in PARTS if conf.takes(config["task"], name)]
-    if set(kind.supplies) != set(takes):
+    kind: Any = find(config["data"]["_target_"])
+    taken = {name for name in PARTS if takes(config["task"], name)}
+    if set(kind.supplies) != taken:
         raise UserError(
             f"data: {kind.__name__} does not fit task={config['task_name']}; "
             "choose other data, or the task that these are for"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 from vlm.data.text.token_file import TokenFile, open_tokens
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.data.text.windows import RandomWindows, SlidingWindows, TextBatch, Windows
-from vlm.errors import UserError
+from vlm.errors import Count, Supplied, UserError
 from vlm.randomness import key, numpy_rng
-from vlm.training.data_module import Data
+from vlm.training.data_module import Data, Workers
 
 LEARNED_FROM = 2**26  # bytes of text, about, that are enough to learn a tokenizer from
 
@@ -74,15 +74,15 @@ class TextData(Data):
         self,
         *,
         source: TextSource,
-        tokenizer: Tokenizer,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        max_len: int,
-        seed: int,
-        stride: int | None = None,
-        train_samples: int | None = None,
-        cache: str | None = None,
+        tokenizer: Supplied[Tokenizer],
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Workers,
+        max_len: Count,
+        seed: Supplied[int],
+        stride: Count | None = None,
+        train_samples: Count | None = None,
+        cache: Supplied[str | None] = None,
     ) -> None:
         super().__init__(
             splits={name: TextSplit(name, self.tokens) for name in source.splits},

@@ -6,7 +6,7 @@ from vlm.data.sources.caption_source import CaptionSplit
 from vlm.data.store.shard_index import Record
 from vlm.data.store.shard_list import NAMES, check_fractions
 from vlm.data.store.shards import Samples, ShardSource
-from vlm.errors import UserError
+from vlm.errors import Count, Share, Supplied, UserError
 from vlm.randomness import key
 
 
@@ -71,12 +71,12 @@ class CaptionShards(ShardSource):
         remote: bool = False,
         commands: bool = False,
         write_index: bool = False,
-        cached_shards: int = 32,
-        cache: str = "runs/cache",
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
+        cached_shards: Count = 32,
+        cache: Supplied[str] = "runs/cache",
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
         seed: int = 0,
-        captions_per_image: int | None = None,
+        captions_per_image: Count | None = None,
     ) -> None:
         if captions_per_image is not None and captions_per_image < 1:
             raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")

@@ -8,7 +8,7 @@ from vlm.data.sources.class_source import stratified
 from vlm.data.store.shard_index import Record
 from vlm.data.store.shard_list import NAMES, check_fractions
 from vlm.data.store.shards import Samples, ShardSource
-from vlm.errors import UserError
+from vlm.errors import Count, Share, Supplied, UserError
 
 MAX_CLASSES = 100_000
 
@@ -71,10 +71,10 @@ class ClassShards(ShardSource):
         remote: bool = False,
         commands: bool = False,
         write_index: bool = False,
-        cached_shards: int = 32,
-        cache: str = "runs/cache",
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        cached_shards: Count = 32,
+        cache: Supplied[str] = "runs/cache",
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
         seed: int = 0,
     ) -> None:
         check_fractions(val_fraction, test_fraction)

@@ -8,7 +8,7 @@ from PIL import Image
 from vlm.data.images.image import load_image, read_bytes
 from vlm.data.sources.class_files import ClassFiles
 from vlm.data.store.storage import stamp
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 
 
 class ImageFolder(ClassFiles):
@@ -26,7 +26,7 @@ class ImageFolder(ClassFiles):
 
     name = "image_folder"
 
-    def __init__(self, *, root: str, val_fraction: float = 0.1, test_fraction: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, *, root: str, val_fraction: Share = 0.1, test_fraction: Share = 0.0, seed: int = 0) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
             raise UserError(f"data.root={root}: no such folder; set data.root to where the class folders are")

@@ -8,7 +8,7 @@ from vlm.data.images.image import ImageError, load_image
 from vlm.data.sources.class_files import ClassFiles
 from vlm.data.store.storage import stamp
 from vlm.data.store.tar import Span, TarError, members, read_span
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 
 
 class ImageTar(ClassFiles):
@@ -31,8 +31,8 @@ class ImageTar(ClassFiles):
         *,
         path: str,
         root: str | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
         seed: int = 0,
     ) -> None:
         candidates = [Path(path)] if root is None else [Path(path), Path(root) / path]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlm.data.sources.caption_formats import SPLITS
 from vlm.data.text.documents import Document
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 from vlm.randomness import key
 
 SUFFIXES = (".txt", ".md")
@@ -41,8 +41,8 @@ class TextFiles:
         root: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
         seed: int = 0,
     ) -> None:
         if (path is None) == (root is None):
