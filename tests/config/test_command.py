@@ -120,14 +120,14 @@ class TestHydrasCommandLine:
         def main(given):
             seen.append((HydraConfig.initialized(), list(sys.argv)))
 
-        sys.argv = ["vlm", "train", "-m", "seed=1,2"]
-        assert command.run(main, ["-m", "seed=1,2"]) == 0
         sys.argv = ["train.py", "seed=4"]
         assert command.run(main, ["seed=4"]) == 0
+        sys.argv = ["vlm", "train", "-m", "seed=1,2"]
+        assert command.run(main, ["-m", "seed=1,2"]) == 0
         assert seen == [
+            (False, ["train.py", "seed=4"]),
             (False, ["vlm", "train", "seed=1"]),
             (False, ["vlm", "train", "seed=2"]),
-            (False, ["train.py", "seed=4"]),
         ]
 
     @pytest.mark.slow

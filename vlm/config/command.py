@@ -104,7 +104,8 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
         check_strangers(options, overrides)
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
         ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]
-        if os.environ.setdefault("HYDRA_FULL_ERROR", "1") == "1":  # raise, rather than print and exit
+        if "HYDRA_FULL_ERROR" not in os.environ:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
         stack.enter_context(_argv([prefix[0], *_flags(options), *ours, *overrides]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
