@@ -1,6 +1,7 @@
-"""Faults of a user: the exception that reaches them as a line of text, and the bounds of arguments that they set."""
+"""Faults of a user as lines of text: the exception, its printing, and the bounds of arguments that they set."""
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -94,3 +95,12 @@ def did_you_mean(name: str) -> str:
 def printable(text: str) -> str:
     """Text that stays on one line and sends no commands to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_error(message: object, kind: str = "error") -> None:
+    """Prints a fault on stderr; further lines are indented, so that no name that holds a newline forges a second one.
+
+    Args:
+        kind: "error" or "warning".
+    """
+    print(f"{kind}:", "\n  ".join(map(printable, str(message).split("\n"))), file=sys.stderr, flush=True)

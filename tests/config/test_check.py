@@ -1,8 +1,8 @@
 """Checking and building, with the classes of the package `strangers` (conftest.py)."""
 
 import pytest
-from vlm.config.check import check
 
+from vlm.config.check import check
 from vlm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("strangers")

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from vlm.config.check import check
-from vlm.errors import UserError
 
 
 class TestFaults:
@@ -100,14 +99,3 @@ class TestFaults:
         said = refused("--config-dir", str(folder), "data=mine")
         assert re.search(pattern, said)
         assert len(said.splitlines()) <= 2
-
-    def test_a_value_that_is_referred_to_is_one_fault_of_the_key_that_was_typed(self, refused):
-        def limits(given):
-            encoder = given["model"]["encoder"]["width"]
-            raise UserError(f"model.encoder.width: {encoder} is wrong\nmodel.dim: is wrong\nmodel.twice: is wrong")
-
-        assert refused("model.dim=7", check=limits) == "model.dim: is wrong"
-        assert refused("model.encoder.width=7", "model.dim=8", check=limits).splitlines() == [
-            "model.encoder.width: 7 is wrong",
-            "model.dim: is wrong",
-        ]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from vlm.checkpoint.names import short
 from vlm.config.check import RESERVED, missing
 from vlm.config.target import arguments, find, parameters, takes_any
 from vlm.config.types import coerce
@@ -37,13 +38,13 @@ def build(node: Any, path: str, /, **supplied: Any) -> Any:
 def spec(node: dict[str, Any]) -> dict[str, Any]:
     """Turns a checked node into ``{"name": ..., "args": ...}``, the plain form that checkpoints store.
 
-    A name of ours loses its leading ``vlm.``; nested nodes become the same form; a list becomes a tuple where the
+    A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
     signature asks for one, as in ``build``, so that both ways give a class equal arguments.
     """
     if node.get("_partial_"):
         raise ValueError(f"{node['_target_']}: a partial cannot be stored")
     args = _kwargs(node, "", lambda child, path: spec(child), paths=False)
-    return {"name": node["_target_"].removeprefix("vlm."), "args": args}
+    return {"name": short(node["_target_"]), "args": args}
 
 
 def supply(value: Any, supplied: Mapping[str, Any]) -> Any:

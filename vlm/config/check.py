@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from vlm.config.links import origins
 from vlm.config.target import arguments, find, is_supplied, parameters, takes_any
 from vlm.config.types import Product, describe_mismatch, fits, hints, show
 from vlm.errors import UserError, did_you_mean, nearest
@@ -16,17 +17,15 @@ from vlm.errors import UserError, did_you_mean, nearest
 RESERVED = ("_target_", "_partial_")
 
 
-def check(
-    config: Mapping[str, Any], *, types: Mapping[str, Any] | None = None, completed: Collection[str] = ()
-) -> None:
+def check(config: dict[str, Any], *, types: Mapping[str, Any] | None = None, completed: Collection[str] = ()) -> None:
     """Compares every node that has a ``_target_`` with the signature of what it names; builds nothing.
 
     Args:
-        config: The resolved config, plain containers.
+        config: The resolved config, plain containers, with its links where it has them.
         types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
         completed: Paths of nodes that leave out what the program supplies by name; ``build`` refuses what is missing.
     Raises:
-        UserError: With a line for each fault, all of them at once.
+        UserError: With a line for each fault, all of them at once, named by the key that was typed.
     """
     faults: list[str] = []
     _look(config, "", completed, faults)
@@ -34,7 +33,7 @@ def check(
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError("\n".join(origins(config, faults)))
 
 
 def missing(node: Mapping[str, Any], path: str, supplied: Collection[str]) -> Iterator[str]:

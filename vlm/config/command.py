@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from vlm.config.compose import ROOT, VERSION, check_strangers, compose, conf_dir, explained
 from vlm.config.faults import Check, checked
 from vlm.config.override import quote
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 
 Main = Callable[[dict[str, Any]], int | None]
 
@@ -66,7 +66,7 @@ def report(fault: UserError) -> int:
     """Prints a fault for the user and returns its exit status; with VLM_DEBUG=1, a traceback too."""
     if os.environ.get("VLM_DEBUG") == "1":
         traceback.print_exception(fault)
-    print(f"error: {fault}", file=sys.stderr)
+    print_error(fault)
     return fault.status
 
 

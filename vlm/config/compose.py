@@ -1,7 +1,7 @@
 """Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from vlm.config.faults import Check, checked, explain, group_names, not_utf8, option_faults
-from vlm.config.override import apply, parse, quote
+from vlm.config.links import FORMULAS
+from vlm.config.override import apply, check_effective, parse, quote
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError
 
@@ -23,9 +24,10 @@ _REFERRED = {
     "model": {"size", "position", "init_from"},
 }
 
-# Sizes are said once; what follows from them is reckoned: ${sum:${data.max_len},-2}.
-OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
-OmegaConf.register_new_resolver("div", lambda whole, part: whole // part if part else whole, replace=True)
+_ANYWHERE = {"init_from"}  # of any part
+
+for _name, _formula in FORMULAS.items():
+    OmegaConf.register_new_resolver(_name, _formula, replace=True)
 
 
 def conf_dir() -> Path:
@@ -38,7 +40,22 @@ def conf_dir() -> Path:
 def node(config: dict[str, Any], group: str) -> dict[str, Any]:
     """The node of a group that is to be built: without the keys that others only refer to."""
     referred = _REFERRED.get(group, set())
-    return {name: value for name, value in config[group].items() if name not in referred}
+    return {name: _without(value, _ANYWHERE) for name, value in config[group].items() if name not in referred}
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(child, names) for name, child in value.items() if name not in names}
+    return value
+
+
+def values_of(node: dict[str, Any], name: str, path: str = "") -> dict[str, Any]:
+    """The values of a key at and below a node that are set, by the path of the node that has it."""
+    found = {path: node[name]} if node.get(name) is not None else {}
+    for key, child in node.items():
+        if isinstance(child, dict):
+            found |= values_of(child, name, f"{path}.{key}" if path else key)
+    return found
 
 
 def compose(
@@ -65,11 +82,13 @@ def compose(
         return checked(composed(options, quoted), check, suit)
 
 
-def override(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def override(config: dict[str, Any], overrides: list[str], *, unread: Collection[str] | None = None) -> dict[str, Any]:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
+    Args:
+        unread: Keys that the command does not read; with them, overrides that change nothing are refused.
     Raises:
-        UserError: With a line for each that cannot be applied.
+        UserError: With a line for each that cannot be applied, or changes nothing.
     """
     quoted = [quote(text) for text in overrides]
     values, chosen = [], {}
@@ -86,7 +105,11 @@ def override(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
                 raise UserError(f"{text}: changes the whole config, and cannot be chosen for one that was saved")
             group = OmegaConf.select(composed(SHIPPED, [text]), key)
             chosen[key] = OmegaConf.to_container(group, resolve=False)
-        return apply(config, values, chosen)
+        applied, taken = apply(config, values, chosen)
+    if unread is not None:
+        referred = [f"{group}.{name}" for group, names in _REFERRED.items() for name in names]
+        check_effective(config, applied, taken | {key: [] for key in chosen}, [*unread, *referred])
+    return applied
 
 
 def composed(options: Namespace, overrides: list[str], **how: bool) -> DictConfig:

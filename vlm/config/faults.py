@@ -11,63 +11,29 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from vlm.config.links import links
 from vlm.config.override import parse, plain, unknown_key
 from vlm.errors import UserError, did_you_mean, nearest
 
 Compose = Callable[[list[str]], DictConfig]
 Check = Callable[[dict[str, Any]], None]
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-
 
 def checked(config: DictConfig, check: Check | None, suit: Check | None = None) -> dict[str, Any]:
     """Resolves a config to plain containers and checks it; ``compose`` describes the arguments.
 
     Raises:
-        UserError: With a line for each fault, which names the key that was typed.
+        UserError: With a line for each fault.
     """
-    raw: Any = OmegaConf.to_container(config, resolve=False)
     try:
-        resolved = plain(config)
+        resolved = {**plain(config), **links(config)}
     except UserError as fault:
         if suit and isinstance(fault.__cause__, InterpolationKeyError):
-            suit(raw)
-        raise UserError("\n".join(_of_typed_keys(str(fault).splitlines(), raw))) from fault
-    try:
-        if check:
-            check(resolved)
-    except UserError as fault:
-        raise UserError("\n".join(_of_typed_keys(str(fault).splitlines(), raw))) from fault
+            suit(dict(OmegaConf.to_container(config, resolve=False)))  # type: ignore[arg-type]
+        raise
+    if check:
+        check(resolved)
     return resolved
-
-
-def _of_typed_keys(lines: list[str], raw: dict[str, Any]) -> list[str]:
-    """Faults of values that are interpolated, as faults of the keys that they come from, each key once.
-
-    A value that is computed of a key that is at fault itself is left out.
-    """
-    faults = [(key, *_origin(key, raw), rest) for key, _, rest in (line.partition(": ") for line in lines)]
-    own = {key for key, origin, _, _ in faults if key == origin}
-    typed = {}
-    for key, origin, value, rest in faults:
-        if key == origin and not own & set(_REFERENCE.findall(str(value))):
-            typed[key, rest] = f"{key}: {rest}" if rest else key
-        elif key != origin and origin not in own:
-            own.add(origin)
-            typed[origin, rest] = f"{origin}: {rest}"
-    return list(typed.values())
-
-
-def _origin(path: str, raw: Any) -> tuple[str, Any]:
-    """The key that a value is interpolated from, and what stands there."""
-    value, parts = raw, path.split(".")
-    for index, part in enumerate(parts):
-        held = {str(at): child for at, child in enumerate(value)} if isinstance(value, list) else value
-        value = held.get(part) if isinstance(held, dict) else None
-        if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
-            origin = _origin(".".join([match[1], *parts[index + 1 :]]), raw)
-            return (path, value) if origin[1] is None else origin
-    return path, value
 
 
 def option_faults(overrides: list[str], folders: list[Path]) -> tuple[list[str], list[str] | None]:

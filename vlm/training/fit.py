@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.config import check as checks
+from vlm.config.check import check as check_nodes
+from vlm.config.check import misfit
 from vlm.config.command import report, run
 from vlm.config.compose import node
+from vlm.config.links import origins
 from vlm.config.override import split_resume
 from vlm.errors import Limit, Range, SharedError, UserError
-from vlm.training.cached_features import feature_faults
 from vlm.tuning import tune
 
-# Nodes that the program completes by name: a task takes what its data supply, a model the sizes that they decide.
+# Nodes that the program completes by name: a task takes its model, a model the sizes that the data decide.
 COMPLETED = ("data", "model", "task")
 
 
@@ -60,16 +61,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(config: dict[str, Any]) -> None:
     """Reports every fault of a config at once, before anything is read or written."""
-    nodes = {group: node(config, group) for group in ("data", "model")}
-    checks.check({**config, **nodes}, types=TYPES, completed=COMPLETED)
+    from vlm.training.feature_cache import feature_faults
+    from vlm.training.run import data_node
+
+    nodes = {"data": data_node(config), "model": node(config, "model")}
+    check_nodes({**config, **nodes}, types=TYPES, completed=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config)]
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError("\n".join(origins(config, faults)))
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:
     """A line where the model is not of the kind that the task trains."""
-    wrong = checks.misfit(config["model"], config["task"], "model")
+    wrong = misfit(config["model"], config["task"], "model")
     if wrong is None:
         return []
     given, wanted = wrong
