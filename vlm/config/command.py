@@ -100,6 +100,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
         return status
 
     with ExitStack() as stack:
+        stack.callback(setattr, HydraConfig.instance(), "cfg", None)
         stack.enter_context(explained(options, overrides, check))
         check_strangers(options, overrides)
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
