@@ -108,10 +108,9 @@ def test_a_fault_is_named_by_the_key_that_was_typed():
     own = [
         "data.max_len: is wrong",
         "data.max_len: and more",
-        "task.max_tokens: is wrong",
         "model.size.heads: is wrong",
     ]
-    assert origins(config, own) == ["data.max_len: is wrong", "data.max_len: and more", "model.size.heads: is wrong"]
+    assert origins(config, [*own, "task.max_tokens: is computed of it"]) == own
 
 
 def test_a_fault_of_a_value_that_was_overridden_where_it_is_used_is_its_own():

@@ -66,7 +66,7 @@ def check(config: dict[str, Any]) -> None:
 
     nodes = {"data": data_node(config), "model": node(config, "model")}
     check_nodes({**config, **nodes}, types=TYPES, completed=COMPLETED)
-    faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config)]
+    faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     if faults:
         raise UserError("\n".join(origins(config, faults)))
 
@@ -79,6 +79,16 @@ def model_faults(config: dict[str, Any]) -> list[str]:
     given, wanted = wrong
     what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
+
+
+def accumulation_faults(config: dict[str, Any]) -> list[str]:
+    """A line where batches are accumulated whose samples a loss compares with one another."""
+    count = config["trainer"].get("accumulate_grad_batches") or 1
+    task: Any = conf.load(config["task"]["_target_"])
+    if count == 1 or not task.compares_samples(config["task"]):
+        return []
+    what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
+    return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
 def check_suited(config: dict[str, Any]) -> None:
