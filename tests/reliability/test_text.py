@@ -9,7 +9,7 @@ import pytest
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.save import write
 from vlm.cli import main as cli
-from vlm.data.fields import Captions as CaptionField
+from vlm.data.fields import CaptionField
 from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS
 from vlm.data.sources.captions import Captions
