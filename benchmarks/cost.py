@@ -69,13 +69,8 @@ def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
 
 def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimizer) -> int:
     """One training step; returns how many tokens its loss counted."""
-<<<<<<< HEAD
-    labels = next_token_labels(batch["tokens"], batch["segments"])
-    loss, count = token_loss(model(**batch), labels, model.head_weight)
-=======
     targets = Targets.of(next_token_labels(batch["tokens"], batch["segments"]))
     loss, count = token_loss(model(**batch), targets, model.head_weight)
->>>>>>> main
     (loss / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vlm.models
-from vlm.data.batch import pack
+from vlm.data.batch import Targets, next_token_labels, pack
 from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
@@ -147,11 +147,7 @@ def test_a_batch_without_images_trains(scramble):
     model = joined()
     hidden = model(images, tokens, segments)
     assert hidden.shape == (0, 0, D)
-<<<<<<< HEAD
-    total, count = token_loss(hidden, next_token_labels(tokens, segments), model.head_weight)
-=======
-    total, count = token_loss(hidden, batch.targets, model.head_weight)
->>>>>>> main
+    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_weight)
     total.backward()
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
