@@ -29,9 +29,9 @@ def evaluate_checkpoint(
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.evaluation.report.results import write_results
     from vlm.inference.output import output_folder
     from vlm.training.fit import chose, quiet, table
+    from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
@@ -55,12 +55,14 @@ def evaluate_checkpoint(
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))
+    skipped = f", {len(task.unread):,} skipped" if task.unread else ""
+    print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:
         print_error(printable(reason))
     if folder is not None:
         try:
-            write_results(folder, task, results, data)
-            print(f"\nreport  {folder / 'report.html'}")
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0
