@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.store.shard_window import Foretold, Near, near_of
-from vlm.data.workers import leave_signals_to_owner
+from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -143,6 +143,9 @@ class Data(L.LightningDataModule):
         batches = EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks())
         return self.loader(dataset, batches, near_of(self.split(name)))
 
+    def on_exception(self, exception: BaseException) -> None:
+        end_workers()  # the trainer ends only those of the loop that the fault struck
+
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
 
@@ -174,6 +177,7 @@ class Data(L.LightningDataModule):
             collate_fn=self.collate(),
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,
+            multiprocessing_context=worker_context() if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
