@@ -1,4 +1,6 @@
-"""Time of BLEU, ROUGE-L and CIDEr, tokenizers included, beside pycocoevalcap's (`pip install "vlm[coco]"` and Java).
+"""Time of BLEU, ROUGE-L and CIDEr, tokenizers included, beside pycocoevalcap's.
+
+It needs Java and `pip install "vlm-lightning[coco]"`.
 
     python benchmarks/metrics.py [RESULTS.json REFERENCES.json]
 

@@ -57,7 +57,7 @@ def test_equals_the_published_scores_overall_and_for_every_image(capsys) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(not GOLD.is_dir(), reason="the COCO demonstration is not there (set VLM_SHARED_DATA)")
 @pytest.mark.skipif(
-    find_spec("pycocoevalcap") is None or shutil.which("java") is None, reason="needs java and vlm[coco]"
+    find_spec("pycocoevalcap") is None or shutil.which("java") is None, reason="needs java and vlm-lightning[coco]"
 )
 def test_meteor_is_the_published_one(capsys) -> None:
     arguments = [str(GOLD / "results.json"), str(GOLD / "references.json"), "--format", "json", "--per-image"]
@@ -172,7 +172,7 @@ def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
     assert vlm(["score", *files(tmp_path)]) == 0
     said = capsys.readouterr().out
     for name in ("meteor", "spice"):
-        assert f'{name:<10}{"absent":>10}  needs pip install "vlm[coco]" and Java' in said
+        assert f'{name:<10}{"absent":>10}  needs pip install "vlm-lightning[coco]" and Java' in said
 
 
 def test_scoring_loads_no_torch(tmp_path) -> None:

@@ -3,17 +3,17 @@
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty import on_step
 from journey import only_run
 from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.callbacks.samples import Samples
 from vlm.training.fit import main
-from vlm.training.task import Task
 
 pytestmark = pytest.mark.slow
 
@@ -39,20 +39,6 @@ def fill(disk: Path) -> None:
                 pass
         except OSError:
             return
-
-
-def on_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Lets something happen before a step, counted from 0."""
-    train = Task.training_step
-    done: list[int] = []
-
-    def training_step(task, batch, batch_idx):
-        if task.global_step == step and not done:
-            done.append(step)
-            act()
-        return train(task, batch, batch_idx)
-
-    patch.setattr(Task, "training_step", training_step)
 
 
 def check_stopped(error: str, path: Path, reason: str) -> None:

@@ -33,7 +33,7 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers") / "files"
     folder.mkdir()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("watched.py")), str(folder)]
+    command = [sys.executable, str(ROOT / "tests/helpers/watched.py"), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -47,12 +47,12 @@ STUCK = {"idle": "", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(
 NO_ROOM = """
 import os, resource, signal, time
 from torch.utils.data import _utils, get_worker_info
-from vlm.checkpoint import load
-write = load.write
+from vlm.checkpoint import save
+write = save.write
 def limited(*args, **options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
     write(*args, **options)
-load.write = limited
+save.write = limited
 fetcher, done = _utils.fetch._MapDatasetFetcher, []
 fetch = fetcher.fetch
 def counted(self, keys):

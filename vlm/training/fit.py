@@ -11,16 +11,14 @@ from typing import Any
 
 from vlm.config import config as conf
 from vlm.errors import SharedError, UserError
-from vlm.training.cached_features import feature_faults
 from vlm.tuning import tune
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
-    "data": {"tokenizer", "seed", "cache"},
-    "data.source": {"cache"},
+    "data": {"fields", "seed", "cache"},
     "model": {"vocab_size", "num_classes"},
     "model.decoder": {"vocab_size"},
-    "task": {"model", "tokenizer", "preprocess", "classes", "optimization", "seed"},
+    "task": {"model", "optimization", "seed"},
     "optim": {"params"},
     "trainer": {"callbacks", "logger", "plugins", "default_root_dir"},
     "logger.csv": {"folder"},
@@ -55,11 +53,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(config: dict[str, Any]) -> None:
     """Reports every fault of a config at once, before anything is read or written."""
-    nodes = {group: conf.node(config, group) for group in ("data", "model")}
+    from vlm.training.feature_cache import feature_faults
+    from vlm.training.run import data_node
+
+    nodes = {"data": data_node(config), "model": conf.node(config, "model")}
     conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
     faults = list(size_faults(nodes, ""))
     faults += model_faults(config)
     faults += feature_faults(config)
+    faults += accumulation_faults(config)
     if faults:
         raise UserError("\n".join(faults))
 
@@ -72,6 +74,16 @@ def model_faults(config: dict[str, Any]) -> list[str]:
     given, wanted = wrong
     what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
+
+
+def accumulation_faults(config: dict[str, Any]) -> list[str]:
+    """A line where batches are accumulated whose samples a loss compares with one another."""
+    count = config["trainer"].get("accumulate_grad_batches") or 1
+    task: Any = conf.load(config["task"]["_target_"])
+    if count == 1 or not task.compares_samples(config["task"]):
+        return []
+    what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
+    return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
 def check_suited(config: dict[str, Any]) -> None:

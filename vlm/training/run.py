@@ -11,19 +11,21 @@ from torch import nn
 from vlm.checkpoint import load as ckpt
 from vlm.config import config as conf
 from vlm.data.features.fingerprint import check_split
-from vlm.errors import UserError
+from vlm.data.fields import Field
+from vlm.errors import UserError, printable
 from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
+from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training import compiling, slurm
 from vlm.training.blocks import arrange
-from vlm.training.cached_features import keep_features
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import TellCompiling
 from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.training.data_module import Data
+from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.optim import Optimization
@@ -31,23 +33,30 @@ from vlm.training.processes import agree, check_devices, first, first_alone
 from vlm.training.run_folder import clean, create, new_folder
 from vlm.training.task import Task
 
-PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
-
 
 def cache_folder(config: dict[str, Any]) -> Path:
-    """Where runs keep what later ones use again."""
+    """Folder of what later runs use again."""
     return Path(config["runs"]) / "cache"
 
 
+def data_node(config: dict[str, Any]) -> dict[str, Any]:
+    """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
+    node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
+    return node | {name: value for name, value in config["data"].items() if conf.takes(node, name)}
+
+
+def build_fields(config: dict[str, Any]) -> dict[str, Field]:
+    """The fields that the task reads of each record, by name."""
+    nodes = config["task"]["fields"].items()
+    return {name: conf.build(node, f"task.fields.{name}") for name, node in nodes}
+
+
 def build_data(config: dict[str, Any]) -> Data:
-    """The data module with its source opened."""
-    node = conf.node(config, "data")
-    given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
-    if "source" in node:
-        node["source"] = conf.supply(node["source"], {"cache": given["cache"]})
-    if conf.takes(node, "tokenizer"):
-        given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
-    return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
+    """The data module with its source opened, and the task's fields in it."""
+    node, fields = data_node(config), build_fields(config)
+    needs = sorted({name for field in fields.values() for name in field.needs})
+    node["source"] = conf.supply(node["source"], {"needs": needs})
+    return conf.build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -64,18 +73,21 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
-def start_from(model: nn.Module, config: dict[str, Any]) -> None:
-    """Copies the weights that `model.init_from` names, and says which."""
-    folder = config["model"].get("init_from")
-    if folder is not None:
-        from vlm.models.pretrained.load import load_hugging_face
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
+    places = conf.values_of(config["model"], "init_from")
+    if places:
+        from vlm.checkpoint import start
 
-        print("\n".join(load_hugging_face(model, folder)), flush=True)
+        lines = start.start_from(model, places, tokenizer)
+        if first():
+            print("\n".join(lines), flush=True)
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
-    """The task, with what it takes from its data."""
-    return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
+    """The task, with the fields of its data."""
+    node = {name: value for name, value in config["task"].items() if name != "fields"}
+    return conf.build(node, "task", model=model, fields=data.fields, seed=config["seed"], **given)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -113,7 +125,7 @@ def compiles(config: dict[str, Any]) -> bool:
 
 
 def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
-    """Lightning's trainer, all its saves and loads led through vlm.checkpoint.load."""
+    """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
@@ -139,16 +151,20 @@ class Run:
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.compiled = compiles(config)
         self.data = self._open_data(loaded)
-        model, spec = build_model(config, self.data.sizes)
         if loaded is None:
-            start_from(model, config)
-        elif self.data.cache_features:  # those of the weights that the run has, before the trainer loads them
+            model, spec = build_model(config, self.data.sizes)
+            start_from(model, config, self.data.tokenizer)
+        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
+            model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
+        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
+        if compiler and on_gpu(config):
+            compile_on_gpu(compiler)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
-        self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
+        self.task.about = {"model": spec, "config": conf.freeze(config), "data": self.data.fingerprint()}
         callbacks = self._callbacks()
         bar = any(isinstance(callback, Progress) for callback in callbacks)
         self.trainer = build_trainer(
@@ -169,7 +185,7 @@ class Run:
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
-            for line in skipped_lines(data.skipped) if first() else ():
+            for line in skipped_lines(data.source.skipped) if first() else ():
                 print(line, flush=True)
             data.prepare()
         return data
@@ -231,19 +247,24 @@ class Run:
 
 
 def check_fit(config: dict[str, Any]) -> None:
-    """Refuses data that do not give what the task takes, before any is read."""
-    kind: Any = conf.load(config["data"]["_target_"])
-    takes = [name for name in PARTS if conf.takes(config["task"], name)]
-    if set(kind.supplies) != set(takes):
+    """Refuses data whose records do not hold what the task reads, before any is read.
+
+    Raises:
+        UserError: It names both.
+    """
+    source: Any = conf.load(config["data"]["source"]["_target_"])
+    fields: list[Any] = [conf.load(node["_target_"]) for node in config["task"]["fields"].values()]
+    needs = sorted({name for field in fields for name in field.needs})
+    if lacking := [name for name in needs if name not in source.holds]:
         raise UserError(
-            f"data: {kind.__name__} does not fit task={config['task_name']}; "
-            "choose other data, or the task that these are for"
+            f"data: records of {source.__name__} hold {' and '.join(source.holds)}, while task={config['task_name']} "
+            f"reads {' and '.join(lacking)}; choose other data, or another task"
         )
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
-    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 

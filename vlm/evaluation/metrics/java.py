@@ -51,7 +51,7 @@ def java_scores(
 
 def _why_no_java() -> str | None:
     if find_spec("pycocoevalcap") is None:
-        return 'needs pip install "vlm[coco]" and Java'
+        return 'needs pip install "vlm-lightning[coco]" and Java'
     return None if shutil.which("java") else "needs Java (any from 8 on) in the PATH"
 
 

@@ -1,0 +1,384 @@
+"""The drawn data set: its scenes are read back from their pixels, and its captions checked by a parser written here."""
+
+import json
+import pickle
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm.data.shapes import scenes
+from vlm.data.shapes.scene_captions import Shapes, ShapesSplit, main, write_coco
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+SPLITS = ("train", "val", "test")
+
+
+def shapes(**changes) -> Shapes:
+    arguments = {
+        "seed": 0,
+        "shapes": ["circle", "square", "triangle"],
+        "colors": ["red", "green", "blue", "yellow"],
+        "sizes": ["small", "large"],
+        "train_scenes": 50,
+        "val_scenes": 20,
+        "test_scenes": 20,
+        "captions_per_image": 5,
+    }
+    return Shapes(**arguments | changes)
+
+
+def is_valid(caption: str, objects: dict[str, tuple[float, float]], clear: float) -> bool:
+    """Parses a caption and holds it against where each named thing is, (x, y) with y down, and how far is clear."""
+    noun = r"a (\w+ \w+ \w+)"
+    clause = rf"(left of|right of|above|below) {noun}"
+    parsed = re.fullmatch(rf"{noun}(?: {clause}(?: and {clause})?)?", caption)
+    if parsed is None:
+        return False
+    subject, *rest = [group for group in parsed.groups() if group is not None]
+    named = [subject, *rest[1::2]]
+    if sorted(named) != sorted(objects):
+        return False
+    x, y = objects[subject]
+    for relation, other in zip(rest[::2], rest[1::2], strict=True):
+        u, v = objects[other]
+        distance = {"left of": u - x, "right of": x - u, "above": v - y, "below": y - v}[relation]
+        if distance < clear:
+            return False
+    return True
+
+
+def where(scene: Scene) -> dict[str, tuple[float, float]]:
+    return {f"{kind.size} {kind.color} {kind.shape}": (x, y) for kind, x, y in scene.objects}
+
+
+def clear_distance(image_size: int) -> float:
+    """A fifth of the side, a little more for the gap: written apart from `margin`, which must not be less."""
+    return 0.2 * image_size + 1
+
+
+def mutations(caption: str) -> list[str]:
+    """Captions of the same grammar that are false of the scene the caption is true of."""
+    opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+    pattern = "left of|right of|above|below"
+    changed = [re.sub("red|green|blue|yellow", "purple", caption, count=1), caption.replace("a ", "", 1)]
+    for found in re.finditer(pattern, caption):
+        changed.append(caption[: found.start()] + opposite[found[0]] + caption[found.end() :])
+        changed.append(caption[: found.start()].removesuffix(" and ").removesuffix(" "))
+        changed.append(f"{caption} and {caption[found.start() :]}")
+    return changed
+
+
+def pieces(image: Image.Image) -> list[np.ndarray]:
+    """The pixels (row, column) of each connected patch, diagonals included, that is not the background's colour."""
+    pixels = np.asarray(image).astype(int)
+    corners = [tuple(pixels[y, x]) for y in (0, -1) for x in (0, -1)]
+    background = max(corners, key=corners.count)
+    left = set(map(tuple, np.argwhere((pixels != background).any(-1)).tolist()))
+    found = []
+    while left:
+        todo, piece = [left.pop()], []
+        while todo:
+            y, x = todo.pop()
+            piece.append((y, x))
+            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
+            left -= near
+            todo += near
+        found.append(np.array(piece))
+    return found
+
+
+def read(image: Image.Image) -> dict[str, tuple[float, float]]:
+    """What stands where, from nothing but the pixels: colour by hue, size by width, shape by how full its box is."""
+    seen = {}
+    for piece in pieces(image):
+        (top, left), (bottom, right) = piece.min(0), piece.max(0)
+        width, height = right - left + 1, bottom - top + 1
+        x, y = (left + right) / 2, (top + bottom) / 2
+        r, g, b = image.getpixel((round(x), round(y)))
+        color = "blue" if b > max(r, g) else "yellow" if min(r, g) > 2 * b else "red" if r > g else "green"
+        size = "large" if width > 0.26 * image.width else "small"
+        full = len(piece) / (width * height)
+        seen[f"{size} {color} {'square' if full > 0.95 else 'circle' if full > 0.7 else 'triangle'}"] = (x, y)
+    return seen
+
+
+def combination(scene: Scene) -> tuple[Kind, ...]:
+    return tuple(sorted(thing.kind for thing in scene.objects))
+
+
+def drawn(split: ShapesSplit, count: int) -> list[Scene]:
+    return [split.scene(epoch, index) for epoch in range(2) for index in range(count // 2)]
+
+
+def test_a_scene_is_a_function_of_its_keys_alone():
+    one, two = shapes().split("train"), shapes().split("train")
+    two.image(4, 4)
+    assert [one.scene(3, index) for index in range(20)] == [two.scene(3, index) for index in reversed(range(20))][::-1]
+    assert one.image(3, 7).tobytes() == two.image(3, 7).tobytes()
+    assert one.captions(3, 7) == two.captions(3, 7)
+
+
+def test_other_keys_give_other_scenes():
+    split, other = shapes().split("train"), shapes(seed=1).split("train")
+    seen = [split.scene(epoch, index) for epoch in range(3) for index in range(100)]
+    seen += [other.scene(0, index) for index in range(100)]
+    assert len(set(seen)) == 400
+    ids = [split.sample_id(epoch, index) for epoch in range(3) for index in range(100)]
+    assert len(set(ids)) == 300 and split.sample_id(3, 17) == "train-3-000017"
+
+
+@pytest.mark.parametrize("name", ["val", "test"])
+def test_evaluation_ignores_the_epoch(name):
+    split = shapes().split(name)
+    assert not split.fresh
+    assert split.image(0, 3).tobytes() == split.image(9, 3).tobytes()
+    assert split.captions(0, 3) == split.captions(9, 3)
+    assert split.sample_id(9, 3) == split.sample_id(0, 3)
+
+
+def test_train_is_fresh_and_lengths_are_the_configured_ones():
+    source = shapes()
+    assert [len(source.split(name)) for name in source.splits] == [50, 20, 20]
+    assert source.split("train").fresh and source.name == "shapes"
+
+
+def test_a_split_survives_pickling():
+    split = shapes().split("train")
+    split.image(0, 0)
+    copy = pickle.loads(pickle.dumps(split))
+    assert copy.image(1, 5).tobytes() == split.image(1, 5).tobytes()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_splits_share_no_combination_and_train_shows_every_kind(seed):
+    source = shapes(seed=seed)
+    seen = {name: {combination(scene) for scene in drawn(source.split(name), 3000)} for name in SPLITS}
+    for one, two in combinations(SPLITS, 2):
+        assert not seen[one] & seen[two]
+    assert {kind for kinds in seen["train"] for kind in kinds} == {
+        Kind(size, color, shape)
+        for size in ("small", "large")
+        for color in ("red", "green", "blue", "yellow")
+        for shape in ("circle", "square", "triangle")
+    }
+    assert all({len(kinds) for kinds in seen[name]} == {1, 2, 3} for name in SPLITS)
+    # 24 kinds have 24 + 276 + 2024 combinations, and a tenth of them is 231; of these 1500 scenes show most.
+    assert 150 < len(seen["val"]) <= 231 and 150 < len(seen["test"]) <= 231 and len(seen["train"]) > 800
+
+
+@pytest.mark.parametrize("names", [["circle", "star"], ["circle", "star", "cross"]])
+def test_every_kind_is_in_train_where_there_are_hardly_enough_kinds(names):
+    colors = ["white", "cyan"][: 4 // len(names)]
+    for seed in range(8):
+        source = shapes(seed=seed, shapes=names, colors=colors, sizes=["large"], max_objects=2)
+        seen = {name: {combination(scene) for scene in drawn(source.split(name), 100)} for name in SPLITS}
+        assert len({kind for kinds in seen["train"] for kind in kinds}) == len(names) * len(colors)
+        assert seen["val"] and seen["test"] and not seen["val"] & seen["test"]
+        assert not seen["train"] & (seen["val"] | seen["test"])
+
+
+def test_frequencies_follow_the_weights():
+    split = shapes(object_weights=[1, 2, 5]).split("train")
+    counts = np.bincount([len(scene.objects) for scene in drawn(split, 4000)], minlength=4) / 4000
+    assert np.allclose(counts, [0, 1 / 8, 2 / 8, 5 / 8], atol=0.03)
+    assert {len(scene.objects) for scene in drawn(shapes(max_objects=2).split("train"), 200)} == {1, 2}
+
+
+@pytest.mark.parametrize("image_size", [32, 64])
+@pytest.mark.parametrize("name", SPLITS)
+def test_valid_captions_are_those_that_parse_as_true(image_size, name):
+    for scene in drawn(shapes(image_size=image_size).split(name), 300):
+        objects, captions = where(scene), valid_captions(scene)
+        assert captions == sorted(set(captions))
+        assert all(is_valid(caption, objects, clear_distance(image_size)) for caption in captions)
+        for caption in captions:
+            for mutation in mutations(caption):
+                assert not is_valid(mutation, objects, clear_distance(image_size)), mutation
+                assert mutation not in captions
+
+
+def test_valid_captions_leave_no_true_one_out():
+    """Against every sentence there is over the kinds of a scene, told true from false by the parser alone."""
+    relations = ("left of", "right of", "above", "below")
+    for scene in drawn(shapes().split("train"), 100):
+        objects = where(scene)
+        sentences = {f"a {one}" for one in objects}
+        sentences |= {f"a {one} {said} a {two}" for one in objects for said in relations for two in objects}
+        longer = {f"{sentence} and {said} a {one}" for sentence in sentences for said in relations for one in objects}
+        true = {text for text in sentences | longer if is_valid(text, objects, clear_distance(64))}
+        assert true == set(valid_captions(scene))
+
+
+def test_a_scene_made_by_hand_says_what_a_person_would():
+    red, blue, green = Kind("small", "red", "circle"), Kind("large", "blue", "square"), Kind("small", "green", "star")
+    two = Scene((Placed(red, 10, 30), Placed(blue, 50, 31)), (0, 0, 0), 64)
+    assert valid_captions(two) == [
+        "a large blue square right of a small red circle",
+        "a small red circle left of a large blue square",
+    ]
+    three = valid_captions(Scene((*two.objects, Placed(green, 10, 55)), (0, 0, 0), 64))
+    assert "a small red circle left of a large blue square and above a small green star" in three
+    assert "a large blue square right of a small green star and above a small green star" not in three
+    # Two orders each of: the circle, with one relation to either; the square and the star, with two to each other.
+    assert len(three) == 2 * (1 * 1 + 1 * 2 + 1 * 2)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_picture_shows_what_the_captions_say(name):
+    split = shapes(image_size=128, captions_per_image=None).split(name)
+    for index in range(25):
+        seen = read(split.image(1, index))
+        captions = split.captions(1, index)
+        # Half a pixel for a box read from smooth edges, and the triangle, whose box ends above its lower edge.
+        assert captions and all(is_valid(caption, seen, clear_distance(128) - 2) for caption in captions), (
+            seen,
+            captions,
+        )
+
+
+@pytest.mark.parametrize("image_size", [32, 48, 64])
+def test_objects_never_touch_nor_leave_the_canvas(image_size):
+    source = shapes(image_size=image_size, shapes=list(SHAPES), colors=list(COLORS)[:2], object_weights=[0, 1, 3])
+    split = source.split("train")
+    areas: dict[Kind, set[int]] = {}
+    for index in range(100):
+        scene, found = split.scene(0, index), pieces(split.image(0, index))
+        assert len(found) == len(scene.objects)
+        at = {(y, x): kind for kind, x, y in scene.objects}
+        for piece in found:
+            inside = [kind for centre, kind in at.items() if centre in set(map(tuple, piece.tolist()))]
+            assert len(inside) == 1
+            areas.setdefault(inside[0], set()).add(len(piece))
+    # A shape that were cut off by the border somewhere would have fewer pixels there.
+    assert len(areas) > 12 and all(len(area) == 1 for area in areas.values())
+
+
+@pytest.mark.parametrize("attempts", [0, 40])
+@pytest.mark.parametrize("image_size", [32, 48, 64, 1000])
+def test_three_objects_always_fit_in_no_doubtful_relation(image_size, attempts, monkeypatch):
+    monkeypatch.setattr(scenes, "ATTEMPTS", attempts)
+    for sizes in (("large",) * 3, ("small",) * 3, ("large", "large", "small"), ("large", "small", "small")):
+        kinds = tuple(Kind(size, color, "circle") for size, color in zip(sizes, COLORS, strict=False))
+        for index in range(50):
+            placed = place(kinds, image_size, numpy_rng(index))
+            assert [thing.kind for thing in placed] == list(kinds)
+            for thing in placed:
+                reach = RADII[thing.kind.size] * image_size - 0.5
+                assert reach <= min(thing.x, thing.y) and max(thing.x, thing.y) <= image_size - 1 - reach
+            for one, two in combinations(placed, 2):
+                apart = (RADII[one.kind.size] + RADII[two.kind.size]) * image_size
+                along = (abs(one.x - two.x), abs(one.y - two.y))
+                assert max(along) > apart
+                assert all(not 0.17 * image_size < distance < 0.2 * image_size for distance in along)
+
+
+def test_two_sizes_are_clearly_different_in_pixels():
+    for image_size in (32, 64):
+        split = shapes(image_size=image_size, shapes=list(SHAPES)).split("train")
+        areas: dict[tuple[str, str], int] = {}
+        for index in range(200):
+            scene = split.scene(0, index)
+            if len(scene.objects) == 1:
+                kind = scene.objects[0].kind
+                areas[kind.size, kind.shape] = len(pieces(split.image(0, index))[0])
+        both = [shape for shape in SHAPES if ("small", shape) in areas and ("large", shape) in areas]
+        assert len(both) >= 4
+        assert all(areas["large", shape] > 1.8 * areas["small", shape] for shape in both)
+
+
+def test_captions_are_some_of_the_references():
+    source = shapes(object_weights=[1, 1, 3], captions_per_image=4)
+    for name in SPLITS:
+        split = source.split(name)
+        for index in range(20):
+            captions, references = split.captions(0, index), split.references(index)
+            assert len(captions) == len(set(captions)) == min(4, len(references))
+            assert set(captions) <= set(references)
+    everything = shapes(captions_per_image=None).split("val")
+    assert all(everything.captions(0, index) == everything.references(index) for index in range(20))
+
+
+def test_a_caption_of_a_large_set_is_not_always_the_same():
+    split = shapes(object_weights=[0, 0, 1], captions_per_image=1).split("train")
+    places = [split.references(index).index(split.captions(0, index)[0]) for index in range(60)]
+    assert len(set(places)) > 4
+
+
+def test_captions_draw_no_pixels(monkeypatch):
+    split = shapes().split("train")
+    monkeypatch.setattr("vlm.data.shapes.scene_captions.draw", None)
+    assert split.captions(0, 0) and split.references(0)
+    with pytest.raises(TypeError):
+        split.image(0, 0)
+
+
+def test_write_coco_round_trip(tmp_path):
+    source = shapes(image_size=48)
+    target = write_coco(source, tmp_path / "new" / "folder", "test", 8)
+    written, split = json.loads(target.read_text("utf-8")), source.split("test")
+    assert [image["id"] for image in written["images"]] == list(range(1, 9))
+    assert len({line["id"] for line in written["annotations"]}) == len(written["annotations"])
+    for index, image in enumerate(written["images"]):
+        with Image.open(target.parent / image["file_name"]) as opened:
+            assert opened.format == "PNG" and opened.mode == "RGB"
+            assert opened.size == (image["width"], image["height"]) == (48, 48)
+            assert opened.tobytes() == split.image(0, index).tobytes()
+        captions = [line["caption"] for line in written["annotations"] if line["image_id"] == image["id"]]
+        assert captions == split.captions(0, index)
+
+
+def test_the_shipped_sample_is_what_the_code_writes(tmp_path):
+    shipped = Path(__file__).parents[3] / "data" / "sample"
+    assert main([str(tmp_path), "--image-size", "128"]) == 0
+    assert (tmp_path / "captions.json").read_bytes() == (shipped / "captions.json").read_bytes()
+    names = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert names == sorted(path.name for path in shipped.glob("*.png")) and len(names) == 6
+    for name in names:
+        with Image.open(tmp_path / name) as new, Image.open(shipped / name) as old:
+            # A release of Pillow may round an edge differently; the picture is the same.
+            assert np.abs(np.asarray(new).astype(int) - np.asarray(old)).max() <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"shapes": ["circle", "sqare"]}, "data.source.shapes: unknown 'sqare'; the known ones are circle, square"),
+        ({"colors": ["pink"]}, "data.source.colors: unknown 'pink'"),
+        ({"sizes": ["medium"]}, "data.source.sizes: unknown 'medium'; the known ones are small, large"),
+        ({"sizes": []}, "data.source.sizes: is empty"),
+        ({"colors": ["red", "red"]}, "data.source.colors: a name stands there twice"),
+        ({"image_size": 16}, "data.source.image_size: 16 is too small; give at least 32"),
+        ({"val_scenes": 0}, "data.source.val_scenes: 0 is too small"),
+        ({"captions_per_image": 0}, "data.source.captions_per_image: 0"),
+        ({"max_objects": 4}, "data.source.max_objects: 4"),
+        ({"max_objects": 1}, "data.source.max_objects: 1"),
+        ({"object_weights": [1, 1]}, "data.source.object_weights: [1, 1]"),
+        ({"object_weights": [1, -1, 3]}, "data.source.object_weights"),
+        ({"object_weights": [1, 0, 0]}, "data.source.object_weights"),
+        ({"colors": ["red"], "sizes": ["small"], "object_weights": [0, 1, 1]}, "3 kinds of object are too few"),
+        ({"colors": ["red"], "sizes": ["small"], "shapes": ["star"]}, "1 kinds of object are too few"),
+    ],
+)
+def test_wrong_settings_are_told_by_their_key(changes, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        shapes(**changes)
+
+
+def test_an_unknown_split_is_told():
+    with pytest.raises(UserError, match="no split 'dev'; it has train, val, test"):
+        shapes().split("dev")
+
+
+def test_main_tells_faults_in_a_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "file")]) == 1
+    assert main([str(tmp_path), "--count", "0"]) == 2
+    assert main([str(tmp_path), "--image-size", "8"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)

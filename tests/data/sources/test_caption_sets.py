@@ -1,0 +1,215 @@
+"""Flickr8k and COCO, small ones made here and the real one where it is."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from captioned import NO_HOLD_OUT, content, picture, refusal
+
+from vlm.data.sources.captions import Coco, Flickr8k
+
+PROJECT = Path(__file__).resolve().parents[3]
+SHARED = Path(os.environ.get("VLM_SHARED_DATA", PROJECT.parent / "shared" / "data"))
+
+
+def flickr(root, images="images", texts="."):
+    for name in ("1.jpg", "2.jpg", "3.jpg", "4.jpg"):
+        picture(root / images / name)
+    folder = root / texts
+    folder.mkdir(exist_ok=True)
+    rows = [f"{image}.jpg#{k}\tCaption {k} of {image} .\n" for image in range(1, 5) for k in range(5)]
+    (folder / "Flickr8k.token.txt").write_text("".join([*rows, "gone.jpg.1#0\tNo image .\n"]))
+    for name, image in (("train", "1"), ("dev", "2"), ("test", "3")):
+        (folder / f"Flickr_8k.{name}Images.txt").write_text(f"{image}.jpg\n")
+    return root
+
+
+@pytest.mark.parametrize("images", ["images", "Flicker8k_Dataset"])
+@pytest.mark.parametrize("texts", [".", "Flickr8k_text"])
+def test_flickr8k(tmp_path, images, texts):
+    source = Flickr8k(root=str(flickr(tmp_path, images, texts)))
+    held = content(source)
+    assert {split: list(names) for split, names in held.items()} == {
+        "train": ["1.jpg"],
+        "val": ["2.jpg"],
+        "test": ["3.jpg"],
+    }
+    assert held["test"]["3.jpg"] == [f"Caption {k} of 3 ." for k in range(5)]
+    assert source.split("train").image(0, 0).size == (4, 3)
+    assert len(source.skipped) == 1
+    assert "gone.jpg.1" in source.skipped[0]
+
+
+def test_faults_of_flickr8k_are_named(tmp_path):
+    assert "data.root" in refusal(Flickr8k, root=str(tmp_path / "none"))
+    assert str(tmp_path / "images") in refusal(Flickr8k, root=str(tmp_path))
+    flickr(tmp_path)
+    splits = tmp_path / "Flickr_8k.devImages.txt"
+    splits.write_text("2.jpg\n1.jpg\n")
+    assert "1.jpg is in train too" in refusal(Flickr8k, root=str(tmp_path))
+    splits.write_text("2.jpg\n99.jpg\n")
+    assert any("99.jpg has no caption" in line for line in Flickr8k(root=str(tmp_path)).skipped)
+    splits.unlink()
+    message = refusal(Flickr8k, root=str(tmp_path))
+    assert str(splits) in message
+    assert "data.root" in message
+    flickr(tmp_path)
+    (tmp_path / "images" / "1.jpg").unlink()
+    assert "1 of 3" in refusal(Flickr8k, root=str(tmp_path))
+    (tmp_path / "Flickr8k.token.txt").write_text("1.jpg#0\tfine\n1.jpg a caption\n")
+    assert "line 2" in refusal(Flickr8k, root=str(tmp_path))
+
+
+@pytest.mark.skipif(not (SHARED / "flickr8k").is_dir(), reason=f"no Flickr8k in {SHARED} (set VLM_SHARED_DATA)")
+def test_the_real_flickr8k():
+    source = Flickr8k(root=str(SHARED / "flickr8k"))
+    splits = [source.split(name) for name in source.splits]
+    assert [len(split) for split in splits] == [6000, 1000, 1000]
+    ids = {split.sample_id(0, index) for split in splits for index in range(len(split))}
+    assert len(ids) == 8000
+    assert {len(splits[0].references(index)) for index in range(6000)} <= {3, 4, 5}  # a few images repeat a caption
+    assert sum(len(split.references(index)) for split in splits for index in range(len(split))) > 39_900
+    assert len(source.skipped) == 1
+    assert "2258277193_586949ec62.jpg.1" in source.skipped[0]
+    assert splits[2].image(0, 999).size == (128, 128)
+
+
+def coco(path, names, captions_per_image=2, first=0):
+    images = [{"id": first + i, "file_name": name, "width": 4, "height": 3} for i, name in enumerate(names)]
+    annotations = [
+        {"id": 10 * (first + i) + k, "image_id": first + i, "caption": f"caption {k} of {name}\n"}
+        for k in range(captions_per_image)
+        for i, name in enumerate(names)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "info": {}}))
+    return path
+
+
+def both(name):
+    return [f"caption 0 of {name}", f"caption 1 of {name}"]
+
+
+@pytest.mark.parametrize("year", [2014, 2017])
+@pytest.mark.parametrize("images", [".", "images"])
+def test_the_official_layout_of_coco(tmp_path, year, images):
+    for split, name in (("train", "1.jpg"), ("val", "2.jpg")):
+        picture(tmp_path / images / f"{split}{year}" / name)
+        coco(tmp_path / "annotations" / f"captions_{split}{year}.json", [name], first=int(name[0]))
+    source = Coco(root=str(tmp_path))
+    prefix = "" if images == "." else "images/"
+    assert content(source) == {
+        "train": {f"{prefix}train{year}/1.jpg": both("1.jpg")},
+        "val": {f"{prefix}val{year}/2.jpg": both("2.jpg")},
+    }
+    assert source.split("val").image(0, 0).size == (4, 3)
+
+
+def test_one_annotation_file_beside_its_images(tmp_path):
+    names = [f"{index}.png" for index in range(100)]
+    for name in names:
+        picture(tmp_path / "set" / name)
+    coco(tmp_path / "set" / "captions.json", names)
+    source = Coco(root=str(tmp_path / "set"), path="captions.json", val_fraction=0.2, test_fraction=0.2)
+    assert source.splits == ("train", "val", "test")
+    held = content(source)
+    assert {name: texts for images in held.values() for name, texts in images.items()} == {n: both(n) for n in names}
+    # Named from outside, the file and its images are found all the same.
+    outside = Coco(root=str(tmp_path), path=str(tmp_path / "set" / "captions.json"), **NO_HOLD_OUT)
+    assert outside.split("train").sample_id(0, 0) == "set/0.png"
+    assert outside.split("train").image(0, 0)
+
+
+def test_three_annotation_files_of_ones_own(tmp_path):
+    for name in "abc":
+        picture(tmp_path / f"{name}.png")
+        coco(tmp_path / f"{name}.json", [f"{name}.png"])
+    source = Coco(root=str(tmp_path), path="a.json", val_path="b.json", test_path="c.json")
+    assert content(source) == {
+        s: {f"{n}.png": both(f"{n}.png")} for s, n in zip(("train", "val", "test"), "abc", strict=True)
+    }
+
+
+def test_karpathys_splits(tmp_path):
+    images = []
+    for index, split in enumerate(("train", "restval", "val", "test")):
+        folder = "train2014" if index == 0 else "val2014"
+        picture(tmp_path / folder / f"{index}.jpg")
+        sentences = [{"raw": f"Number {index}. ", "tokens": []}, {"raw": "A picture.", "tokens": []}]
+        images.append({"filepath": folder, "filename": f"{index}.jpg", "split": split, "sentences": sentences})
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
+    expected = {
+        "train": {"train2014/0.jpg": ["Number 0.", "A picture."], "val2014/1.jpg": ["Number 1.", "A picture."]},
+        "val": {"val2014/2.jpg": ["Number 2.", "A picture."]},
+        "test": {"val2014/3.jpg": ["Number 3.", "A picture."]},
+    }
+    assert content(Coco(root=str(tmp_path))) == expected
+    # The same of other data sets has no folder in its names.
+    for image in images:
+        del image["filepath"]
+        picture(tmp_path / "images" / image["filename"])
+    (tmp_path / "dataset_other.json").write_text(json.dumps({"images": images}))
+    source = Coco(root=str(tmp_path), path="dataset_other.json")
+    assert list(content(source)["test"]) == ["images/3.jpg"]
+
+
+def test_what_coco_files_lose_is_named(tmp_path):
+    picture(tmp_path / "1.jpg")
+    picture(tmp_path / "2.jpg")
+    file = coco(tmp_path / "a.json", ["1.jpg", "2.jpg"], captions_per_image=0)
+    record = json.loads(file.read_text())
+    record["annotations"] = [
+        {"id": 5, "image_id": 0, "caption": "fine"},
+        {"id": 6, "image_id": 77, "caption": "of no image"},
+        {"id": 7, "image_id": 0, "caption": " "},
+    ]
+    file.write_text(json.dumps(record))
+    source = Coco(root=str(tmp_path), path="a.json", **NO_HOLD_OUT)
+    assert content(source) == {"train": {"1.jpg": ["fine"]}}
+    assert source.skipped == [
+        f"{file}, annotation 6: names no image",
+        f"{file}, annotation 7: no caption",
+        f"{file}, image 1: no caption",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "not a COCO captions file"),
+        ("[]", "not a COCO captions file"),
+        ("7", "not a COCO captions file"),
+        ("{}", "'images'"),
+        ('{"images": [{"id": 1, "file_name": "a.png"}]}', "'annotations'"),
+        ('{"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "bbox": []}]}', "'caption'"),
+        ('{"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": 3}]}', "3"),
+        ('{"images": [{"id": 1, "file_name": 5}], "annotations": []}', "5"),
+        ('{"images": [{"filename": "a.png", "split": "odd", "sentences": [{"raw": "x"}]}]}', "'odd'"),
+        ('{"images": [{"filename": "a.png", "split": "val", "sentences": [{"tokens": []}]}]}', "'raw'"),
+        ('{"images": [], "annotations": []}', "no image with a caption"),
+        ("[" * 100_000, "not a COCO captions file"),
+    ],
+)
+def test_faults_of_coco_files_are_named(root, text, part):
+    (root / "a.json").write_text(text)
+    message = refusal(Coco, root=str(root), path="a.json")
+    assert str(root / "a.json") in message
+    assert part in message
+
+
+def test_a_folder_without_coco_says_what_it_looked_for(tmp_path):
+    message = refusal(Coco, root=str(tmp_path))
+    assert str(tmp_path / "annotations" / "captions_train2017.json") in message
+    assert "data.root" in message
+
+
+def test_the_sample_of_this_repository():
+    source = Coco(root=str(PROJECT / "data" / "sample"), path="captions.json", **NO_HOLD_OUT)
+    split = source.split("train")
+    assert len(split) >= 3
+    assert not source.skipped
+    for index in range(len(split)):
+        assert split.references(index)
+        assert np.asarray(split.image(0, index)).std() > 0

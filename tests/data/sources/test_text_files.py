@@ -1,0 +1,241 @@
+"""Sources of text: every character comes back, in the split where it belongs."""
+
+import os
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlm.data.shapes.scene_text import SceneText
+from vlm.data.sources.text_files import TextFiles
+from vlm.data.text import documents as module
+from vlm.data.text.documents import read_lines
+from vlm.errors import UserError
+
+SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
+SHAKESPEARE = SHARED / "tinyshakespeare" / "input.txt"
+SEPARATORS = ["\n", "\r\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\ufeff", "é", "你", "👩", "a"]
+
+
+def read(source, split):
+    return ["".join(document) for document in source.documents(split)]
+
+
+def put(folder, **files):
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    return str(folder)
+
+
+def many(folder, count):
+    return put(folder, **{f"{number}_txt": f"text {number}\n" for number in range(count)})
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(text=st.text() | st.lists(st.sampled_from(SEPARATORS), max_size=20).map("".join), limit=st.integers(1, 9))
+def test_lines_are_all_of_the_text_and_end_at_line_breaks(text, limit, tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert list(read_lines(path)) == re.findall(r"[^\n]*\n|[^\n]+", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", limit)
+        lines = list(read_lines(path))
+    assert "".join(lines) == text
+    assert all(line and "\n" not in line[:-1] for line in lines)
+
+
+@pytest.mark.parametrize("data", [b"one\ntwo\xff\n", b"one\ntwo\xc3\nthree", b"one\ntwo\xe4\xbd"])
+@pytest.mark.parametrize("limit", [4, 2**16])
+def test_what_is_not_utf8_is_named_with_its_line(data, limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", limit)
+    (tmp_path / "bad.txt").write_bytes(data)
+    with pytest.raises(UserError, match=r"bad\.txt, line 2: is not UTF-8"):
+        list(read_lines(tmp_path / "bad.txt"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.txt: No such file"):
+        list(read_lines(tmp_path / "gone.txt"))
+    source = TextFiles(path=put(tmp_path, a_txt="text") + "/a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt: No such file"):
+        read(source, "val")
+
+
+def test_a_file_is_split_as_nanogpt_does(tmp_path):
+    text = "".join(f"Zeile {number} mit ä, 你 und 👩\r\n" for number in range(61)) + "kein Ende"
+    source = TextFiles(path=put(tmp_path, input_txt=text) + "/input.txt")
+    cut = int(len(text) * 0.9)
+    assert source.splits == ("train", "val")
+    assert read(source, "train") == [text[:cut]]
+    assert read(source, "val") == [text[cut:]]
+
+
+@pytest.mark.skipif(not SHAKESPEARE.is_file(), reason="tinyshakespeare is not there: set VLM_SHARED_DATA")
+def test_tinyshakespeare_has_the_numbers_of_nanogpt():
+    source = TextFiles(path=str(SHAKESPEARE))
+    assert [len(read(source, split)[0]) for split in ("train", "val")] == [1_003_854, 111_540]
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.1, 0.1), (0.25, 0.5), (0.3, 0.0)])
+def test_the_parts_of_a_file_are_the_whole_in_order(val, test, tmp_path):
+    text = "".join(f"{number}\n" for number in range(1000))
+    source = TextFiles(path=put(tmp_path, a_txt=text) + "/a.txt", val_fraction=val, test_fraction=test)
+    parts = [read(source, split)[0] for split in source.splits]
+    assert "".join(parts) == text
+    assert source.splits == (("train", "val", "test") if test else ("train", "val"))
+    sizes = [1 - val - test, val, test][: len(parts)]
+    assert [len(part) / len(text) for part in parts] == pytest.approx(sizes, abs=1e-3)
+    assert [source.size(split) for split in source.splits] == pytest.approx([len(part) for part in parts], abs=1)
+
+
+def test_files_of_their_own_are_taken_whole(tmp_path):
+    root = put(tmp_path, a_txt="train\n" * 10, b_txt="val\n", c_txt="test\n")
+    paths = {"path": f"{root}/a.txt", "val_path": f"{root}/b.txt", "test_path": f"{root}/c.txt"}
+    source = TextFiles(**paths)
+    assert [read(source, split) for split in source.splits] == [["train\n" * 10], ["val\n"], ["test\n"]]
+    del paths["test_path"]
+    assert TextFiles(**paths, test_fraction=0.5).splits == ("train", "val")
+    source = TextFiles(path=paths["path"], test_path=paths["val_path"], test_fraction=0.5)
+    assert [read(source, split) for split in source.splits] == [["train\n" * 9], ["train\n"], ["val\n"]]
+
+
+def test_a_folder_is_read_by_file_and_a_file_keeps_its_split(tmp_path):
+    root = many(tmp_path, 200)
+    source = TextFiles(root=root, val_fraction=0.2, test_fraction=0.1)
+    before = {split: read(source, split) for split in source.splits}
+    assert sorted(chain(*before.values())) == sorted(f"text {number}\n" for number in range(200))
+    assert len(before["val"]) == pytest.approx(40, abs=15)
+    assert len(before["test"]) == pytest.approx(20, abs=12)
+    many(tmp_path, 220)
+    put(tmp_path, deep__er__note_md="deep\n", deep__other_json="no text", _hidden_txt="hidden", empty_txt="")
+    source = TextFiles(root=root, val_fraction=0.2, test_fraction=0.1)
+    after = {split: read(source, split) for split in source.splits}
+    assert all(set(before[split]) <= set(after[split]) for split in before)
+    assert sum(map(len, after.values())) == 221
+    assert source.skipped == [f"{root}/empty.txt: is empty, or leads nowhere"]
+    assert read(TextFiles(root=root, seed=1), "val") != read(TextFiles(root=root), "val")
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_every_split_of_a_small_folder_has_a_file(count, tmp_path):
+    root = many(tmp_path, count)
+    for seed in range(20):
+        for fractions in ((0.01, 0.01), (0.49, 0.49)):
+            source = TextFiles(root=root, val_fraction=fractions[0], test_fraction=fractions[1], seed=seed)
+            found = [read(source, split) for split in ("train", "val", "test")]
+            assert all(found)
+            assert sum(map(len, found)) == count
+
+
+def test_one_file_in_a_folder_is_split_as_a_file(tmp_path):
+    source = TextFiles(root=put(tmp_path, a_txt="0123456789"))
+    assert [read(source, split) for split in source.splits] == [["012345678"], ["9"]]
+
+
+def test_folders_named_as_splits_are_the_splits(tmp_path):
+    root = put(tmp_path, Train__a_txt="a", Train__b__c_txt="c", valid__d_md="d", testing__e_txt="e")
+    source = TextFiles(root=root)
+    assert {split: read(source, split) for split in source.splits} == {"train": ["a", "c"], "val": ["d"], "test": ["e"]}
+    put(tmp_path, other_txt="o")
+    assert "test" not in TextFiles(root=root).splits
+
+
+def test_folders_without_validation_hold_some_of_train_out(tmp_path):
+    root = put(tmp_path, train__a_txt="a", train__b_txt="b", train__c_txt="c", test__e_txt="e")
+    source = TextFiles(root=root, test_fraction=0.5)
+    assert sorted(read(source, "train") + read(source, "val")) == ["a", "b", "c"]
+    assert len(read(source, "val")) == 1
+    assert read(source, "test") == ["e"]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    put(tmp_path / "elsewhere", a_txt="a")
+    root = Path(put(tmp_path / "root", b_txt="b", c__c_txt="c"))
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    (root / "c" / "circle").symlink_to(root)
+    (root / "dangling.txt").symlink_to(tmp_path / "nowhere.txt")
+    source = TextFiles(root=str(root))
+    assert sorted(read(source, "train") + read(source, "val")) == ["a", "b", "c"]
+    assert source.skipped == [f"{root}/dangling.txt: is empty, or leads nowhere"]
+
+
+def test_the_signature_tells_content_and_splits_apart(tmp_path):
+    root = many(tmp_path, 20)
+    same = TextFiles(root=root).signature()
+    assert TextFiles(root=root).signature() == same
+    found = {same, TextFiles(root=root, seed=1).signature(), TextFiles(root=root, val_fraction=0.5).signature()}
+    (tmp_path / "3.txt").write_text("text 4\n")
+    found.add(TextFiles(root=root).signature())
+    (tmp_path / "3.txt").rename(tmp_path / "three.txt")
+    found.add(TextFiles(root=root).signature())
+    assert len(found) == 5
+    one = f"{root}/4.txt"
+    assert TextFiles(path=one).signature() != TextFiles(path=one, val_fraction=0.2).signature()
+
+
+FAULTS = {
+    "neither": ({}, "data.path, data.root: give one of them"),
+    "both": ({"path": "a.txt", "root": "."}, "data.path, data.root: give one of them"),
+    "val_path of a root": ({"root": ".", "val_path": "a.txt"}, "data.val_path.*only for data.path"),
+    "missing file": ({"path": "no.txt"}, "data.path=.*no.txt: no such file; set data.path"),
+    "missing validation": ({"path": "a.txt", "val_path": "no.txt"}, "data.val_path=.*no.txt: no such file"),
+    "folder as file": ({"path": "."}, "data.path=.*: is a folder; give it as data.root"),
+    "file as folder": ({"root": "a.txt"}, "data.root=.*: is a file; give it as data.path"),
+    "missing folder": ({"root": "no"}, "data.root=.*no: no such folder"),
+    "empty file": ({"path": "empty.txt"}, "data.path=.*empty.txt: is empty"),
+    "no text": ({"root": "pictures"}, "data.root=.*pictures: holds no text"),
+    "no train": ({"root": "named"}, "data.root=.*named: has folders for splits, but none for train"),
+    "too few": ({"root": "two", "test_fraction": 0.1}, "2 files are too few for 3 splits"),
+    "no validation": ({"path": "a.txt", "val_fraction": 0.0}, "val_fraction=0.0"),
+    "no training": ({"path": "a.txt", "val_fraction": 0.5, "test_fraction": 0.5}, "sum below 1"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), FAULTS.values(), ids=FAULTS)
+def test_faults_name_the_setting_and_the_remedy(given, message, tmp_path):
+    put(tmp_path, a_txt="text", empty_txt="", pictures__a_png="", named__val__a_txt="v")
+    put(tmp_path / "two", a_txt="a", b_txt="b")
+    paths = {key: str(tmp_path / value) if isinstance(value, str) else value for key, value in given.items()}
+    with pytest.raises(UserError, match=message) as caught:
+        TextFiles(**paths)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def scenes(**options):
+    given = {"seed": 0, "shapes": ["circle", "cross", "star"], "colors": ["red", "blue"], "sizes": ["small", "large"]}
+    given |= {"max_objects": 2, "scenes": 3, "train_documents": 40, "val_documents": 20, "test_documents": 20}
+    return SceneText(**given | options)
+
+
+def combinations(documents):
+    lines = "".join(documents).splitlines()
+    return {frozenset(re.findall(r"(?:small|large) (?:red|blue) \w+", line)) for line in lines}
+
+
+def test_scene_texts_are_the_same_again_and_share_no_combination():
+    found = {split: read(scenes(), split) for split in SceneText.splits}
+    assert found == {split: read(scenes(), split) for split in SceneText.splits}
+    assert {split: len(documents) for split, documents in found.items()} == {"train": 40, "val": 20, "test": 20}
+    assert all(re.fullmatch(r"((A [a-z ]+\.)( A [a-z ]+\.)?\n){3}", text) for text in chain(*found.values()))
+    told = {split: combinations(documents) for split, documents in found.items()}
+    assert not told["train"] & told["val"] and not told["train"] & told["test"] and not told["val"] & told["test"]
+    assert len(set(found["train"])) > 30
+
+
+def test_the_signature_of_scene_texts_tells_every_option():
+    others = [{"seed": 1}, {"scenes": 4}, {"train_documents": 41}, {"max_objects": 3}, {"shapes": ["circle", "cross"]}]
+    signatures = {scenes(**options).signature() for options in ({}, *others)}
+    assert len(signatures) == len(others) + 1
+    assert scenes().signature() in signatures
+
+
+@pytest.mark.parametrize("name", ["scenes", "train_documents", "val_documents", "test_documents"])
+def test_scene_texts_refuse_nothing_at_all(name):
+    with pytest.raises(UserError, match=f"data.source.{name}: 0 is too small"):
+        scenes(**{name: 0})

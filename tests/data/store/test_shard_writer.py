@@ -1,0 +1,179 @@
+"""What is written as shards comes back as it was."""
+
+import hashlib
+import json
+import os
+import tarfile
+
+import pytest
+from captioned import captions, picture
+from captioned import content as captioned_content
+from classed import lay_out, pack
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.class_shards import ClassShards
+from vlm.data.sources.image_folder import ImageFolder
+from vlm.data.sources.image_tar import ImageTar
+from vlm.training.caption_data import Part
+
+from vlm.data.shapes.scene_captions import Shapes
+from vlm.data.shapes.scene_classes import ShapeClasses
+from vlm.data.store.shard_scan import build_index
+from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+
+DRAWN = {"seed": 0, "image_size": 32, "shapes": ["circle", "cross"], "colors": ["red", "green", "blue"]}
+DRAWN |= {"sizes": ["small", "large"], "train_scenes": 7, "val_scenes": 6, "test_scenes": 6}
+
+
+def write(source, out, *, shard_size=3, shard_bytes=10**9, classes=None):
+    lost = []
+    splits = {}
+    for name in source.splits:
+        samples = files_of(source.split(name), lost)
+        splits[name] = write_split(samples, out / name, shard_size=shard_size, shard_bytes=shard_bytes)
+    write_manifest(out, splits, classes)
+    return lost
+
+
+def own(root):
+    """Captions of every kind that tables can hold, beside images of several formats."""
+    names = ["a.png", "b/a.png", "a.jpg", "c.gif", "d.webp", "e.bmp", "f.tif", "x.y.png", "漢.png"]
+    for name, color in zip(
+        names, ["red", "blue", "lime", "black", "white", "gray", "pink", "teal", "gold"], strict=True
+    ):
+        picture(root / name, color)
+    (root / "wrong.png").write_bytes((root / "a.jpg").read_bytes())
+    odd = ["two\nlines", 'with "quotes", and a comma', "漢字 😀", "tab\there", "a < b & c"]
+    rows = [
+        {"image": name, "caption": [*odd, name], "split": split}
+        for name, split in zip([*names, "wrong.png"], ["train"] * 7 + ["val", "test", "train"], strict=True)
+    ]
+    text = "\n".join(map(json.dumps, rows))
+    return captions(root, text, "captions.jsonl")
+
+
+def same(ours, theirs):
+    assert ours.splits == theirs.splits
+    for name in theirs.splits:
+        a, b = ours.split(name), theirs.split(name)
+        assert [a.sample_id(0, i) for i in range(len(a))] == [b.sample_id(0, i) for i in range(len(b))]
+        assert all(a.image(0, i) == b.image(0, i) for i in range(len(b)))
+
+
+def test_captions_images_and_order_come_back(tmp_path):
+    source = own(tmp_path / "data")
+    assert write(source, tmp_path / "out") == []
+    back = CaptionShards(root=str(tmp_path / "out"))
+    assert captioned_content(back) == captioned_content(source) and back.skipped == back.repeated == []
+    same(back, source)
+    split = back.split("train")
+    for index in range(len(split)):
+        assert split.content(index) == (tmp_path / "data" / split.sample_id(0, index)).read_bytes()
+    members = [split.samples.record(index).member.partition(".")[2] for index in range(len(split))]
+    assert members == ["png", "png", "jpg", "gif", "webp", "bmp", "tif", "jpg"]  # by what they are
+    drawn = [
+        CaptionShards(root=str(tmp_path / "out"), captions_per_image=2).split("train").captions(e, 0) for e in (0, 1, 2)
+    ]
+    files = captions(tmp_path / "data", path=str(tmp_path / "data" / "captions.jsonl"), captions_per_image=2)
+    assert drawn == [files.split("train").captions(e, 0) for e in (0, 1, 2)]
+
+
+def test_other_programs_can_read_them(tmp_path):
+    source = own(tmp_path / "data")
+    write(source, tmp_path / "out")
+    shards = sorted((tmp_path / "out" / "train").glob("*.tar"))
+    assert [path.name for path in shards] == ["000000.tar", "000001.tar", "000002.tar"]
+    names = []
+    for path in shards:
+        with tarfile.open(path) as archive:
+            found = archive.getmembers()
+            assert all(member.isreg() and member.mtime == 0 and member.uid == 0 for member in found)
+            names += [member.name for member in found]
+            for member in found:
+                if member.name.endswith(".txt"):
+                    lines = archive.extractfile(member).read().decode().split("\n")
+                    assert lines[0] == "two lines" and len(lines) == 6
+    # The files of a sample stand together, as streaming readers need them.
+    keys = [name.partition(".")[0] for name in names]
+    assert keys == [f"{n:09d}" for n in range(8) for _ in range(3)]
+
+
+def test_the_manifest_and_the_index_are_true(tmp_path):
+    write(own(tmp_path / "data"), tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
+    entries = [entry for split in manifest["splits"].values() for entry in split]
+    assert sum(entry["samples"] for entry in entries) == 10
+    for entry in entries:
+        path = tmp_path / "out" / entry["file"]
+        data = path.read_bytes()
+        assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        assert path.with_name(path.name + ".index").read_bytes() == build_index(str(path)).to_bytes()
+    assert not [path for path in (tmp_path / "out").rglob("*") if "part" in path.name]
+
+
+def test_writing_again_gives_the_same_bytes(tmp_path):
+    source = own(tmp_path / "data")
+    for name in ("one", "other"):
+        write(source, tmp_path / name)
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
+    assert len(files) == 11
+    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes() for file in files)
+
+
+@pytest.mark.parametrize(("size", "limit", "counts"), [(2, 10**9, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 10**9, [8])])
+def test_shards_end_at_so_many_samples_or_bytes(tmp_path, size, limit, counts):
+    write(own(tmp_path / "data"), tmp_path / "out", shard_size=size, shard_bytes=limit)
+    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
+    assert [entry["samples"] for entry in manifest["splits"]["train"]] == counts
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_classes_come_back(tmp_path, kind):
+    names = [
+        f"{split}/{name}/{n}.png" for split in ("train", "val") for name in ("cat", "dog", "empty1") for n in range(3)
+    ]
+    lay_out(tmp_path / "data", *names)
+    if kind == "folder":
+        source = ImageFolder(root=str(tmp_path / "data"))
+    else:
+        source = ImageTar(path=str(pack(tmp_path / "data.tar", tmp_path / "data")))
+    write(source, tmp_path / "out", classes=source.classes)
+    back = ClassShards(root=str(tmp_path / "out"))
+    assert back.classes == source.classes
+    same(back, source)
+    for name in source.splits:
+        assert back.split(name).labels == [source.split(name).label(0, i) for i in range(len(source.split(name)))]
+
+
+def test_drawn_scenes_keep_every_pixel(tmp_path):
+    source = Shapes(**DRAWN, captions_per_image=2)
+    write(source, tmp_path / "out")
+    back = CaptionShards(root=str(tmp_path / "out"))
+    same(back, source)
+    assert back.split("test").references(2) == source.split("test").references(2)
+    classes = ShapeClasses(**DRAWN)
+    write(classes, tmp_path / "classes", classes=classes.classes)
+    same(ClassShards(root=str(tmp_path / "classes")), classes)
+
+
+def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
+    split = own(tmp_path / "data").split("train")
+    (tmp_path / "data" / "a.jpg").unlink()
+    lost = []
+    kept = Part(split, [7, 2, 0])
+    entries = write_split(files_of(kept, lost), tmp_path / "out" / "train", shard_size=9, shard_bytes=10**9)
+    write_manifest(tmp_path / "out", {"train": entries}, None)
+    assert len(lost) == 1 and "a.jpg: No such file" in lost[0]
+    back = CaptionShards(root=str(tmp_path / "out")).split("train")
+    assert [back.sample_id(0, i) for i in range(2)] == ["wrong.png", "a.png"]
+
+
+def test_a_write_that_fails_leaves_no_shard(tmp_path, monkeypatch):
+    source = own(tmp_path / "data")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vlm.data.store.shard_writer.os.fsync", full)
+    with pytest.raises(OSError):
+        write(source, tmp_path / "out")
+    assert os.listdir(tmp_path / "out" / "train") == []

@@ -1,0 +1,344 @@
+"""Shards are read where they lie, each sample found by its place; what is hostile in them is refused or told."""
+
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+
+import pytest
+from captioned import refusal
+from classed import png
+from sharded import captioned, content, write_tar
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.class_shards import ClassShards
+
+from vlm.data.images.image import ImageError, load_image
+from vlm.data.sources.caption_source import lenient
+from vlm.data.store.shard_index import digest
+from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
+from vlm.errors import UserError
+
+NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}
+
+
+def shards(root, **options):
+    return CaptionShards(root=str(root), **{**NO_HOLD_OUT, "write_index": True, **options})
+
+
+def splits_of(root):
+    write_tar(root / "train" / "000000.tar", captioned(4))
+    write_tar(root / "train" / "000001.tar", captioned(3, first=4))
+    write_tar(root / "val" / "000000.tar", captioned(2, first=7))
+    return root
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_reads_what_the_standard_library_reads(tmp_path, form):
+    long = "/".join(["long" * 20] * 2)
+    path = write_tar(tmp_path / "a.tar", captioned(5) | {f"{long}.png": png(9), f"{long}.txt": "x"}, form)
+    split = shards(tmp_path).split("train")
+    with tarfile.open(path) as archive:
+        truth = {member.name: archive.extractfile(member).read() for member in archive}
+    assert len(split) == 6
+    for index in range(6):
+        name = split.sample_id(0, index).removeprefix("a.tar/")
+        assert split.content(index) == truth[name]
+        assert split.image(0, index) == load_image(truth[name])
+        assert split.captions(0, index) == [truth[name.replace(".png", ".txt")].decode()]
+
+
+def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path):
+    source = shards(splits_of(tmp_path / "one"))
+    assert source.splits == ("train", "val")
+    assert list(content(source)["train"]) == [f"train/00000{n // 4}.tar/{n:09d}.png" for n in range(7)]
+    shutil.move(tmp_path / "one", tmp_path / "other")
+    assert content(shards(tmp_path / "other")) == content(source)
+
+
+def test_splits_are_drawn_by_name_where_nothing_says_them(tmp_path):
+    write_tar(tmp_path / "0.tar", captioned(200))
+    before = content(CaptionShards(root=str(tmp_path), val_fraction=0.2, test_fraction=0.2))
+    assert all(15 < len(before[name]) < 65 for name in ("val", "test"))
+    assert sum(map(len, before.values())) == 200
+    write_tar(tmp_path / "1.tar", captioned(100, first=200))
+    after = content(CaptionShards(root=str(tmp_path), val_fraction=0.2, test_fraction=0.2))
+    assert all(before[name].items() <= after[name].items() for name in before)
+
+
+def test_patterns_say_which_shards(tmp_path):
+    splits_of(tmp_path)
+    whole = content(shards(tmp_path))
+    braces = shards(tmp_path, path="train/{000000..000001}.tar", val_path=str(tmp_path / "val" / "*.tar"))
+    assert content(braces) == whole
+    assert len(shards(tmp_path, path="train/00000[1].tar").split("train")) == 3
+    assert "data.path=none*.tar: there is no such shard" in refusal(shards, tmp_path, path="none*.tar")
+    assert "data.path: not given" in refusal(shards, tmp_path, val_path="val/*.tar")
+    assert "000002.tar: cannot be read" in refusal(shards, tmp_path, path="train/{000001..000002}.tar")
+
+
+def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
+    members = {
+        **{"a.png": png(1), "a.json": {"caption": "one", "captions": ["two", " two ", "", 3]}, "a.txt": "four"},
+        **{"b.jpg": png(2), "b.json": {"caption": "five\nsix", "name": "was/b.jpg"}, "b.txt": "seven"},
+        **{"c.webp": png(3), "c.txt": "eight\r\nnine\n"},
+        **{"d.png": png(4), "d.json": "no JSON", "d.txt": "\ud7ff漢"},
+        **{"e.png": png(5), "e.json": '{"caption": "half \\ud800"}'},
+    }
+    write_tar(tmp_path / "0.tar", members)
+    source = shards(tmp_path)
+    assert content(source)["train"] == {
+        "0.tar/a.png": ["two"],
+        "was/b.jpg": ["five\nsix"],
+        "0.tar/c.webp": ["eight", "nine"],
+        "0.tar/d.png": ["\ud7ff漢"],
+        "0.tar/e.png": ["half ?"],
+    }
+    assert len(source.repeated) == 1 and len(source.skipped) == 3
+    assert any("d.json: is no JSON object" in line for line in source.skipped)
+
+
+def test_what_cannot_be_used_is_told(tmp_path):
+    members = {
+        **captioned(2),
+        **{"x.png": png(), "y.txt": "no image", "z.a.png": png(), "w.jpg": png(), "w.png": png(), "w.txt": "w"},
+        **{"v.png": png(), "v.txt": b"\xff", "u.png": png(), "u.txt": b"a" * (2**20 + 1), "readme.md": "x"},
+    }
+    write_tar(tmp_path / "0.tar", members)
+    for _ in range(2):  # by a new index, and by the one that was left
+        source = shards(tmp_path)
+        said = "\n".join(source.skipped)
+        assert len(source.split("train")) == 3 and len(source.skipped) == 8
+        for line in ("x.png: has no caption", "y: has no image", "z.a.png: is no", "w.png: its sample has one already"):
+            assert line in said
+        assert "v.txt: is not UTF-8" in said and "u.txt: has 1,048,577 bytes" in said
+    assert {line.kind for line in source.skipped} == {"", "no caption", "no image"}
+
+
+def test_the_index_is_made_once_and_made_anew_for_another_tar(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "0.tar", captioned(3))
+    index = tmp_path / ("0.tar" + SUFFIX)
+    first = content(shards(tmp_path))
+    stamp = index.stat().st_mtime_ns
+    assert content(shards(tmp_path)) == first and index.stat().st_mtime_ns == stamp
+    write_tar(path, captioned(3, first=5))  # of the same size, but newer
+    os.utime(path, ns=(stamp + 1, stamp + 1))
+    assert list(content(shards(tmp_path))["train"].values()) == [[f"caption {n}"] for n in (5, 6, 7)]
+    index.unlink()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    assert len(shards(tmp_path).split("train")) == 3 and os.listdir(tmp_path) == ["0.tar"]
+
+
+def test_an_index_is_left_only_where_it_may_be(tmp_path):
+    write_tar(tmp_path / "0.tar", captioned(3))
+    assert content(shards(tmp_path, write_index=False)) == content(CaptionShards(root=str(tmp_path), **NO_HOLD_OUT))
+    assert os.listdir(tmp_path) == ["0.tar"]
+
+
+def signed(line, rest, **change):
+    """An index with a digest that fits, whatever else is wrong with it."""
+    return json.dumps({**json.loads(line), "digest": digest(rest), **change}).encode() + b"\n" + rest
+
+
+def test_a_damaged_index_is_made_anew(tmp_path):
+    path = write_tar(tmp_path / "0.tar", captioned(3))
+    size = path.stat().st_size
+    whole = build_index(str(path)).to_bytes()
+    line, _, rest = whole.partition(b"\n")
+    places = list(struct.unpack("<9q", rest[:72]))
+    outside = [[places[0], size, *places[2:]], [-1, *places[1:]], [*places[:8], 2**62], [2**63 - 1, *places[1:]]]
+    bad = [b"", b"{}", whole[:-1], whole[:200], line + b"\n", b"[" * 100_000, b"\n" + rest, rest]
+    bad += [signed(line, rest, samples=count) for count in (10**10, -1, "3", True)]
+    bad += [signed(line, rest, tar=size + 1), whole.replace(b"caption 1", b"caption 7")]
+    bad += [signed(line, struct.pack("<9q", *values) + rest[72:]) for values in outside]
+    changes = [(b'["caption 1"]', b'"caption 1..."'), (b"[]", b"[3]"), (b"[]", b"{}"), (b"[]", b"[[1, 2]]")]
+    bad += [signed(line, rest.replace(*change)) for change in changes]
+    assert signed(line, rest) == whole
+    for data in bad:
+        (tmp_path / "0.tar.index").write_bytes(data)
+        split = shards(tmp_path).split("train")
+        assert [split.captions(0, i) for i in range(3)] == [[f"caption {n}"] for n in range(3)]
+        assert split.image(0, 2) == load_image(png(2))
+    assert (tmp_path / "0.tar.index").read_bytes() == whole
+
+
+def header(name, **about):
+    member = tarfile.TarInfo(name)
+    for key, value in about.items():
+        setattr(member, key, value)
+    return member
+
+
+def hostile(path, *members):
+    """A tar of these and one good sample, headers as they are."""
+    with tarfile.open(path, "w") as archive:
+        for member in members:
+            archive.addfile(member)
+        for name, data in (("good.png", png()), ("good.txt", b"good")):
+            archive.addfile(header(name, size=len(data)), io.BytesIO(data))
+
+
+def test_nothing_hostile_is_followed(tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(png())
+    hostile(
+        tmp_path / "0.tar",
+        header("/etc/a.png"),
+        header("../b.png"),
+        header("c/../../d.png"),
+        header("e.png", type=tarfile.SYMTYPE, linkname=str(secret)),
+        header("f.png", type=tarfile.LNKTYPE, linkname="good.png"),
+        header("g.png", type=tarfile.CHRTYPE),
+        header("h.png", type=tarfile.FIFOTYPE),
+        header("i\\j.png"),
+    )
+    before = sorted(os.listdir(tmp_path))
+    source = shards(tmp_path)
+    assert content(source) == {"train": {"0.tar/good.png": ["good"]}} and source.skipped == []
+    assert sorted(os.listdir(tmp_path)) == [*before[:1], "0.tar.index", *before[1:]]
+
+
+def _pax(path, size):
+    """A header whose extension claims so many bytes."""
+    with open(path, "wb") as file:
+        file.write(header("x", type=tarfile.XHDTYPE, size=size).tobuf())
+        file.truncate(2**30)  # which takes no room on disk
+
+
+def _nested(path):
+    with open(path, "wb") as file:
+        name = b"a.png".ljust(512, b"\0")
+        file.write((header("x", type=tarfile.GNUTYPE_LONGNAME, size=6).tobuf() + name) * 3000 + bytes(1024))
+
+
+def _negative(path):
+    data = bytearray(header("a.png", size=0).tobuf())
+    data[124:136] = b"\xff" * 10 + b"\xfc\x00"  # in base 256: back to where it begins
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data)
+    path.write_bytes(bytes(data) + bytes(1024))
+
+
+def _beyond(path):
+    path.write_bytes(header("a.png", size=10**9).tobuf() + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: _pax(p, 2**30 - 512), lambda p: _pax(p, 2**40), _nested, _negative, _beyond]
+)
+def test_headers_that_ask_for_too_much_are_refused(tmp_path, make):
+    make(tmp_path / "0.tar")
+    assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
+
+
+def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
+    whole = write_tar(tmp_path / "0.tar", captioned(3)).read_bytes()
+    write_tar(tmp_path / "1.tar", captioned(3, first=3))
+    for end in (100, 512, 600, 1500, 4000, len(whole) - 10240 + 200):
+        (tmp_path / "0.tar").write_bytes(whole[:end])
+        (tmp_path / "0.tar.index").unlink(missing_ok=True)
+        assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
+    with lenient():
+        source = shards(tmp_path)
+    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0]
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path):
+    path = write_tar(tmp_path / "0.tar", captioned(2) | {"bad.png": b"no image", "bad.txt": "bad"})
+    split = shards(tmp_path).split("train")
+    with pytest.raises(ImageError, match=rf"^{path}/bad\.png: damaged"):
+        split.image(0, 2)
+    with open(path, "r+b") as file:
+        file.truncate(600)
+    with pytest.raises(ImageError, match=r"000000001\.png: the tar ends within it"):
+        split.image(0, 1)
+    path.unlink()
+    with pytest.raises(ImageError, match=r"000000001\.png: No such file"):
+        split.image(0, 1)
+
+
+def test_a_sample_that_is_there_twice_is_refused(tmp_path):
+    splits_of(tmp_path)
+    assert "is in" in refusal(shards, tmp_path, path="train/000000.tar", val_path="train/*.tar")
+    write_tar(
+        tmp_path / "named" / "0.tar",
+        {f"{n}.{k}": v for n in "ab" for k, v in {"png": png(), "json": {"name": "x", "caption": "c"}}.items()},
+    )
+    assert "x is in" in refusal(shards, tmp_path / "named")
+
+
+def test_refusals_name_the_key_and_the_remedy(tmp_path):
+    assert "set data.root to where the shards are" in refusal(shards, tmp_path)
+    assert "set data.root" in refusal(shards, tmp_path / "absent")
+    write_tar(tmp_path / "0.tar", {"a.png": png()})
+    assert "no image with a caption" in refusal(shards, tmp_path)
+    assert "val_fraction=1" in refusal(CaptionShards, root=str(tmp_path), val_fraction=1)
+    assert "captions_per_image=0" in refusal(shards, tmp_path, captions_per_image=0)
+
+
+MANIFEST = {"format": 1, "splits": {"train": [{"file": "train/000000.tar", "bytes": 1, "sha256": ""}]}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "no JSON",
+        [],
+        {"format": 2},
+        {"splits": {}},
+        {"splits": {"train": 3}},
+        {"splits": {"train": [{"file": "../0.tar", "bytes": 1, "sha256": ""}]}},
+        {"splits": {"train": [{"file": "/0.tar", "bytes": 1, "sha256": ""}]}},
+        {"splits": {"train": [], "more": []}},
+        {"classes": [1]},
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path, change):
+    splits_of(tmp_path)
+    given = {**MANIFEST, **change} if isinstance(change, dict) else change
+    (tmp_path / "shards.json").write_text(given if isinstance(given, str) else json.dumps(given))
+    assert "shards.json: is no whole manifest" in refusal(shards, tmp_path)
+
+
+class TestClasses:
+    def source(self, root, labels, **options):
+        members = {f"{n}.{k}": v for n, label in enumerate(labels) for k, v in (("png", png(n)), ("cls", label))}
+        write_tar(root / "0.tar", members)
+        return ClassShards(root=str(root), **{"val_fraction": 0.0, **options})
+
+    def test_numbers_and_names(self, tmp_path):
+        source = self.source(tmp_path / "a", ["2", "0", "02", "3\n"])
+        assert source.classes == ["0", "1", "2", "3"] and source.split("train").labels == [2, 0, 2, 3]
+        assert source.split("train").image(0, 1) == load_image(png(1))
+        source = self.source(tmp_path / "b", ["dog", "cat", "dog"])
+        assert source.classes == ["cat", "dog"] and source.split("train").labels == [1, 0, 1]
+
+    def test_each_class_keeps_its_share(self, tmp_path):
+        source = self.source(tmp_path, ["a", "b"] * 20, val_fraction=0.25, test_fraction=0.25)
+        assert source.splits == ("train", "val", "test")
+        counts = [[source.split(name).labels.count(label) for label in (0, 1)] for name in source.splits]
+        assert counts == [[10, 10], [5, 5], [5, 5]]
+
+    def test_refusals(self, tmp_path):
+        assert "1 classes" in refusal(self.source, tmp_path / "a", ["x", "x"])
+        assert "100,000" in refusal(self.source, tmp_path / "b", ["999999", "1"])
+        self.source(tmp_path / "c", ["a", "b"])
+        write_tar(tmp_path / "d" / "0.tar", {"7.png": png(), "7.cls": "z"})
+        options = {"path": "c/0.tar", "val_path": "d/0.tar"}
+        assert "is of class 'z'" in refusal(ClassShards, root=str(tmp_path), **options)
+
+
+def test_an_index_of_many_samples_is_exact(tmp_path):
+    path = write_tar(tmp_path / "0.tar", captioned(300))
+    made, read = (open_index(str(path), write=True) for _ in range(2))
+    assert list(made.records()) == list(read.records()) == [read.record(at) for at in range(300)]
+    assert (made.places == read.places).all()
+
+
+def test_commands_are_not_run(tmp_path):
+    for key in ("root", "path", "val_path"):
+        options = {"root": str(tmp_path), "path": "x.tar", "remote": True, key: f"pipe:touch {tmp_path}/canary"}
+        with pytest.raises(UserError, match=rf"(?s)data\.{key}=pipe:.*VLM_COMMANDS=1"):
+            CaptionShards(**options)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,160 @@
+"""What is found for an image depends on nothing but the image, its id and the options."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
+
+from vlm.decoding.beam import Beam
+from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.decoding.search import search
+from vlm.decoding.trace import as_json
+from vlm.models.context import Context
+from vlm.randomness import numpy_rng
+
+
+@pytest.fixture
+def context(make_context):
+    return make_context(IMAGES)
+
+
+# Each search with one way of telling positions, and each of these with two searches; the others take longer.
+PAIRS = [
+    pytest.param(name, positions, marks=() if positions == "learned" or name in ("beam", "rules") else pytest.mark.slow)
+    for name in SEARCHES
+    for positions in POSITIONS
+]
+
+
+@pytest.mark.parametrize("name, positions", PAIRS)
+def test_rows_queue_and_order_change_nothing(make_decoder, context, name, positions):
+    decoder = make_decoder(V, MAX_LEN, sharpness=0.5, positions=POSITIONS[positions]())
+    decoding, end = Decoding(**SEARCHES[name]), {"eos_id": common_token(decoder, context)}
+    alone = run(decoder, context, decoding, chunk=1, rows=1, **end)
+    if positions == "learned" and name in ("greedy", "beam", "sample"):  # so that images leave at different times
+        assert len({len(row[0].tokens) for row in alone}) > 1
+    same(run(decoder, context, decoding, chunk=IMAGES, rows=IMAGES, **end), alone)
+    same(run(decoder, context, decoding, chunk=5, rows=2, **end), alone)
+    same(run(decoder, context, decoding, chunk=2, rows=5, order=list(range(IMAGES))[::-1], **end), alone)
+
+
+def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
+    decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(length_penalty=0.0)
+    end = {"eos_id": common_token(decoder, context)}
+    truth = run(decoder, context, decoding, **end)
+    monkeypatch.setattr("vlm.decoding.loop.Stepwise", Beam)
+    same(run(decoder, context, decoding, **end), truth)
+
+
+@torch.no_grad()
+def test_samples_equal_drawing_without_a_cache(make_decoder, context):
+    decoder = make_decoder(V, MAX_LEN)
+    sampling = Sampling(temperature=0.9, top_p=0.95)
+    end = common_token(decoder, context)
+    found = run(decoder, context, Decoding(sampling=sampling, results=2, seed=5), eos_id=end)
+    for place in range(IMAGES):
+        for column in range(2):
+            draws = numpy_rng(5, "caption", f"image {place}", column).random(MAX_LEN)
+            text = [BOS]
+            for draw in draws:
+                logits = decoder.head(decoder(torch.tensor([text]), None, part(context, [place])))[:, -1]
+                cumulative = np.cumsum(sampling.probabilities(logits.double())[0].numpy())
+                text.append(int(np.searchsorted(cumulative, draw * cumulative[-1], side="right")))
+                if text[-1] == end:
+                    break
+            assert found[place][column].tokens == text[1:]
+
+
+def test_draws_depend_on_seed_and_id(make_decoder, context):
+    decoder, sampling = make_decoder(V, MAX_LEN), Sampling()
+    first, second = (run(decoder, context, Decoding(sampling=sampling, seed=seed), eos_id=2) for seed in (0, 1))
+    assert [row[0].tokens for row in first] != [row[0].tokens for row in second]
+    alike = Context(context.states[:1].repeat(6, 1, 1))
+    texts = search(decoder, alike, Decoding(sampling=sampling), bos_id=BOS, eos_id=2, ids=[1, 2, 3, 1, 2, 3])
+    tokens = [row[0].tokens for row in texts]
+    assert tokens[:3] == tokens[3:] and len(set(map(tuple, tokens))) > 1
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample"])
+def test_the_host_may_lag_behind(make_decoder, context, name, monkeypatch):
+    import vlm.decoding.loop as engine
+
+    decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(**SEARCHES[name])
+    end = {"eos_id": common_token(decoder, context)}
+    truth = run(decoder, context, decoding, **end)
+    begin = engine._Loop.__init__
+
+    def lagging(self, *given):
+        begin(self, *given)
+        self.pace = 4
+
+    monkeypatch.setattr(engine._Loop, "__init__", lagging)
+    same(run(decoder, context, decoding, **end), truth)
+
+
+def test_finished_images_make_room(make_decoder, context):
+    decoder, fed = make_decoder(V, MAX_LEN, sharpness=0.5), []
+    end = common_token(decoder, context)
+    step = decoder.step
+
+    def counting(tokens, state):
+        fed.append(len(tokens))
+        return step(tokens, state)
+
+    decoder.step = counting
+    found = run(decoder, context, Decoding(), rows=4, eos_id=end)
+    needed = sum(len(row[0].tokens) for row in found)
+    assert max(fed) == 4
+    assert needed <= sum(fed) <= needed + 4 * MAX_LEN // 2
+
+
+RULES = {"no_repeat_ngram": 2, "min_tokens": 1, "repetition_penalty": 1.3, "banned": ((3, 4), (5, 6, 7))}
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "results": 2}, {"beam": 2}])
+@pytest.mark.parametrize("names", [("no_repeat_ngram",), ("banned",), tuple(RULES)])
+def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_context, names, options):
+    """With many rows, texts that ended early wait for longer than a text lasts until others join."""
+    decoder, context = make_decoder(V, MAX_LEN, sharpness=0.5), make_context(120)
+    rules = Rules(**{name: RULES[name] for name in names})
+    decoding, end = Decoding(max_tokens=5, rules=rules, **options), {"eos_id": common_token(decoder, context)}
+    few = run(decoder, context, decoding, rows=2, **end)
+    same(run(decoder, context, decoding, rows=40, **end), few)
+
+
+@pytest.mark.parametrize("decoding", [Decoding(), Decoding(beam=2)])
+def test_nothing_to_do(make_decoder, decoding):
+    assert list(decode(make_decoder(V, MAX_LEN), [], decoding, bos_id=BOS, eos_id=2, rows=4)) == []
+
+
+def test_without_log_probabilities_the_texts_are_the_same(make_decoder, context):
+    decoder = make_decoder(V, MAX_LEN)
+    truth, found = (run(decoder, context, Decoding(logprobs=wanted), eos_id=2) for wanted in (True, False))
+    assert [row[0].tokens for row in found] == [row[0].tokens for row in truth]
+    assert not any(row[0].logprobs for row in found)
+
+
+def test_the_tree_holds_every_text(make_decoder, context):
+    decoder, trees = make_decoder(V, MAX_LEN, sharpness=0.5), {}
+    end = common_token(decoder, context)
+    texts = search(decoder, context, Decoding(beam=3, results=3), bos_id=BOS, eos_id=end, trees=trees)
+    for place, found in enumerate(texts):
+        tree = json.loads(json.dumps(as_json(trees[place], piece=str)))
+        nodes = {node["id"]: node for node in tree["nodes"]}
+        paths = []
+        for node in nodes.values():
+            path, at = [], node
+            while at is not None:
+                path.append(int(at["token"]))
+                at = nodes.get(at["parent"])
+            paths.append(path[::-1])
+            if len(path) > 1:
+                before = nodes[node["parent"]]
+                assert before["kept"] and before["step"] == node["step"] - 1
+                assert node["total"] == pytest.approx(before["total"] + node["logprob"], abs=1e-5)
+        assert all(text.tokens in paths for text in found)

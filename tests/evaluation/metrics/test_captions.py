@@ -1,0 +1,247 @@
+"""The caption metrics as a whole: the published scores, and the same digits whatever the order and the processes."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.captions import CaptionMetric, References, best_constant, score_captions, shuffled
+
+KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}
+WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa", "red", "blue", "two", "small"]
+
+
+@cache
+def made(count: int) -> tuple[dict[str, str], dict[str, list[str]]]:
+    draw = random.Random(count)
+    captions = lambda: " ".join(draw.choices(WORDS, k=draw.randint(3, 9))).capitalize() + "."  # noqa: E731
+    references = {f"image {i}": [captions() for _ in range(draw.randint(1, 5))] for i in range(count)}
+    predictions = {image: draw.choice([captions(), draw.choice(texts)]) for image, texts in references.items()}
+    return predictions, references
+
+
+def gold() -> tuple[dict[str, str], dict[str, list[str]], dict[str, dict]]:
+    default = Path(__file__).parents[4] / "shared" / "data"
+    folder = Path(os.environ.get("VLM_SHARED_DATA", default)) / "coco_caption_gold"
+    if not folder.is_dir():
+        pytest.skip(f"the COCO demonstration is not there: {folder} (set VLM_SHARED_DATA)")
+    results, annotations, scores = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("results.json", "references.json", "scores.json")
+    )
+    references: dict[str, list[str]] = {}
+    for row in annotations["annotations"]:
+        references.setdefault(str(row["image_id"]), []).append(row["caption"])
+    return {str(row["image_id"]): row["caption"] for row in results}, references, scores
+
+
+def flat(scores: dict) -> dict[str, float]:
+    bleu = {f"bleu{n}": value for n, value in enumerate(scores["Bleu"], 1)}
+    return bleu | {"rouge_l": scores["ROUGE_L"], "cider": scores["CIDEr"]}
+
+
+def test_equals_the_published_scores() -> None:
+    predictions, references, published = gold()
+    scores = score_captions(predictions, references)
+    assert scores.summary() == pytest.approx(flat(published["full_precision"]), abs=1e-12)
+    assert scores.summary()["cider"] == pytest.approx(0.5997905, abs=1e-6)
+    assert scores.summary()["rouge_l"] == pytest.approx(0.3962527, abs=1e-6)
+    assert scores.per_image.keys() == published["per_image"].keys()
+    for image, row in published["per_image"].items():
+        assert scores.per_image[image] == pytest.approx(flat(row), abs=1e-12)
+
+
+def test_prepared_references_serve_many_candidates() -> None:
+    predictions, references = made(30)
+    prepared = References(references)
+    other = {image: text.lower()[::-1] for image, text in predictions.items()}
+    for captions in (predictions, other, predictions):
+        assert score_captions(captions, prepared).summary() == score_captions(captions, references).summary()
+    assert score_captions(predictions, prepared).summary().keys() == KEYS
+
+
+def test_order_changes_no_digit() -> None:
+    predictions, references = made(200)
+    turned = dict(reversed(predictions.items())), dict(reversed(references.items()))
+    assert score_captions(*turned).summary() == score_captions(predictions, references).summary()
+
+
+def test_captions_without_words() -> None:
+    references = {"a": ["", "?!"], "b": ["\U0001f600"]}
+    scores = score_captions({"a": "", "b": "..."}, references).summary()
+    assert all(np.isfinite(list(scores.values())))
+    assert score_captions({"a": "dog", "b": ""}, references).summary()["cider"] == 0
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        ({"a": "x"}, {"a": ["x"], "b": ["y"]}, "b: no predicted caption"),
+        ({"a": "x", "c": "z"}, {"a": ["x"]}, "c: no reference"),
+        ({"a": "x"}, {"a": []}, "a: no reference caption"),
+        ({}, {}, "no image to score"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(predictions: dict, references: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score_captions(predictions, references)
+
+
+def update(metric: CaptionMetric, images: list[str], size: int = 7) -> CaptionMetric:
+    predictions, references = made(60)
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        metric.update(batch, [predictions[i] for i in batch], [references[i] for i in batch])
+    return metric
+
+
+def test_the_metric_agrees_with_the_function_and_adds_variety() -> None:
+    predictions, references = made(60)
+    scores = update(CaptionMetric(), list(predictions)).compute()
+    assert {key: scores[key] for key in KEYS} == score_captions(predictions, references).summary()
+    assert scores.keys() - KEYS == {"exact_match", "distinct", "vocabulary", "mean_length", "length_ratio"}
+
+
+def test_variety() -> None:
+    metric = CaptionMetric()
+    predictions = [" a red dog ", "A red  dog", "a red dog", "it's a dog."]
+    references = [["a red dog"], ["a red dog", "no"], ["a cat", "a red dog"], ["a dog"]]
+    metric.update(["1", "2", "3", "4"], predictions, references)
+    scores = metric.compute()
+    assert scores["exact_match"] == 2 / 4
+    assert scores["distinct"] == 3 / 4
+    assert scores["vocabulary"] == len({"a", "red", "dog", "it", "'s"})
+    assert scores["mean_length"] == (3 + 3 + 3 + 4) / 4
+
+
+def test_order_batches_and_repeated_images_change_no_digit() -> None:
+    images = list(made(60)[0])
+    scores = update(CaptionMetric(), images).compute()
+    again = images[::-1] + images[:13]
+    assert update(CaptionMetric(), again, size=3).compute() == scores
+
+
+def test_odd_texts_survive_the_state() -> None:
+    texts = ["caf\u00e9 \u72d7 \U0001f600", "line\nbreak\u2028and \x85 more", "\ud800 half", '"quoted" \\n']
+    metric = CaptionMetric()
+    metric.update(["\n", "b", "c", "d"], texts, [[text] for text in texts])
+    assert metric.compute()["exact_match"] == 1
+    assert metric.predictions == dict(zip(["\n", "b", "c", "d"], texts, strict=True))
+
+
+def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
+    metric = update(CaptionMetric(), list(made(60)[0]))
+    scores = metric.compute()
+    metric.reset()
+    assert metric.predictions == {}
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="no image to score"):
+        metric.compute()
+    assert update(metric, list(made(60)[0])).compute() == scores
+
+
+def test_references_may_change_between_epochs() -> None:
+    metric = CaptionMetric()
+    for reference, exact in (("a dog", 1.0), ("a cat", 0.0)):
+        metric.reset()
+        metric.update(["1", "2"], ["a dog", "a fox"], [[reference], ["a fox"]])
+        assert metric.compute()["exact_match"] == (exact + 1) / 2
+
+
+def gather(metrics: list[CaptionMetric]) -> Callable[[Tensor, object], list[Tensor]]:
+    """What every process would receive, without processes."""
+    return lambda tensor, group: [torch.cat(list(metric.records)) for metric in metrics]
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+@pytest.mark.parametrize("cut", [0, 1, 23, 60])
+def test_processes_with_uneven_shares_agree_with_one(cut: int) -> None:
+    images = list(made(60)[0])
+    expected = update(CaptionMetric(), images).compute()
+    # The second process repeats images of the first, as a sampler that pads does.
+    shares = [update(CaptionMetric(), images[:cut]), update(CaptionMetric(), images[cut:] + images[:2])]
+    for share in shares:
+        share.dist_sync_fn, share.distributed_available_fn = gather(shares), lambda: True
+        assert share.compute() == expected
+
+
+WORKER = """
+import json, sys, torch
+from vlm.evaluation.metrics.captions import CaptionMetric
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+scores = []
+for shares in json.load(open(f"{folder}/rows.json")):
+    metric = CaptionMetric()
+    for row in shares[rank]:
+        metric.update(*zip(row))
+    scores.append(metric.compute())
+json.dump(scores, open(f"{folder}/{rank}.json", "w"))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_two_real_processes_agree_with_one(tmp_path: Path) -> None:
+    predictions, references = made(60)
+    expected = update(CaptionMetric(), list(predictions)).compute()
+    rows = [(image, predictions[image], references[image]) for image in predictions]
+    uneven, nothing = (rows[:11], rows[11:] + rows[:3]), ([], rows)
+    (tmp_path / "rows.json").write_text(json.dumps([uneven, nothing]))
+    run = [sys.executable, "-c", WORKER]
+    workers = [subprocess.Popen([*run, str(rank), str(tmp_path)], cwd=Path(__file__).parents[3]) for rank in range(2)]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [expected, expected]
+
+
+def test_the_best_constant_is_the_best_of_all_tried_in_turn() -> None:
+    predictions, references = made(30)
+    candidates = [*predictions.values(), "", "Nothing known here"]
+    prepared = References(references)
+    caption, scores = best_constant(prepared, candidates)
+    tried = {text: prepared.score(dict.fromkeys(references, text)).summary() for text in candidates}
+    assert scores == tried[caption]
+    assert scores["cider"] == pytest.approx(max(row["cider"] for row in tried.values()))
+    best = [row[0] for row in prepared.score_constants(candidates)]
+    assert best == pytest.approx([tried[text]["cider"] for text in candidates])
+
+
+def test_with_one_image_bleu_chooses_the_constant() -> None:
+    prepared = References({"a": ["a red dog runs on grass"]})
+    assert best_constant(prepared, ["a dog", "a red dog runs fast", "red grass"])[0] == "a red dog runs fast"
+    with pytest.raises(UserError, match="no caption to choose"):
+        best_constant(prepared, [])
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_shuffling_gives_every_caption_to_another_image(count: int) -> None:
+    predictions = {f"image {i}": f"caption {i}" for i in range(count)}
+    mixed = shuffled(predictions, seed=3)
+    assert mixed.keys() == predictions.keys()
+    assert sorted(mixed.values()) == sorted(predictions.values())
+    assert all(mixed[image] != text for image, text in predictions.items())
+    assert shuffled(dict(reversed(predictions.items())), seed=3) == mixed
+
+
+def test_the_seed_chooses_the_shuffling() -> None:
+    predictions = {f"image {i}": f"caption {i}" for i in range(50)}
+    assert shuffled(predictions, seed=0) != shuffled(predictions, seed=1)
+    with pytest.raises(UserError, match="fewer than two"):
+        shuffled({"a": "b"}, seed=0)
+
+
+def test_scores_need_no_torch() -> None:
+    code = "import sys, vlm.evaluation.metrics.coco as coco; coco.score_captions({'a': 'b'}, {'a': ['b']})"
+    code += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,92 @@
+"""The losses under control, and what the callback makes of them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vlm.data.batch import IGNORE, Targets
+from vlm.models.context import Context
+from vlm.training.callbacks.grounding import Grounding, Pixels, differ
+from vlm.training.grounding import GroundingLosses
+from vlm.training.losses import row_losses, token_loss
+
+
+def context(*values: float) -> Context:
+    return Context(torch.tensor(values)[:, None, None])
+
+
+def measured(batches: list[list[float]], weight: float = 1.0) -> dict[str, float]:
+    """A loss of one token an image that is the distance of the image's state from the right one."""
+    losses = GroundingLosses(torch.device("cpu"))
+    for batch in batches:
+        right = context(*batch)
+
+        def loss(other: Context, right: Context = right) -> tuple[torch.Tensor, torch.Tensor]:
+            return weight * (other.states - right.states).abs().sum(), torch.tensor(len(right.states))
+
+        losses.add(loss(right), right, context(0.0), loss)
+    return losses.results(10.0, lambda tensor: tensor)
+
+
+def test_what_the_controls_add_to_the_loss() -> None:
+    found = measured([[1.0, 2.0, 3.0, 5.0]])
+    # Half a batch away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
+    assert found == {"loss@shuffled": pytest.approx(10 + 10 / 4), "loss@blank": pytest.approx(10 + 11 / 4)}
+
+
+def test_a_model_that_ignores_images_has_no_gap() -> None:
+    assert measured([[1.0, 2.0, 3.0]], weight=0.0) == {"loss@shuffled": 10, "loss@blank": 10}
+
+
+def test_batches_of_one_take_the_image_before() -> None:
+    assert measured([[1.0]]) == {"loss@blank": 11}
+    assert measured([[1.0], [4.0], []])["loss@shuffled"] == pytest.approx(10 + 3)
+
+
+def test_row_losses_are_those_of_the_rows_alone() -> None:
+    hidden, labels = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    labels[0, 2:] = labels[2] = IGNORE
+    sums, counts = row_losses(hidden, Targets.of(labels), torch.eye(7))
+    assert sums[2] == counts[2] == 0
+    for row in range(2):
+        total, count = token_loss(hidden[row : row + 1], Targets.of(labels[row : row + 1]), torch.eye(7))
+        assert counts[row] == count
+        assert sums[row].item() == pytest.approx(total.item(), rel=1e-5)
+
+
+def task(captions: list[str], references: int) -> SimpleNamespace:
+    images = [f"image {n}" for n in range(len(captions))]
+    metric = SimpleNamespace(
+        predictions=dict(zip(images, captions, strict=True)),
+        references={image: [f"text {n % references}"] for n, image in enumerate(images)},
+    )
+    return SimpleNamespace(captions=metric)
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "captions", "references", "expected"),
+    [
+        (1.2, [f"caption {n}" for n in range(100)], 100, set()),
+        (1.005, [f"caption {n}" for n in range(100)], 100, {"gap"}),
+        (0.9, ["the same"] * 100, 100, {"gap", "distinct"}),
+        (1.2, ["one", "two"] * 50, 100, {"distinct"}),
+        (1.2, ["one", "two"] * 50, 20, set()),  # data that say little themselves
+        (1.2, ["the same"] * 100, 4, set()),
+    ],
+)
+def test_signs(shuffled: float, captions: list[str], references: int, expected: set[str]) -> None:
+    results = {"loss": 1.0, "loss@shuffled": shuffled}
+    assert {name for name, _ in Grounding().signs(results, task(captions, references))} == expected
+
+
+def test_images_prepared_in_different_ways_are_told() -> None:
+    assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
+    assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
+
+
+def test_streaks_are_part_of_the_checkpoint() -> None:
+    one, other = Grounding(), Grounding()
+    one.streaks, one.losses = {"gap": 2, "distinct": 0}, [1.0, 1.0]
+    other.load_state_dict(one.state_dict())
+    assert (other.streaks, other.losses) == (one.streaks, one.losses)

@@ -1,0 +1,234 @@
+"""Readers of the file formats that captioned images come in: each gives a `Row` a caption, in the file's order."""
+
+import csv
+import json
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlm.data.images.image import SUFFIXES
+from vlm.data.records import SPLITS, Skipped
+from vlm.data.store.places import Place
+from vlm.errors import UserError
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+
+
+class Row(NamedTuple):
+    """One caption: the image's name, the text, the split where the file says one, and the place in the file."""
+
+    image: str
+    caption: str
+    split: str | None
+    where: str
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark.
+
+    Raises:
+        UserError: If the file cannot be read, or a line of it is not UTF-8.
+    """
+    try:
+        return decode_text(path.read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+
+
+def decode_text(data: bytes, path: Path) -> str:
+    """UTF-8 with or without a byte order mark.
+
+    Raises:
+        UserError: A line is not UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: is not UTF-8; save the file in UTF-8") from error
+
+
+def parse_split(value: str, path: Path, where: str) -> str:
+    """One of ``train``, ``val``, ``test`` for any of the names they go by.
+
+    Raises:
+        UserError: If it is none of them.
+    """
+    split = SPLITS.get(value.strip().lower())
+    if split is None:
+        raise UserError(f"{path}, {where}: unknown split {value!r}; the known ones are {', '.join(SPLITS)}")
+    return split
+
+
+def read_table(path: Path, image_column: str, caption_column: str, split_column: str) -> list[Row]:
+    """Rows of a CSV or TSV file with a header (RFC 4180), or of a JSON-lines file.
+
+    A row is a caption; in JSON lines its caption may be a list. `split_column` may be absent if it is ``split``.
+
+    Raises:
+        UserError: If the file's kind is unknown, a column is missing, or a line is malformed.
+    """
+    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
+    suffix = path.suffix.lower()
+    if suffix not in TABLES:
+        raise UserError(f"{path}: not a kind of table that can be read; data.path takes {', '.join(TABLES)}")
+    text = read_text(path)
+    if suffix in (".csv", ".tsv"):
+        return list(_csv_rows(path, text, "\t" if suffix == ".tsv" else ",", columns))
+    return list(_json_rows(path, text, columns))
+
+
+def _check_columns(place: str, present: Collection[str], columns: dict[str, str]) -> None:
+    for key, column in columns.items():
+        if column not in present and (key, column) != ("split_column", "split"):
+            shown = ", ".join(map(repr, present)) or "none"
+            raise UserError(f"{place}: no column {column!r} among {shown}; set data.source.{key} to the right one")
+
+
+def _csv_rows(path: Path, text: str, delimiter: str, columns: dict[str, str]) -> Iterator[Row]:
+    # Strict, because else a stray quote silently swallows the rows that follow it.
+    reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        _check_columns(str(path), header, columns)
+        image, caption = header.index(columns["image_column"]), header.index(columns["caption_column"])
+        split = header.index(columns["split_column"]) if columns["split_column"] in header else None
+        for row in reader:
+            if not row:
+                continue
+            where = f"line {reader.line_num}"
+            if len(row) > len(header) and any(row[len(header) :]):
+                raise UserError(
+                    f"{path}, {where}: {len(row)} fields under {len(header)} columns; "
+                    'put quotes (") around captions that hold the delimiter'
+                )
+            row += [""] * (len(header) - len(row))
+            name = None if split is None else parse_split(row[split], path, where)
+            yield Row(row[image], row[caption], name, where)
+    except csv.Error as error:
+        raise UserError(
+            f'{path}, line {reader.line_num}: {error}; put quotes (") around such a caption and double those inside'
+        ) from error
+
+
+def _json_rows(path: Path, text: str, columns: dict[str, str]) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, {where}: not JSON ({error}); give one object a line") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, {where}: not a JSON object; give one object a line")
+        _check_columns(f"{path}, {where}", record, columns)
+        image, captions = record[columns["image_column"]], record[columns["caption_column"]]
+        split = record.get(columns["split_column"], "train")
+        captions = captions if isinstance(captions, list) else [captions]
+        if not all(isinstance(value, str) for value in (image, split, *captions)):
+            raise UserError(f"{path}, {where}: image, caption and split must be text (or captions a list of text)")
+        name = parse_split(split, path, where) if columns["split_column"] in record else None
+        yield from (Row(image, caption, name, where) for caption in captions or [""])
+
+
+def read_folder(place: Place, skipped: list[str]) -> list[Row]:
+    """Rows of images that lie, each, beside a text file of the same name that holds a caption a line.
+
+    Folders within are read too. If all images lie in folders named as splits are, those are the splits.
+
+    Args:
+        place: Holds the files.
+        skipped: Gets a line for each image without captions, and for each text file without an image.
+    """
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path in place.files():
+        folder, name = os.path.split(path)
+        if not any(part.startswith(".") for part in path.split("/")):
+            folders[folder].append(name)
+    rows = [row for folder, names in folders.items() for row in _folder_rows(place, folder, sorted(names), skipped)]
+    splits = [SPLITS.get(row.image.split("/")[0].lower()) if "/" in row.image else None for row in rows]
+    return [row._replace(split=split) for row, split in zip(rows, splits, strict=True)] if all(splits) else rows
+
+
+def _folder_rows(place: Place, folder: str, names: list[str], skipped: list[str]) -> Iterator[Row]:
+    texts = {name[:-4]: name for name in names if name.lower().endswith(".txt")}
+    unused = dict(texts)
+    for name in names:
+        stem, suffix = os.path.splitext(name)
+        image = os.path.join(folder, name)
+        if suffix.lower() not in SUFFIXES:
+            continue
+        if stem not in texts:
+            skipped.append(Skipped(f"{place.path / image}: no {stem}.txt beside it", "no caption"))
+            continue
+        unused.pop(stem, None)
+        where = os.path.join(folder, texts[stem])
+        captions = decode_text(place.read(where), place.path / where).rstrip().split("\n")
+        yield from (Row(image, caption, None, f"{where} line {n}") for n, caption in enumerate(captions, 1))
+    skipped += [Skipped(f"{place.path / folder / name}: no image beside it", "no image") for name in unused.values()]
+
+
+def read_flickr(path: Path) -> list[Row]:
+    """Rows of ``Flickr8k.token.txt``: ``name.jpg#k``, a tab, and the caption.
+
+    Raises:
+        UserError: If a line has no tab or no number.
+    """
+    rows = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        head, tab, caption = line.rstrip("\r").partition("\t")
+        name, mark, _ = head.rpartition("#")
+        if tab and mark:
+            rows.append(Row(name, caption, None, f"line {number}"))
+        elif line.strip():
+            raise UserError(f"{path}, line {number}: is not NAME#K, a tab and a caption; restore the official file")
+    return rows
+
+
+def read_coco(path: Path) -> list[Row]:
+    """Rows of a captions file of COCO (https://cocodataset.org/#format-data) or of Karpathy's ``dataset_coco.json``.
+
+    The latter says the splits, and its names begin with the folder. An image without captions has an empty one.
+
+    Raises:
+        UserError: If the file is neither.
+    """
+    try:
+        content = json.loads(read_text(path))
+        karpathy = any("sentences" in image for image in content["images"])
+        return list(_karpathy_rows(content, path) if karpathy else _coco_rows(content))
+    except KeyError as error:
+        raise UserError(
+            f"{path}: has no {error} where a COCO captions file has it; is it the captions file?"
+        ) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: not a COCO captions file ({error}); set data.path to one") from error
+
+
+def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
+    names = {image["id"]: _text(image["file_name"]) for image in content["images"]}
+    captioned = set()
+    for annotation in content["annotations"]:
+        captioned.add(annotation["image_id"])
+        name = names.get(annotation["image_id"], "")
+        yield Row(name, _text(annotation["caption"]), None, f"annotation {annotation.get('id')}")
+    yield from (Row(name, "", None, f"image {id}") for id, name in names.items() if id not in captioned)
+
+
+def _karpathy_rows(content: dict[str, Any], path: Path) -> Iterator[Row]:
+    for number, image in enumerate(content["images"]):
+        where = f"image {number}"
+        name = "/".join(filter(None, (image.get("filepath"), image["filename"])))
+        split = parse_split(image["split"], path, where)
+        captions = [_text(sentence["raw"]) for sentence in image["sentences"]] or [""]
+        yield from (Row(name, caption, split, where) for caption in captions)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
