@@ -271,7 +271,7 @@ def test_spec_is_plain_and_holds_no_target():
         },
     }
     assert spec({"_target_": "vlm.data.images.image.ImageError", "message": "m"}) == {
-        "name": "data.images.image.ImageError",
+        "name": "ImageError",
         "args": {"message": "m"},
     }
 

@@ -21,6 +21,8 @@ class TestCompose:
             "optim": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.001, "betas": [0.9, 0.98]},
             "task_name": "captioning",
             "task": {"smoothing": 0.0},
+            "fed": {"task_name": ["name"], "model.dim": ["model.encoder.width", "model.twice"]},
+            "computed": {"model.twice": ["sum", "model.dim", "model.dim"]},
         }
         assert type(got["model"]) is dict and type(got["optim"]["betas"]) is list
 

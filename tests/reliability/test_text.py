@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from vlm.training.caption_data import CaptionDataset
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.save import write
 from vlm.cli import main as cli
 from vlm.data.images.image import Preprocess
 from vlm.data.shapes.scene_captions import Shapes, write_coco
@@ -15,8 +17,7 @@ from vlm.data.sources.captions import Captions
 from vlm.data.text.token_file import TokenFile, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.files import Writer
-from vlm.training.caption_data import CaptionDataset
+from vlm.inference.output import Output, Records
 from vlm.training.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
@@ -180,7 +181,8 @@ def test_what_is_told_of_a_fault_sends_no_commands():
 
 
 def test_a_record_sends_no_commands(capsys):
-    Writer(form="text", fields=("image", "caption")).write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
+    records = Records(form="text", fields=("image", "caption"), output=Output(None))
+    records.write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
     said = capsys.readouterr().out
     assert not COMMANDS.search(said.replace("\n", "")) and said.count("\n") == 1
     assert r"\x1b[2J" in said
@@ -220,12 +222,12 @@ def test_a_training_on_strange_captions(photos, tmp_path, capsys):
 
     loaded = ckpt.read(checkpoint)
     loaded["vlm"]["scores"] = {CONTROLS: 1.0}
-    ckpt.write(tmp_path / "odd.ckpt", loaded)
+    write(tmp_path / "odd.ckpt", loaded)
     assert cli.run(["info", "-c", str(tmp_path / "odd.ckpt")]) == 0
     assert not COMMANDS.search(capsys.readouterr().out)
 
     other = CharTokenizer().fit(TEXTS).state()
     loaded["vlm"]["tokenizer"] = other
-    ckpt.write(tmp_path / "other.ckpt", loaded)
+    write(tmp_path / "other.ckpt", loaded)
     assert cli.run(["caption", images[0], "-c", str(tmp_path / "other.ckpt"), "--device", "cpu"]) == 2
     assert "tokens, its model" in capsys.readouterr().err

@@ -1,12 +1,12 @@
 """`vlm check-data`: looks a data set over before hours are spent on it."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from vlm.config import config as conf
 from vlm.data.fields import Captions, Labels
 from vlm.data.records import NAMES, lenient
+from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
     Faults,
     caption_faults,
@@ -16,6 +16,7 @@ from vlm.evaluation.data_check.faults import (
     source_faults,
 )
 from vlm.evaluation.report.data_page import data_page, write_page
+from vlm.inference.output import output_folder
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
@@ -36,6 +37,7 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
 
     config = conf.compose(overrides)
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     with lenient():
         data: Any = build_data(config)
     faults = Faults()
@@ -45,10 +47,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
     else:
         about += image_lines(data, splits, faults, limit)
-    print("\n".join([*about, *fault_lines(faults)]), flush=True)
-    if out is not None:
-        write_page(Path(out), data_page(about, faults, splits, seed=seed))
-        print(f"page        {Path(out) / 'report.html'}")
+    print("\n".join(map(printable, [*about, *fault_lines(faults)])), flush=True)
+    if folder is not None:
+        write_page(folder, data_page(about, faults, splits, seed=seed))
+        print(f"page        {folder / 'report.html'}")
     return 1 if faults.spoiling else 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from vlm.checkpoint.names import short
 from vlm.config.target import find, load
 from vlm.config.types import coerce, describe_mismatch, did_you_mean, fits, hints, nearest, show
 from vlm.errors import UserError
@@ -63,7 +64,7 @@ def build(node: dict[str, Any], path: str, /, **given: Any) -> Any:
 def spec(node: dict[str, Any]) -> dict[str, Any]:
     """Turns a checked node into ``{"name": ..., "args": ...}``, the plain form that checkpoints store.
 
-    A name of ours loses its leading ``vlm.``; nested nodes become the same form; a list becomes a tuple where the
+    A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
     signature asks for one, as in ``build``, so that both ways give a class equal arguments.
     """
     if node.get("_partial_"):
@@ -74,7 +75,7 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
         for key, value in node.items()
         if key not in _RESERVED
     }
-    return {"name": node["_target_"].removeprefix("vlm."), "args": args}
+    return {"name": short(node["_target_"]), "args": args}
 
 
 def takes(node: dict[str, Any], argument: str) -> bool:

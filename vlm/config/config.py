@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,21 @@ from omegaconf.errors import InterpolationKeyError
 
 from vlm.config.check import build, check, misfit, spec, supply, takes
 from vlm.config.faults import Check, explain, group_names, not_utf8, option_faults
-from vlm.config.overrides import apply, check_resume_overrides, parse, plain, quote, split_resume
-from vlm.config.stored import check_stored, contained
-from vlm.config.target import load, trust
+from vlm.config.links import FORMULAS, links
+from vlm.config.overrides import apply, check_effective, check_resume_overrides, parse, plain, quote, split_resume
+from vlm.config.stored import contained, freeze, thaw
+from vlm.config.target import load, trust, trusted
 from vlm.config.untrusted import check_hydra, readable
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 
 __all__ = [
     "build",
     "check",
     "check_resume_overrides",
-    "check_stored",
     "compose",
     "conf_dir",
     "contained",
+    "freeze",
     "load",
     "misfit",
     "node",
@@ -47,7 +48,10 @@ __all__ = [
     "split_resume",
     "supply",
     "takes",
+    "thaw",
     "trust",
+    "trusted",
+    "values_of",
 ]
 
 # Keys that stand in a group only for the nodes below it to refer to.
@@ -55,6 +59,8 @@ _REFERRED = {
     "data": {"root", "path", "val_path", "test_path", "image_size"},
     "model": {"size", "position", "init_from"},
 }
+
+_ANYWHERE = {"init_from"}  # of any part
 
 Main = Callable[[dict[str, Any]], int | None]
 
@@ -73,9 +79,8 @@ _OURS = (
     f"++hydra.hydra_logging={_NO_LOGGING}",
 )
 
-# Sizes are said once; what follows from them is reckoned: ${sum:${data.max_len},-2}.
-OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
-OmegaConf.register_new_resolver("div", lambda whole, part: whole // part if part else whole, replace=True)
+for _name, _formula in FORMULAS.items():
+    OmegaConf.register_new_resolver(_name, _formula, replace=True)
 
 
 def conf_dir() -> Path:
@@ -88,7 +93,22 @@ def conf_dir() -> Path:
 def node(config: dict[str, Any], group: str) -> dict[str, Any]:
     """The node of a group that is to be built: without the keys that others only refer to."""
     referred = _REFERRED.get(group, set())
-    return {name: value for name, value in config[group].items() if name not in referred}
+    return {name: _without(value, _ANYWHERE) for name, value in config[group].items() if name not in referred}
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(child, names) for name, child in value.items() if name not in names}
+    return value
+
+
+def values_of(node: dict[str, Any], name: str, path: str = "") -> dict[str, Any]:
+    """The values of a key at and below a node that are set, by the path of the node that has it."""
+    found = {path: node[name]} if node.get(name) is not None else {}
+    for key, child in node.items():
+        if isinstance(child, dict):
+            found |= values_of(child, name, f"{path}.{key}" if path else key)
+    return found
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -99,14 +119,16 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     """
     quoted = [quote(text) for text in overrides]
     with _explained(_SHIPPED, quoted):
-        return plain(_composed(_SHIPPED, quoted))
+        return _linked(_composed(_SHIPPED, quoted))
 
 
-def override(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def override(config: dict[str, Any], overrides: list[str], *, unread: Collection[str] | None = None) -> dict[str, Any]:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
+    Args:
+        unread: Keys that the command does not read; with them, overrides that change nothing are refused.
     Raises:
-        UserError: With a line for each that cannot be applied.
+        UserError: With a line for each that cannot be applied, or changes nothing.
     """
     quoted = [quote(text) for text in overrides]
     values, chosen = [], {}
@@ -123,7 +145,11 @@ def override(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
                 raise UserError(f"{text}: changes the whole config, and cannot be chosen for one that was saved")
             node = OmegaConf.select(_composed(_SHIPPED, [text]), key)
             chosen[key] = OmegaConf.to_container(node, resolve=False)
-        return apply(config, values, chosen)
+        applied, taken = apply(config, values, chosen)
+    if unread is not None:
+        referred = [f"{group}.{name}" for group, names in _REFERRED.items() for name in names]
+        check_effective(config, applied, taken | {key: [] for key in chosen}, [*unread, *referred])
+    return applied
 
 
 def run(main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None) -> int:
@@ -157,13 +183,18 @@ def report(fault: UserError) -> int:
     """Prints a fault for the user and returns its exit status; with VLM_DEBUG=1, a traceback too."""
     if os.environ.get("VLM_DEBUG") == "1":
         traceback.print_exception(fault)
-    print(f"error: {fault}", file=sys.stderr)
+    print_error(fault)
     return fault.status
+
+
+def _linked(config: DictConfig) -> dict[str, Any]:
+    """A config in plain containers, with which keys each key feeds."""
+    return {**plain(config), **links(config)}
 
 
 def _resolved(config: DictConfig, suit: Check | None) -> dict[str, Any]:
     try:
-        return plain(config)
+        return _linked(config)
     except UserError as fault:
         if suit and isinstance(fault.__cause__, InterpolationKeyError):
             suit(dict(OmegaConf.to_container(config, resolve=False)))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from vlm.config.types import did_you_mean, hints, nearest
 from vlm.errors import UserError
 
 _allowed = ["vlm", "lightning", "torch.optim"]
+_OURS = len(_allowed)
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
 _ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks")  # where the parts of a run are
 
@@ -36,6 +37,11 @@ class Target:
 def trust(*packages: str) -> None:
     """Lets ``_target_`` name what these packages define, for the rest of the process."""
     _allowed.extend(package for package in packages if package not in _allowed)
+
+
+def trusted() -> tuple[str, ...]:
+    """The packages of the user's own that are trusted."""
+    return tuple(_allowed[_OURS:])
 
 
 def find(name: Any) -> Target:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -22,17 +22,12 @@ from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
+from vlm.inference.output import Records
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 from vlm.nn.step.packed import lay_out_for_decoding, pack
 from vlm.nn.step.replay import StepperPool
-
-
-class Records(Protocol):
-    """Where records of captions go."""
-
-    def write(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -189,7 +184,7 @@ class Captioner:
 def caption_files(
     captioner: Captioner,
     paths: Sequence[str],
-    writer: Records,
+    records: Records,
     *,
     batch_size: int,
     decoding: Decoding | None = None,
@@ -228,7 +223,7 @@ def caption_files(
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
         for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
+            records.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
         if trees is not None and found is not None:
             trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
         counts.append(len(captions))

@@ -23,7 +23,7 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     data = about["config"]["data"]
-    source = data["source"]["_target_"].rpartition(".")[2]
+    source = str(data["source"]["_class_"])
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}
     lines = [
         f"task        {about['task']}",

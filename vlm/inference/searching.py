@@ -7,11 +7,11 @@ from dataclasses import replace
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.errors import UserError
-from vlm.inference.files import Writer
 from vlm.inference.generating import Continuation, Generator, Typist
+from vlm.inference.output import Records
 
 
-def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *, decoding: Decoding) -> int:
+def search_texts(generator: Generator, prompts: Sequence[str], records: Records, *, decoding: Decoding) -> int:
     """Continues prompts one by one and writes a record for each text; returns the exit status.
 
     Args:
@@ -21,7 +21,7 @@ def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *
         UserError: As `search_text`.
     """
     counts: list[int] = []
-    live = writer.form == "text" and writer.file is sys.stdout
+    live = records.live
     for place, prompt in enumerate(prompts):
         found = search_text(generator, prompt, decoding)
         counts.append(len(found))
@@ -30,7 +30,7 @@ def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *
             continue
         for rank, item in enumerate(found, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+            records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
     if (line := shortfall(counts, decoding)) is not None:
         print(line, file=sys.stderr)
     return 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import Text
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.files import printable
+from vlm.errors import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work

@@ -28,12 +28,12 @@ def resume_run(where: str, overrides: list[str]) -> int:
     folder = path.parent.parent
     loaded = ckpt.read(path)
     with refusing(path):
-        conf.check_stored(loaded["vlm"]["config"])
-        finished(loaded, loaded["vlm"]["config"])
-    config = conf.check_resume_overrides(overrides, loaded["vlm"]["config"])
+        saved = conf.thaw(loaded["vlm"]["config"])
+        finished(loaded, saved)
+    config = conf.check_resume_overrides(overrides, saved)
     check_steps(loaded, config)
     if first():
-        check_same_run(folder, loaded["vlm"]["config"])
+        check_same_run(folder, saved)
     if finished(loaded, config) and (folder / "evaluation").is_dir():
         print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
         return 0

@@ -12,7 +12,7 @@ from vlm.checkpoint import load as ckpt
 from vlm.config import config as conf
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
-from vlm.errors import UserError
+from vlm.errors import UserError, printable
 from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.randomness import key
@@ -72,13 +72,15 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
-def start_from(model: nn.Module, config: dict[str, Any]) -> None:
-    """Copies the weights that `model.init_from` names, and says which."""
-    folder = config["model"].get("init_from")
-    if folder is not None:
-        from vlm.models.pretrained.load import load_hugging_face
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
+    places = conf.values_of(config["model"], "init_from")
+    if places:
+        from vlm.checkpoint import start
 
-        print("\n".join(load_hugging_face(model, folder)), flush=True)
+        lines = start.start_from(model, places, tokenizer)
+        if first():
+            print("\n".join(lines), flush=True)
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
@@ -122,7 +124,7 @@ def compiles(config: dict[str, Any]) -> bool:
 
 
 def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
-    """Lightning's trainer, all its saves and loads led through vlm.checkpoint.load."""
+    """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
@@ -148,16 +150,18 @@ class Run:
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.compiled = compiles(config)
         self.data = self._open_data(loaded)
-        model, spec = build_model(config, self.data.sizes)
         if loaded is None:
-            start_from(model, config)
-        elif self.data.cache_features:  # those of the weights that the run has, before the trainer loads them
+            model, spec = build_model(config, self.data.sizes)
+            start_from(model, config, self.data.parts.get("tokenizer"))
+        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
+            model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
+        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
-        self.task.about = {"model": spec, "config": config, "data": self.data.fingerprint()}
+        self.task.about = {"model": spec, "config": conf.freeze(config), "data": self.data.fingerprint()}
         callbacks = self._callbacks()
         bar = any(isinstance(callback, Progress) for callback in callbacks)
         self.trainer = build_trainer(
@@ -257,7 +261,7 @@ def check_fit(config: dict[str, Any]) -> None:
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
-    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 

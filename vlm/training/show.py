@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlm.data.batch import PADDING
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.files import printable
+from vlm.errors import printable
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.losses import IGNORE, next_token_labels

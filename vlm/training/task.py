@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vlm.checkpoint.load import FORMAT
+from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch

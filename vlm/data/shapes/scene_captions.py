@@ -6,7 +6,6 @@ or ``test`` by recalling pictures it was trained on. `scenes` says what a scene 
 
 import argparse
 import json
-import sys
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place, valid_captions
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 from vlm.randomness import key, numpy_rng
 
 MIN_IMAGE_SIZE = 32
@@ -274,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(write_coco(source, args.folder, args.split, args.count))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return error.status
     return 0
 
