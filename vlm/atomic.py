@@ -58,11 +58,13 @@ def write_text(path: Path, text: str) -> None:
 
     Logs and reports are written often, and a power cut costs no more than their last version: they are not synced.
 
+    What is no UTF-8, as a file's name may be, is escaped.
+
     Raises:
         OSError: It cannot be written; it names the file.
     """
     with named(path), replacing(path, sync=False) as file:
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:

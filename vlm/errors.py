@@ -1,4 +1,6 @@
-"""The one exception that reaches a user as a line of text instead of a traceback."""
+"""Faults as lines of text: the one exception that reaches a user without a traceback, and its printing."""
+
+import sys
 
 
 class UserError(Exception):
@@ -24,3 +26,12 @@ class SharedError(UserError):
 def printable(text: str) -> str:
     """Text that stays on one line and sends no commands to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_error(message: object, kind: str = "error") -> None:
+    """Prints a fault on stderr; further lines are indented, so that no name that holds a newline forges a second one.
+
+    Args:
+        kind: "error" or "warning".
+    """
+    print(f"{kind}:", "\n  ".join(map(printable, str(message).split("\n"))), file=sys.stderr, flush=True)

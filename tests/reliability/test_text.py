@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from vlm.training.caption_data import CaptionDataset
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.save import write
@@ -16,8 +17,7 @@ from vlm.data.sources.captions import Captions
 from vlm.data.text.token_file import TokenFile, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.files import Writer
-from vlm.training.caption_data import CaptionDataset
+from vlm.inference.output import Output, Records
 from vlm.training.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
@@ -181,7 +181,8 @@ def test_what_is_told_of_a_fault_sends_no_commands():
 
 
 def test_a_record_sends_no_commands(capsys):
-    Writer(form="text", fields=("image", "caption")).write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
+    records = Records(form="text", fields=("image", "caption"), output=Output(None))
+    records.write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
     said = capsys.readouterr().out
     assert not COMMANDS.search(said.replace("\n", "")) and said.count("\n") == 1
     assert r"\x1b[2J" in said

@@ -7,14 +7,14 @@ import pytest
 import torch
 from captioned import refusal
 from classed import lay_out
+from vlm.data.repeats import RepeatedBatches
+from vlm.data.sources.image_folder import ImageFolder
+from vlm.training.class_data import ClassData, ClassDataset
 
 from vlm.data.batch import BadSample
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.repeats import RepeatedBatches
 from vlm.data.shapes.scene_classes import ShapeClasses
-from vlm.data.sources.image_folder import ImageFolder
-from vlm.training.class_data import ClassData, ClassDataset
 
 SHAPES = {"shapes": ["circle", "cross"], "colors": ["red", "blue"], "sizes": ["small", "large"], "image_size": 32}
 

@@ -6,13 +6,13 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from vlm.training.text_data import LEARNED_FROM, TextBatch, TextData
 
 from vlm.data.order import EvalBatches
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.data.text.windows import SlidingWindows
 from vlm.errors import UserError
-from vlm.training.text_data import LEARNED_FROM, TextBatch, TextData
 
 BOS, EOS = ByteTokenizer.bos_id, ByteTokenizer.eos_id
 TRAIN = ["The first text.\nIt has two lines.\n", "x", "The third, somewhat longer than both before it.\n" * 3]

@@ -89,7 +89,7 @@ class Trial:
         peak = Peak()
         with trained(config, peak, steps=STEPS) as run:
             self.device = run.trainer.strategy.root_device.type
-            self.samples = len(run.data.dataset("train", augmented=True))
+            self.samples = len(run.data.samples("train", training=True))
             loader = run.data.train_dataloader
             run.data.train_dataloader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
             run.fit()
@@ -99,11 +99,9 @@ class Trial:
 def heaviest(loader: DataLoader, batches: int) -> DataLoader:
     """A loader of the heaviest batch of a loader's first epoch, again and again."""
     order: Any = loader.batch_sampler
-    keys = next(iter(order))
-    if getattr(order, "lengths", None):
-        lengths = order.lengths(0)
-        found = max(order.global_batches(0), key=lambda batch: len(batch) * max(lengths[i] for i in batch))
-        keys = [(0, int(index)) for index in found]
+    lengths = order.lengths(0)
+    of_epoch = (order.keys(0, places) for places in order.global_batches(0))
+    keys = max(of_epoch, key=lambda batch: len(batch) * max(lengths[key.index] for key in batch))
     again: Any = [keys] * batches
     return DataLoader(loader.dataset, batch_sampler=again, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
 

@@ -1,11 +1,12 @@
 """`vlm check-data`: looks a data set over before hours are spent on it."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from vlm.config import config as conf
-from vlm.data.sources.caption_source import lenient
+from vlm.data.fields import Captions, Labels
+from vlm.data.records import NAMES, lenient
+from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
     Faults,
     caption_faults,
@@ -15,6 +16,7 @@ from vlm.evaluation.data_check.faults import (
     source_faults,
 )
 from vlm.evaluation.report.data_page import data_page, write_page
+from vlm.inference.output import output_folder
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
@@ -35,39 +37,39 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
 
     config = conf.compose(overrides)
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     with lenient():
         data: Any = build_data(config)
     faults = Faults()
-    splits: dict[str, Any] = {name: data.split(name) for name in ("train", "val", "test") if name in data._splits}
+    splits: dict[str, Any] = {name: data.split(name) for name in NAMES if name in data.splits}
     about = [f"data        {type(data.source).__name__}"]
-    if hasattr(data.source, "documents"):
-        about += [f"{name:<12}{size:,} characters" for name, size in document_faults(data.source, faults).items()]
+    if "document" in data.source.holds:
+        about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
     else:
         about += image_lines(data, splits, faults, limit)
-    print("\n".join([*about, *fault_lines(faults)]), flush=True)
-    if out is not None:
-        write_page(Path(out), data_page(about, faults, splits, seed=seed))
-        print(f"page        {Path(out) / 'report.html'}")
+    print("\n".join(map(printable, [*about, *fault_lines(faults)])), flush=True)
+    if folder is not None:
+        write_page(folder, data_page(about, faults, splits, seed=seed))
+        print(f"page        {folder / 'report.html'}")
     return 1 if faults.spoiling else 0
 
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
     """Looks at images, and at captions where there are any; gives a line for each fact."""
-    drawn = any(getattr(split, "fresh", False) for split in splits.values())
+    drawn = data.source.drawn
     limit = FRESH if limit is None and drawn else limit
     lines = [f"{name:<12}{len(split):,} images" for name, split in splits.items()]
     lines += [f"looked at   the first {limit:,} of each"] if limit else []
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
-    if hasattr(data.source, "damaged"):
-        faults.add("damaged shard", data.source.damaged(), sum(map(len, data.source.shards.values())))
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
-    if hasattr(data, "tokenizer"):
-        data.prepare()
-        known = caption_faults(splits, data.tokenizer, data.max_len, faults, limit=limit)
-        said = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
-        lines.append(f"tokenizer   {data.tokenizer.vocab_size:,} pieces; tokens it knows: {said}")
-    if hasattr(data, "counts"):
-        counts = dict(zip(data.classes, data.counts("train"), strict=True))
+    fields = data.fields.values()
+    for field in (field for field in fields if isinstance(field, Captions)):
+        field.prepare()
+        shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
+        coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+        lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")
+    for labels in (field for field in fields if isinstance(field, Labels)):
+        counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
         lines.append(f"classes     {len(counts)}; {counts[least]:,} images of {least} to {counts[most]:,} of {most}")
     return lines

@@ -1,8 +1,11 @@
 """The `vlm` command. torch is imported only inside a command."""
 
+import errno
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -12,8 +15,11 @@ from vlm.cli import options as opt
 from vlm.cli import use as using
 from vlm.cli.bench import bench
 from vlm.cli.options import Checkpoint, Device, Out, Overrides, Seed, Trust
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
+from vlm.inference.output import Output, Records
 from vlm.tuning import tune
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     add_completion=False,
@@ -30,6 +36,7 @@ app.command()(bench)
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
     tune()
+    read_any_name()
     if sys.argv[1:2] == ["train"]:
         from vlm.training.fit import main as train
 
@@ -37,24 +44,44 @@ def main() -> None:
     sys.exit(_report(lambda: app(standalone_mode=False)))
 
 
+def read_any_name() -> None:
+    """Lets file names through that are no UTF-8: read as Python has them in paths, printed escaped."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def _report(command: Callable[[], int | None]) -> int:
     # typer has a copy of click of its own in newer versions; its exceptions are reached through typer.
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     try:
-        return command() or 0
+        status = command() or 0
+        sys.stdout.flush()
+        return status
     except UserError as fault:
         if os.environ.get("VLM_DEBUG") == "1":
             raise
-        print(f"error: {fault}", file=sys.stderr)
+        print_error(fault)
         return fault.status
     except usage_error as fault:
-        print(f"error: {fault.format_message()} (see vlm --help)", file=sys.stderr)  # type: ignore[attr-defined]
+        print_error(f"{fault.format_message()} (see vlm --help)")  # type: ignore[attr-defined]
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return 0
+    except OSError as fault:
+        if fault.errno not in FULL:
+            raise
+        _forget_stdout()
+        print_error(f"{fault.filename or 'stdout'}: cannot be written ({fault.strerror}); free space, or use another")
+        return 1
+
+
+def _forget_stdout() -> None:
+    """Has Python not try again at its end to write what could not be."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -96,11 +123,13 @@ def caption(
     from vlm.inference.files import find_images
 
     paths = find_images(images)
-    if resume:
-        paths = using.left_over(paths, out, form=form, results=results)
     if trace is not None and beam == 1:
         raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
-    writer = using.caption_writer(form, out, append=resume)
+    columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
+    columns += [] if attention is None else ["attention"]
+    output = Output(out, inputs=[*paths, checkpoint], append=resume)
+    traced = Output(trace, option="--trace", inputs=[*paths, checkpoint])
+    records = using.caption_records(form, output)
     from vlm.inference.captioning import Captioner, caption_files
 
     captioner = Captioner(checkpoint, **using.machine(device, precision), trust=trust)
@@ -130,12 +159,16 @@ def caption(
     trees: dict | None = None if trace is None else {}
     options = {"batch_size": batch_size, "workers": using.choose_workers(workers)}
     observer = using.attention_of(captioner, attention)
-    try:
-        return caption_files(captioner, paths, writer, decoding=decoding, trees=trees, observer=observer, **options)
-    finally:
-        writer.close()
-        if trace is not None:
-            using.write_json(trees, trace)
+    if resume:
+        paths = using.left_over(paths, out, records, columns=columns, results=results)
+    with output, records, traced:
+        try:
+            return caption_files(
+                captioner, paths, records, decoding=decoding, trees=trees, observer=observer, **options
+            )
+        finally:
+            if trees:
+                traced.write(json.dumps(trees, ensure_ascii=False))
 
 
 @app.command()
@@ -152,19 +185,18 @@ def classify(
     trust: opt.Trust = None,
 ) -> int:
     """Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."""
-    from vlm.inference.files import Writer, find_images
+    from vlm.inference.files import find_images
 
     paths = find_images(images)
-    writer = Writer(form=form, fields=("image", "classes"), out=out)
+    output = Output(out, inputs=[*paths, checkpoint])
+    records = Records(form=form, fields=("image", "classes"), output=output)
     from vlm.inference.classifying import ImageClassifier, classify_files
 
     classifier = ImageClassifier(checkpoint, **using.machine(device, precision), trust=trust)
-    try:
+    with output:
         return classify_files(
-            classifier, paths, writer, batch_size=batch_size, top=top, workers=using.choose_workers(workers)
+            classifier, paths, records, batch_size=batch_size, top=top, workers=using.choose_workers(workers)
         )
-    finally:
-        writer.close()
 
 
 @app.command()
@@ -200,12 +232,12 @@ def generate(
     trust: opt.Trust = None,
 ) -> int:
     """Write text that goes on from prompts: token by token as it comes, or the best of a search."""
-    from vlm.inference.files import Writer
-
     prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
     if not prompts:
         raise UserError("there is no prompt; give --prompt TEXT, or a prompt a line on stdin")
-    writer = Writer(form=form, fields=("prompt", "text"), out=out)
+    using.refuse_undecoded(prompts)
+    output = Output(out, inputs=[checkpoint])
+    records = Records(form=form, fields=("prompt", "text"), output=output)
     from vlm.decoding.sampling import Sampling
     from vlm.inference.generating import Generator, generate_texts
     from vlm.inference.searching import search_texts
@@ -220,11 +252,11 @@ def generate(
         no_repeat_ngram=no_repeat_ngram,
         repetition_penalty=repetition_penalty,
     )
-    try:
+    with output:
         if beam == results == groups == 1 and not rules.read_texts and not rules.required:
             sampling = Sampling(temperature=temperature if drawn else 0.0, **filters)
             options = {"batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
-            return generate_texts(generator, prompts, writer, sampling=sampling, **options)
+            return generate_texts(generator, prompts, records, sampling=sampling, **options)
         decoding = using.decoding_of(
             rules,
             sample=drawn,
@@ -238,9 +270,7 @@ def generate(
             max_tokens=max_tokens,
             seed=seed,
         )
-        return search_texts(generator, prompts, writer, decoding=decoding)
-    finally:
-        writer.close()
+        return search_texts(generator, prompts, records, decoding=decoding)
 
 
 @app.command()

@@ -1,14 +1,13 @@
 """`vlm shard`: writes a data set as shards."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vlm.config import config as conf
-from vlm.data.store.shard_list import NAMES
+from vlm.data.records import NAMES
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error, printable
 
 
 def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> int:
@@ -28,14 +27,14 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     check_fit(config)
     folder = _empty(Path(out))
     data: Any = build_data(config)
-    if not hasattr(data, "preprocess"):
+    if "image" not in data.source.holds:
         raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
-    print("".join(f"{line}\n" for line in skipped_lines(data.skipped)), end="")
+    print("".join(f"{line}\n" for line in skipped_lines(data.source.skipped)), end="")
     lost: list[str] = []
     splits = {}
     try:
         write_manifest(folder, {}, None)  # by which shards of a process that is killed are known to be unfinished
-        for name in (name for name in NAMES if name in data._splits):
+        for name in (name for name in NAMES if name in data.splits):
             samples = files_of(data.split(name), lost)
             splits[name] = write_split(
                 _watch(samples, len(data.split(name))),
@@ -43,15 +42,15 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
                 shard_size=shard_size,
                 shard_bytes=shard_mb * 10**6,
             )
-        write_manifest(folder, splits, getattr(data, "classes", None))
+        write_manifest(folder, splits, list(data.source.classes) or None)
     except OSError as fault:
         raise UserError(
             f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another", 1
         ) from fault
     print("\n".join(_lines(splits)))
     for reason in lost:
-        print(f"error: {reason}", file=sys.stderr)
-    option = "webdataset_classes" if hasattr(data, "classes") else "webdataset"
+        print_error(printable(reason))
+    option = "webdataset_classes" if data.source.classes else "webdataset"
     print(f"try         python train.py task={config['task_name']} data={option} data.root={out}")
     return 1 if lost else 0
 

@@ -1,10 +1,10 @@
 """What the commands that use a model make of their options. torch is imported only inside a function."""
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import UserError
+from vlm.inference.output import Output, Records
 
 if TYPE_CHECKING:
     import torch
@@ -76,17 +76,15 @@ def decoding_of(
     return Decoding(rules=rules, sampling=sampling if sample else None, **options)
 
 
-def caption_writer(form: str, out: str | None, *, append: bool) -> Any:
+def caption_records(form: str, output: Output) -> Any:
     """Where captions go: lines or a table as they come, or a page at the end."""
-    from vlm.inference.files import Writer
-
     if form != "html":
-        return Writer(form=form, fields=("image", "caption"), out=out, append=append)
-    if out is None:
+        return Records(form=form, fields=("image", "caption"), output=output)
+    if output.path is None:
         raise UserError("--format html needs --out FILE")
     from vlm.evaluation.report.caption_page import CaptionPage
 
-    return CaptionPage(out)
+    return CaptionPage(output)
 
 
 def attention_of(captioner: "Captioner", folder: str | None) -> "Observer | None":
@@ -98,28 +96,28 @@ def attention_of(captioner: "Captioner", folder: str | None) -> "Observer | None
     return AttentionFolder(captioner, folder)
 
 
-def left_over(paths: Sequence[str], out: str | None, *, form: str, results: int) -> list[str]:
+def left_over(
+    paths: Sequence[str], out: str | None, records: Any, *, columns: Sequence[str], results: int
+) -> list[str]:
     """The images that --continue has still to caption.
 
     Raises:
         UserError: There is nothing that can be gone on with.
     """
-    if out is None or form == "html":
+    if out is None or not isinstance(records, Records):
         raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
     from vlm.inference.resume_output import begun
 
-    has = begun(out, form=form, results=results)
+    has = begun(out, form=records.form, columns=columns, paths=paths, results=results)
     return [path for path in paths if not has(path)]
 
 
-def write_json(content: object, path: str) -> None:
-    """Writes the trees of --trace.
+def refuse_undecoded(prompts: Sequence[str]) -> None:
+    """Refuses prompts that are no UTF-8, which no tokenizer can read.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: One is none.
     """
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
-    except OSError as fault:
-        raise UserError(f"--trace {path}: cannot be written ({fault.strerror}); choose another file", 1) from fault
+    for prompt in prompts:
+        if any("\udc80" <= char <= "\udcff" for char in prompt):
+            raise UserError(f"prompt {prompt}: is not UTF-8; give text in UTF-8")

@@ -28,7 +28,7 @@ from vlm.config.overrides import apply, check_effective, check_resume_overrides,
 from vlm.config.stored import contained, freeze, thaw
 from vlm.config.target import load, trust, trusted
 from vlm.config.untrusted import check_hydra, readable
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 
 __all__ = [
     "build",
@@ -183,7 +183,7 @@ def report(fault: UserError) -> int:
     """Prints a fault for the user and returns its exit status; with VLM_DEBUG=1, a traceback too."""
     if os.environ.get("VLM_DEBUG") == "1":
         traceback.print_exception(fault)
-    print(f"error: {fault}", file=sys.stderr)
+    print_error(fault)
     return fault.status
 
 

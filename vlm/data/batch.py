@@ -1,51 +1,85 @@
-"""What a training step reads: rows that hold all captions of an image end to end."""
+"""Batches: the values of a task's fields for some samples, and rows that hold several texts end to end."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-PADDING = 0  # the segment of padding; the captions of a row are segments 1, 2, ...
+from vlm.models.frozen_features import Features
+
+PADDING = 0  # the segment of padding; the texts of a row are segments 1, 2, ...
 
 
-@dataclass
-class Sample:
-    """One image with its captions as token ids, each with its begin and end."""
-
-    id: str
-    image: Tensor
-    captions: list[list[int]]
-    references: list[str] = field(default_factory=list)
-
-
-@dataclass
-class BadSample:
+class BadSample(NamedTuple):
     """A sample that could not be read, and why."""
 
     id: str
     reason: str
 
 
-@dataclass
-class CaptionBatch:
-    """Images with their captions.
+class Tensors:
+    """A dataclass of tensors among other values, moved to a device and into pinned memory together."""
 
-    Shapes:
-        images uint8 (B, 3, H, W), or the features kept of them, floating (B, S, C)
-        tokens (B, L), segments (B, L): 0 is padding, captions count from 1
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        return self._each(lambda tensor: tensor.to(*args, **kwargs))
+
+    def pin_memory(self) -> Self:
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Any) -> Self:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor | Tensors)}
+        return replace(self, **tensors)  # type: ignore[type-var]
+
+
+@dataclass
+class Batch:
+    """Samples as a task reads them.
+
+    Args:
+        ids: Names of the samples that could be read.
+        values: By field, the values of these samples together.
+        bad: The others.
     """
 
-    images: Tensor
-    tokens: Tensor
-    segments: Tensor
     ids: list[str]
-    references: list[list[str]]
+    values: Mapping[str, Any]
     bad: list[BadSample]
 
-    def pin_memory(self) -> "CaptionBatch":
-        self.images, self.tokens, self.segments = (x.pin_memory() for x in (self.images, self.tokens, self.segments))
-        return self
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def to(self, *args: Any, **kwargs: Any) -> "Batch":
+        moved = {name: value.to(*args, **kwargs) if _moves(value) else value for name, value in self.values.items()}
+        return replace(self, values=moved)
+
+    def pin_memory(self) -> "Batch":
+        pinned = {name: value.pin_memory() if _moves(value) else value for name, value in self.values.items()}
+        return replace(self, values=pinned)
+
+
+def _moves(value: Any) -> bool:
+    return isinstance(value, Tensor | Tensors | Features)
+
+
+@dataclass
+class TextRows(Tensors):
+    """Rows of tokens.
+
+    Args:
+        segments: Tell the texts of a row apart, which count from 1; 0 is padding. None where each row is one text.
+        scored: Tokens that count when they are predicted; None for all.
+        references: Texts that belong to each row, for metrics; none in training.
+    Shapes:
+        tokens (B, L), segments (B, L) or None, scored bool (B, L) or None
+    """
+
+    tokens: Tensor
+    segments: Tensor | None
+    scored: Tensor | None = None
+    references: Sequence[Sequence[str]] = ()
 
 
 def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -63,18 +97,3 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, 
         tokens[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         segments[index, : len(ids)] = torch.tensor(owners, dtype=torch.long)
     return tokens, segments
-
-
-def collate(samples: Sequence[Sample | BadSample], *, pad_id: int, image_size: int) -> CaptionBatch:
-    """Packs the samples that could be read; the others are named in `bad`."""
-    good = [sample for sample in samples if isinstance(sample, Sample)]
-    tokens, segments = pack([sample.captions for sample in good], pad_id)
-    empty = torch.empty(0, 3, image_size, image_size, dtype=torch.uint8)
-    return CaptionBatch(
-        images=torch.stack([sample.image for sample in good]) if good else empty,
-        tokens=tokens,
-        segments=segments,
-        ids=[sample.id for sample in good],
-        references=[sample.references for sample in good],
-        bad=[sample for sample in samples if isinstance(sample, BadSample)],
-    )

@@ -1,13 +1,20 @@
 """The order of samples, as a pure function of (seed, epoch)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from vlm.data.store.shard_window import Near
 from vlm.randomness import numpy_rng
 
-Key = tuple[int, int]  # (epoch, index): all that a data set needs to produce a sample
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """All that a data set needs to produce a sample: the copy tells apart those of an image that comes repeatedly."""
+
+    epoch: int
+    index: int
+    copy: int = 0
 
 
 def count_batches(size: int, batch_size: int, world: int) -> int:
@@ -22,6 +29,10 @@ class TrainBatches:
     Every sample comes once an epoch. With lengths, samples of similar length share a batch, so that little is padding.
     No state is kept: iteration starts wherever `position` says that training stands.
 
+    With repeats (repeated augmentation, Hoffer et al. 2020, "Augment Your Batch") an image comes several times in a
+    batch, its copies dealt to the ranks in turn. An epoch keeps its number of samples and steps, and so sees one in so
+    many of the images, others in each epoch, as in DeiT and timm.
+
     Args:
         size: Number of samples.
         batch_size: Samples of the global batch, over all ranks.
@@ -29,9 +40,9 @@ class TrainBatches:
         position: Returns (epoch, batches of it already done), asked when an iterator is made.
         rank, world: This process, and how many there are.
         lengths: Returns the length of every sample in an epoch.
-        near: How samples lie in shards of which few are at hand at a time; None where any can be read by itself.
         bucket: How many global batches are sorted by length together; 1 sorts nothing. More is less padding, but where
             length tells kinds of samples apart, these no longer meet in a batch, and steps pull this way and that.
+        repeats: How often a sample comes in a batch; divides the batch size. 1 is off.
     """
 
     def __init__(
@@ -45,11 +56,11 @@ class TrainBatches:
         world: int = 1,
         lengths: Callable[[int], Sequence[int]] | None = None,
         bucket: int = 32,
-        near: Near | None = None,
+        repeats: int = 1,
     ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.position, self.lengths = position, lengths
-        self.rank, self.world, self.bucket, self.near = rank, world, bucket, near
+        self.rank, self.world, self.bucket, self.repeats = rank, world, bucket, repeats
 
     def __len__(self) -> int:
         return count_batches(self.size, self.batch_size, self.world)
@@ -57,30 +68,26 @@ class TrainBatches:
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, done = self.position()
         for batch in self.global_batches(epoch)[done:]:
-            yield [(epoch, int(index)) for index in batch[self.rank :: self.world]]
+            yield self.keys(epoch, batch[self.rank :: self.world])
+
+    def keys(self, epoch: int, places: np.ndarray) -> list[Key]:
+        """The keys of samples in `global_batches`."""
+        return [Key(epoch, *divmod(int(place), self.repeats)) for place in places]
 
     def global_batches(self, epoch: int) -> list[np.ndarray]:
-        """All global batches of an epoch."""
+        """All global batches of an epoch: place ``index * repeats + copy`` of each sample."""
         rng = numpy_rng(self.seed, "order", epoch)
-        order = self.order(rng)
+        order = (rng.permutation(self.size)[:, None] * self.repeats + np.arange(self.repeats)).reshape(-1)[: self.size]
         starts = range(0, self.size, self.batch_size)
         if self.lengths is None or self.bucket == 1:
             return [order[start : start + self.batch_size] for start in starts][: len(self)]
         lengths = np.asarray(self.lengths(epoch))
         span = self.bucket * self.batch_size
         buckets = [order[start : start + span] for start in range(0, self.size, span)]
-        order = np.concatenate([bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets])
+        sort = (bucket[np.argsort(lengths[bucket // self.repeats], kind="stable")] for bucket in buckets)
+        order = np.concatenate(list(sort))
         batches = [order[start : start + self.batch_size] for start in starts][: len(self)]
-        mixed = self.size if self.near is None else self.bucket
-        return [
-            batches[start + index]
-            for start in range(0, len(batches), mixed)
-            for index in rng.permutation(min(mixed, len(batches) - start))
-        ]
-
-    def order(self, rng: np.random.Generator) -> np.ndarray:
-        """The order of samples before any are sorted by length."""
-        return rng.permutation(self.size) if self.near is None else self.near.order(rng)
+        return [batches[index] for index in rng.permutation(len(batches))]
 
 
 class EvalBatches:
@@ -95,4 +102,4 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for start in range(0, len(self.indices), self.batch_size):
-            yield [(0, index) for index in self.indices[start : start + self.batch_size]]
+            yield [Key(0, index) for index in self.indices[start : start + self.batch_size]]

@@ -1,10 +1,11 @@
 """Captioning images with a trained model: load, preprocess, predict, format."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -16,21 +17,17 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
+from vlm.inference.output import Records
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 from vlm.nn.step.packed import lay_out_for_decoding, pack
-
-
-class Records(Protocol):
-    """Where records of captions go."""
-
-    def write(self, record: dict[str, Any]) -> None: ...
+from vlm.nn.step.replay import StepperPool
 
 
 @dataclass
@@ -61,9 +58,12 @@ def caption_pixels(
     pixels: Tensor,
     *,
     max_tokens: int,
+    pool: StepperPool | None = None,
 ) -> list[Caption]:
     """The likeliest caption of each preprocessed image; validation and evaluation decode through here.
 
+    Args:
+        pool: Recorded decode steps that batches of one evaluation share, on a GPU.
     Shapes:
         pixels uint8 (B, 3, H, W) -> B captions
     """
@@ -71,7 +71,8 @@ def caption_pixels(
     # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
     with torch.inference_mode(), torch.autocast(pixels.device.type, enabled=False):
         context = encode_in_parts(model, normalized(model, preprocess, pixels))
-        found = search(model.decoder, context, decoding, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+        bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
+        found = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
     return [_caption(tokenizer, decoding, texts[0]) for texts in found]
 
 
@@ -152,11 +153,16 @@ class Captioner:
         """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
-        ends = {"bos_id": self.tokenizer.bos_id, "eos_id": self.tokenizer.eos_id}
         waiting, turn = {}, 0
-        chunks = self._encoded(batches, decoding)
         for place, texts in decode(
-            self.model.decoder, chunks, decoding, rows=rows, device=self.device, trees=trees, **ends
+            self.model.decoder,
+            self._encoded(batches, decoding),
+            decoding,
+            bos_id=self.tokenizer.bos_id,
+            eos_id=self.tokenizer.eos_id,
+            rows=rows,
+            device=self.device,
+            trees=trees,
         ):
             waiting[place] = texts
             while turn in waiting:
@@ -178,7 +184,7 @@ class Captioner:
 def caption_files(
     captioner: Captioner,
     paths: Sequence[str],
-    writer: Records,
+    records: Records,
     *,
     batch_size: int,
     decoding: Decoding | None = None,
@@ -209,6 +215,7 @@ def caption_files(
             read.extend(good)
             yield pixels
 
+    counts: list[int] = []
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
     pack(captioner.model.encoder)
     lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
@@ -216,9 +223,12 @@ def caption_files(
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
         for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
+            records.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
         if trees is not None and found is not None:
             trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
+        counts.append(len(captions))
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
     return 1 if failed else 0
 
 

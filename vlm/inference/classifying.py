@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
-from vlm.inference.files import Writer
 from vlm.inference.inputs import read_images
 from vlm.inference.loading import check_outputs, normalized, read_for
+from vlm.inference.output import Records
 from vlm.nn.step.packed import pack
 
 
@@ -66,7 +66,7 @@ class ImageClassifier:
 
 
 def classify_files(
-    classifier: ImageClassifier, paths: Sequence[str], writer: Writer, *, batch_size: int, top: int, workers: int = 0
+    classifier: ImageClassifier, paths: Sequence[str], records: Records, *, batch_size: int, top: int, workers: int = 0
 ) -> int:
     """Classifies image files in batches and writes a record for each; returns the exit status.
 
@@ -85,7 +85,7 @@ def classify_files(
         values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
         for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
             found = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
-            writer.write(_record(writer.form, path, found))
+            records.write(_record(records.form, path, found))
     return 1 if failed else 0
 
 

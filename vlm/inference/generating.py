@@ -13,8 +13,9 @@ from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
-from vlm.inference.files import Writer, printable
+from vlm.errors import printable
 from vlm.inference.loading import check_outputs, read_for
+from vlm.inference.output import Records
 from vlm.inference.words import rules_of_words
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import lay_out_for_decoding
@@ -114,7 +115,7 @@ class Generator:
 def generate_texts(
     generator: Generator,
     prompts: Sequence[str],
-    writer: Writer,
+    records: Records,
     *,
     batch_size: int,
     max_tokens: int,
@@ -127,7 +128,7 @@ def generate_texts(
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]
-        live = writer.form == "text" and writer.file is sys.stdout
+        live = records.live
         typist = Typist(batch, first=start == 0) if live else None
         for place, text, logprob in stream(
             model, tokenizer, batch, max_tokens=max_tokens, seed=seed, sampling=sampling
@@ -138,7 +139,7 @@ def generate_texts(
                 typist.type(done)
         for item in done:
             if typist is None:
-                writer.write({"prompt": item.prompt, "text": item.text, "logprob": item.logprob})
+                records.write({"prompt": item.prompt, "text": item.text, "logprob": item.logprob})
         if typist is not None:
             typist.finish(done)
     return 0

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vlm.decoding.loop import decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.errors import UserError
-from vlm.inference.files import Writer
 from vlm.inference.generating import Continuation, Generator, Typist
+from vlm.inference.output import Records
 
 
-def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *, decoding: Decoding) -> int:
+def search_texts(generator: Generator, prompts: Sequence[str], records: Records, *, decoding: Decoding) -> int:
     """Continues prompts one by one and writes a record for each text; returns the exit status.
 
     Args:
@@ -20,15 +20,19 @@ def search_texts(generator: Generator, prompts: Sequence[str], writer: Writer, *
     Raises:
         UserError: As `search_text`.
     """
-    live = writer.form == "text" and writer.file is sys.stdout
+    counts: list[int] = []
+    live = records.live
     for place, prompt in enumerate(prompts):
         found = search_text(generator, prompt, decoding)
+        counts.append(len(found))
         if live:
             Typist([prompt] * len(found), first=place == 0).finish(found)
             continue
         for rank, item in enumerate(found, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
-            writer.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+            records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
     return 0
 
 

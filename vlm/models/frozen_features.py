@@ -15,13 +15,22 @@ from vlm.models.context import Context
 
 @dataclass
 class Features:
-    """What a frozen part made of images, which a model takes in their place.
+    """Features of images from a frozen part, which a model takes in the images' place.
 
     Shapes:
         values (B, S, C): C is D, or the backbone's width
     """
 
     values: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Features":
+        return Features(self.values.to(*args, **kwargs))
+
+    def pin_memory(self) -> "Features":
+        return Features(self.values.pin_memory())
 
 
 def projects(encoder: Any) -> bool:

@@ -1,12 +1,12 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vlm.data.batch import CaptionBatch
+from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.evaluation.metrics.captions import CaptionMetric
@@ -14,6 +14,7 @@ from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
+from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
@@ -28,8 +29,7 @@ class Captioning(Task):
 
     Args:
         model, optimization, seed, freeze: As in Task; the model is a VisionLanguageModel.
-        tokenizer: Reads and writes captions.
-        preprocess: How images become pixels; also normalises them.
+        fields: images, and captions.
         label_smoothing: Share of the target spread evenly over the vocabulary.
         max_tokens: Longest caption that is decoded, in tokens.
         val_captions: Images that a validation captions; None for all.
@@ -42,8 +42,7 @@ class Captioning(Task):
         self,
         *,
         model: VisionLanguageModel,
-        tokenizer: Tokenizer,
-        preprocess: Preprocess,
+        fields: Mapping[str, Any],
         seed: int,
         max_tokens: int,
         optimization: Optimization | None = None,
@@ -51,19 +50,29 @@ class Captioning(Task):
         label_smoothing: float = 0.0,
         val_captions: int | None = None,
     ) -> None:
-        super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
-        self.tokenizer, self.preprocess = tokenizer, preprocess
+        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_captions = max_tokens, val_captions
         self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
 
-    def work(self, batch: CaptionBatch) -> Work:
-        rows, length = batch.tokens.shape
-        return Work(len(batch.images), rows, length, kept=batch.images.is_floating_point())
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads and writes captions."""
+        return self.fields["captions"].tokenizer  # type: ignore[attr-defined]
 
-    def loss(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        hidden = self.model(as_read(batch.images, self.preprocess), batch.tokens, batch.segments)
-        labels = next_token_labels(batch.tokens, batch.segments)
+    @property
+    def preprocess(self) -> Preprocess:
+        """Makes pixels of images, and normalises them."""
+        return self.fields["images"].preprocess  # type: ignore[attr-defined]
+
+    def work(self, batch: Batch) -> Work:
+        rows, length = batch["captions"].tokens.shape
+        return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        rows = batch["captions"]
+        hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
+        labels = next_token_labels(rows.tokens, rows.segments)
         return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
 
     def on_evaluation_start(self) -> None:
@@ -71,25 +80,25 @@ class Captioning(Task):
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
 
-    def evaluation_step(self, batch: CaptionBatch, limit: int | None, *, controls: bool) -> None:
+    def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
-        images = self.preprocess.normalize(batch.images)
-        own, losses = self.grounding.read(self.model, images, batch, controls=controls)
+        pixels, rows = batch["images"], batch["captions"]
+        own, losses = self.grounding.read(self.model, self.preprocess.normalize(pixels), rows, controls=controls)
         self.add_loss(*own)
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        found = caption_pixels(self.model, self.tokenizer, self.preprocess, batch.images, max_tokens=self.max_tokens)
-        texts = [caption.text for caption in found]
-        self.captions.update(batch.ids, texts, batch.references, losses)
-        rows = zip(batch.ids, batch.images, texts, batch.references, losses, strict=True)
-        for id, image, caption, references, loss in rows:
+        captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)
+        texts = [caption.text for caption in captions]
+        self.captions.update(batch.ids, texts, rows.references, losses)
+        samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
+        for id, image, caption, references, loss in samples:
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
 
-    def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch, self.val_captions, controls=batch_idx < BATCHES)
 
-    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
@@ -107,18 +116,14 @@ class Captioning(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
-    def reading(self, batch: CaptionBatch, tokens: int) -> list[str]:
-        shapes = f"{image_shape(batch.images)}, {text_shape(batch.tokens, batch.segments)}"
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["captions"]
+        shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
         lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
-        return lines + first_row(batch.tokens, batch.segments, self.tokenizer, name="caption", shown=tokens)
+        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="caption", shown=tokens)
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm caption {example_image(data, folder)}"
 
     def description(self) -> dict[str, Any]:
-        return {
-            "task": self.name,
-            "tokenizer": self.tokenizer.state(),
-            "preprocess": self.preprocess.state(),
-            "max_tokens": self.max_tokens,
-        }
+        return {**super().description(), "max_tokens": self.max_tokens}

@@ -1,18 +1,19 @@
 """Image classification: the model reads an image and says what class it is of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.inference.classifying import class_probabilities
 from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
-from vlm.training.class_data import ClassBatch
+from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.losses import class_loss
@@ -29,8 +30,7 @@ class Classification(Task):
 
     Args:
         model, optimization, seed, freeze: As in Task; the model is a Classifier.
-        preprocess: How images become pixels; also normalises them.
-        classes: Their names, by label.
+        fields: images, and labels.
         label_smoothing: Share of the target spread evenly over the classes.
         mixup, cutmix: As in Mixing.
     """
@@ -42,8 +42,7 @@ class Classification(Task):
         self,
         *,
         model: Classifier,
-        preprocess: Preprocess,
-        classes: Sequence[str],
+        fields: Mapping[str, Any],
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
@@ -51,33 +50,39 @@ class Classification(Task):
         mixup: float = 0.0,
         cutmix: float = 0.0,
     ) -> None:
-        super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
-        self.preprocess, self.classes, self.label_smoothing = preprocess, list(classes), label_smoothing
+        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        self.classes, self.label_smoothing = list(fields["labels"].classes), label_smoothing
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
         self.metric = ClassificationMetric(num_classes=len(self.classes))
 
-    def work(self, batch: ClassBatch) -> Work:
-        return Work(images=len(batch.ids), kept=batch.images.is_floating_point())
+    @property
+    def preprocess(self) -> Preprocess:
+        """Makes pixels of images, and normalises them."""
+        return self.fields["images"].preprocess  # type: ignore[attr-defined]
 
-    def loss(self, batch: ClassBatch) -> tuple[Tensor, Tensor]:
-        images, targets = self.mixing(as_read(batch.images, self.preprocess), batch.labels)
+    def work(self, batch: Batch) -> Work:
+        return Work(images=len(batch.ids), kept=isinstance(batch["images"], Features))
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        images, targets = self.mixing(as_read(batch["images"], self.preprocess), batch["labels"])
         return class_loss(self.model(images), targets, label_smoothing=self.label_smoothing)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.metric.reset()
 
-    def evaluation_step(self, batch: ClassBatch) -> None:
+    def evaluation_step(self, batch: Batch) -> None:
         self.unread += [sample.reason for sample in batch.bad]
-        probabilities = class_probabilities(self.model, self.preprocess, batch.images)
-        picked = probabilities.gather(1, batch.labels[:, None])
+        labels = batch["labels"]
+        probabilities = class_probabilities(self.model, self.preprocess, batch["images"])
+        picked = probabilities.gather(1, labels[:, None])
         self.add_loss(-picked.log().sum(), torch.tensor(len(batch.ids), device=self.device))
-        self.metric.update(batch.ids, probabilities, batch.labels)
+        self.metric.update(batch.ids, probabilities, labels)
 
-    def validation_step(self, batch: ClassBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch)
 
-    def test_step(self, batch: ClassBatch, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
@@ -86,7 +91,7 @@ class Classification(Task):
         spread = records[:: max(1, len(records) // SAMPLES)]  # they are sorted, and so by class
         self.samples = [{**record, "line": _line(record)} for record in spread[:SAMPLES]]
         if final:
-            results |= self.metric.constant(self.trainer.datamodule.counts("train"))  # type: ignore[attr-defined]
+            results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)
         return results
 
@@ -98,15 +103,12 @@ class Classification(Task):
         per_class = dict(zip(self.classes, self.metric.per_class(), strict=True))
         return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}
 
-    def reading(self, batch: ClassBatch, tokens: int) -> list[str]:
-        names = ", ".join(self.classes[label] for label in batch.labels[:8])
-        return [f"batch       {image_shape(batch.images)}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        names = ", ".join(self.classes[label] for label in batch["labels"][:8])
+        return [f"batch       {image_shape(batch['images'])}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm classify {example_image(data, folder)}"
-
-    def description(self) -> dict[str, Any]:
-        return {"task": self.name, "preprocess": self.preprocess.state(), "classes": self.classes}
 
 
 def _line(record: dict[str, Any]) -> str:

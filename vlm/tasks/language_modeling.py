@@ -2,15 +2,16 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vlm.data.batch import Batch, TextRows
+from vlm.data.text.text_field import Text
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.text.windows import TextBatch
-from vlm.inference.files import printable
+from vlm.errors import printable
 from vlm.inference.generating import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
@@ -25,7 +26,7 @@ class LanguageModeling(Task):
 
     Args:
         model, optimization, seed, freeze: As in Task; the model is a Decoder without context.
-        tokenizer: Reads and writes text.
+        fields: text.
         label_smoothing: Share of the target spread evenly over the vocabulary.
         sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
         prompts: Texts that each validation continues, to look at; an empty one starts a document.
@@ -40,7 +41,7 @@ class LanguageModeling(Task):
         self,
         *,
         model: Decoder,
-        tokenizer: Tokenizer,
+        fields: Mapping[str, Any],
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
@@ -49,39 +50,49 @@ class LanguageModeling(Task):
         prompts: Sequence[str] = ("",),
         prompt_tokens: int = 64,
     ) -> None:
-        super().__init__(model=model, optimization=optimization, seed=seed, freeze=freeze)
-        self.tokenizer, self.label_smoothing, self.sampled_batches = tokenizer, label_smoothing, sampled_batches
+        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        self.label_smoothing, self.sampled_batches = label_smoothing, sampled_batches
         self.prompts, self.prompt_tokens = prompts, prompt_tokens
 
-    def size(self, batch: TextBatch) -> int:
-        return batch.tokens[:, 1:].numel()
+    @property
+    def text(self) -> Text:
+        """The field of the text."""
+        return self.fields["text"]  # type: ignore[return-value]
 
-    def work(self, batch: TextBatch) -> Work:
-        return Work(0, *batch.tokens[:, 1:].shape)
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads and writes text."""
+        return self.text.tokenizer
 
-    def token_loss(self, batch: TextBatch, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def size(self, batch: Batch) -> int:
+        return batch["text"].tokens[:, 1:].numel()
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["text"].tokens[:, 1:].shape)
+
+    def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
-        labels = next_token_labels(batch.tokens, batch.segments)[:, :-1]  # the last token only is a target
-        if batch.scored is not None:
-            labels = labels.masked_fill(~batch.scored[:, 1:], IGNORE)
-        segments = None if batch.segments is None else batch.segments[:, :-1]
-        hidden = self.model(batch.tokens[:, :-1], segments)
+        labels = next_token_labels(rows.tokens, rows.segments)[:, :-1]  # the last token only is a target
+        if rows.scored is not None:
+            labels = labels.masked_fill(~rows.scored[:, 1:], IGNORE)
+        segments = None if rows.segments is None else rows.segments[:, :-1]
+        hidden = self.model(rows.tokens[:, :-1], segments)
         return token_loss(hidden, labels, self.model.head_weight, label_smoothing=label_smoothing)
 
-    def loss(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
-        return self.token_loss(batch, label_smoothing=self.label_smoothing)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.token_loss(batch["text"], label_smoothing=self.label_smoothing)
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch))
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.add_loss(*self.token_loss(batch["text"]))
 
-    def test_step(self, batch: TextBatch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch))
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.add_loss(*self.token_loss(batch["text"]))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        tokens, size, words = data.counts(split)
-        batches = data.sampled_windows(split, batches=self.sampled_batches, batch_size=data.batch_size, seed=self.seed)
-        sums = [self.token_loss(self.transfer_batch_to_device(batch, self.device, 0)) for batch in batches]
+        tokens, size, words = self.text.counts(split)
+        batch_size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
+        batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
+        sums = [self.token_loss(rows.to(self.device)) for rows in batches]
         self.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
         return {
@@ -98,14 +109,12 @@ class LanguageModeling(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.samples]
 
-    def reading(self, batch: TextBatch, tokens: int) -> list[str]:
-        segments = batch.tokens.new_ones(batch.tokens.shape) if batch.segments is None else batch.segments
-        lines = [f"batch       {text_shape(batch.tokens, segments)}", f"sample      {batch.ids[0]}"]
-        return lines + first_row(batch.tokens, segments, self.tokenizer, name="document", shown=tokens)
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["text"]
+        segments = rows.tokens.new_ones(rows.tokens.shape) if rows.segments is None else rows.segments
+        lines = [f"batch       {text_shape(rows.tokens, segments)}", f"sample      {batch.ids[0]}"]
+        return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", shown=tokens)
 
     def example(self, data: Any, folder: Path) -> str:
-        first = self.tokenizer.decode(data.tokens(data.final_split).tokens[:64].tolist()).split()
+        first = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist()).split()
         return f"vlm generate --prompt {shlex.quote(' '.join(first[:2]))}"
-
-    def description(self) -> dict[str, Any]:
-        return {"task": self.name, "tokenizer": self.tokenizer.state()}

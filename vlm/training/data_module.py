@@ -1,147 +1,191 @@
-"""What the data of every task have in common: splits, loaders, and where training stands."""
+"""The one LightningDataModule: a source joined with the fields of a task."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vlm.data.features.feature_file import FeatureFile
+from vlm.data.fields import Field, Images, KeptFeatures
+from vlm.data.hold_out import stratified, validation
 from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
-from vlm.data.store.shard_window import Foretold, Near, near_of
+from vlm.data.records import Part, Source, Split
+from vlm.data.samples import Samples, fingerprint, whole
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
-from vlm.randomness import numpy_rng
-
-HELD_OUT = 0.02  # share of train that validates where a data set has no validation split
-
-
-class Split(Protocol):
-    """Samples that can be counted; what each is, a kind of data says."""
-
-    def __len__(self) -> int: ...
 
 
 class Data(L.LightningDataModule):
     """Data for training and evaluation: loaders in an order that is a function of (seed, epoch).
 
-    A kind of data derives from it and says what its samples are.
+    Without a validation split, a part of train validates, drawn by names and, where records have classes, by class.
 
     Args:
-        splits: The splits by name: train and val, and test where there is one.
+        source: The data set.
+        fields: What the task reads of each record, by name.
         batch_size: Samples of a training step's global batch, over all devices.
         eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
+        bucket: How many batches are sorted by length together; 1 sorts nothing.
+        repeats: How often a training sample comes in a batch, each time augmented in its own way; 1 is off.
+        train_samples: Train on so many samples alone, each class having its share, the same in every epoch; None for
+            all.
         cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
-    Attributes:
-        features: What it then reads, once it was made.
+        cache: Folder of what is kept from run to run; None for none.
+    Raises:
+        UserError: Repeats do not divide the batch size, or there are too few samples to hold any out.
     """
-
-    # Names of what the task and the use of a model take from the data, as `parts` gives it.
-    supplies: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
         *,
-        splits: Mapping[str, Split],
+        source: Source,
+        fields: Mapping[str, Field],
         batch_size: int,
         eval_batch_size: int,
         num_workers: int | str,
         seed: int,
+        bucket: int = 1,
+        repeats: int = 1,
+        train_samples: int | None = None,
         cache_features: bool = False,
+        cache: str | None = None,
     ) -> None:
         super().__init__()
-        self.cache_features = cache_features
-        self.features: FeatureFile | None = None
-        self.batch_size, self.eval_batch_size, self.seed = batch_size, eval_batch_size, seed
+        if train_samples is not None and train_samples < 1:
+            raise UserError(f"data.train_samples: {train_samples} is too small; give at least 1")
+        if repeats < 1 or batch_size % repeats:
+            raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
+        self.source, self.fields, self.seed = source, dict(fields), seed
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
-        self._splits = dict(splits)
-        self._datasets: dict[tuple[str, bool], Any] = {}
+        reads_whole = any(field.reads_whole for field in self.fields.values())
+        self.splits = self._open(None if reads_whole else train_samples)
+        self._limit = train_samples if reads_whole else None
+        self._samples: dict[tuple[str, bool], Samples] = {}
+        self._training_fields = self.fields
         self.test_split = self.final_split
+        for field in self.fields.values():
+            field.open(source, self.splits, seed=seed, cache=Path(cache) if cache else None)
 
-    # What a kind of data says.
+    def _open(self, train_samples: int | None) -> dict[str, Split]:
+        splits = {name: self.source.split(name) for name in self.source.splits}
+        train = splits["train"]
+        if "val" not in splits:
+            held = validation(*self._names_and_labels(train), self.seed)
+            splits |= {"train": Part(train, sorted({*range(len(train))}.difference(held))), "val": Part(train, held)}
+        if train_samples is not None:
+            train = splits["train"]
+            chosen: Sequence[int] = range(min(train_samples, len(train)))
+            if self._stratum:
+                names, labels = self._names_and_labels(train)
+                chosen = stratified(labels or [], names, train_samples, seed=self.seed, leave=0)
+            splits["train"] = Part(train, chosen)
+        return splits
+
+    @property
+    def _stratum(self) -> str | None:
+        return next((field.stratum for field in self.fields.values() if field.stratum), None)
+
+    def _names_and_labels(self, split: Split) -> tuple[list[str], list[Any] | None]:
+        records = list(split.records())
+        stratum = self._stratum
+        return [record.id for record in records], [record[stratum] for record in records] if stratum else None
 
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the model that the data decide, such as vocab_size."""
-        raise TypeError(f"{type(self).__name__} gives no sizes")
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """What the task takes from the data, by the names in `supplies`."""
-        return {name: getattr(self, name) for name in self.supplies}
-
-    @property
-    def skipped(self) -> Sequence[str]:
-        """What the data set left out, a line each."""
-        return ()
+        return {name: size for field in self.fields.values() for name, size in field.sizes.items()}
 
     def prepare(self) -> None:
         """Learns from the training split what a new run needs, such as a tokenizer."""
+        for field in self.fields.values():
+            field.prepare()
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Takes from a checkpoint's description what `prepare` once learned."""
+        for field in self.fields.values():
+            field.restore(about)
+        self._samples.clear()
 
     def fingerprint(self) -> str:
         """A hash of the training split: a resumed run must go on with the same."""
-        raise TypeError(f"{type(self).__name__} gives no fingerprint")
+        return fingerprint(self.samples("train", training=True).split, self.fields)
 
-    def open_dataset(self, name: str, *, augmented: bool) -> Any:
-        """The samples of a split, as training reads them if augmented, else as evaluation does."""
-        raise TypeError(f"{type(self).__name__} gives no samples")
+    def samples(self, name: str, *, training: bool = False) -> Samples:
+        """The samples of a split as training or evaluation reads them, opened when they are first asked for."""
+        if (name, training) not in self._samples:
+            split, fields = self.split(name), self._training_fields if training else self.fields
+            limit = self._limit if name == "train" else None
+            for field in fields.values():
+                split = field.view(name, split, training=training, limit=limit)
+            seed, repeats = (self.seed, self.repeats) if training else (None, 1)
+            self._samples[name, training] = Samples(split, fields, seed=seed, repeats=repeats)
+        return self._samples[name, training]
 
-    def collate(self) -> Callable[[Any], Any]:
-        """Makes a batch of what a dataset gives for the keys of a batch."""
-        raise TypeError(f"{type(self).__name__} makes no batches")
+    @property
+    def images(self) -> tuple[str, Images]:
+        """Name of the field of images, and the field.
 
-    def order(self, dataset: Any) -> dict[str, Any]:
-        """Further options of the order of training, as TrainBatches takes them."""
-        return {}
+        Raises:
+            UserError: The task reads no images.
+        """
+        for name, field in self.fields.items():
+            if isinstance(field, Images):
+                return name, field
+        raise UserError("data: the task reads no images; choose another one")
 
-    # What all have in common.
-
-    def dataset(self, name: str, *, augmented: bool = False) -> Any:
-        """The samples of a split, opened when they are first asked for."""
-        if (name, augmented) not in self._datasets:
-            self._datasets[name, augmented] = self.open_dataset(name, augmented=augmented)
-        return self._datasets[name, augmented]
-
-    def use_features(self, features: FeatureFile) -> None:
+    def use_features(self, file: FeatureFile) -> None:
         """Lets training read features of its images in their place."""
-        self.features = features
-        self._datasets.pop(("train", True), None)
+        name, images = self.images
+        self._training_fields = {**self.fields, name: KeptFeatures(images, file)}
+        self._samples.pop(("train", True), None)
 
-    def split(self, name: str) -> Any:
+    def split(self, name: str) -> Split:
         """The split of this name.
 
         Raises:
             UserError: The data set has no such split.
         """
-        if name not in self._splits:
-            raise UserError(f"data: there is no split {name!r}; there are {', '.join(self._splits)}")
-        return self._splits[name]
+        if name not in self.splits:
+            raise UserError(f"data: there is no split {name!r}; there are {', '.join(self.splits)}")
+        return self.splits[name]
 
     @property
     def final_split(self) -> str:
         """The split that a finished run is judged on: test, or val where there is no test."""
-        return "test" if "test" in self._splits else "val"
+        return "test" if "test" in self.splits else "val"
 
     def train_batches(self) -> int:
         """Batches of an epoch, on each rank."""
-        size = len(self.dataset("train", augmented=True))
+        size = len(self.samples("train", training=True))
         return count_batches(size, self.batch_size, self._ranks()["world"])
 
+    def train_order(self) -> TrainBatches:
+        """The batches of training, by the keys of their samples."""
+        samples = self.samples("train", training=True)
+        return TrainBatches(
+            size=len(samples),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            position=self._position,
+            lengths=samples.lengths,
+            bucket=self.bucket,
+            repeats=self.repeats,
+            **self._ranks(),
+        )
+
     def train_dataloader(self) -> DataLoader[Any]:
-        dataset = self.dataset("train", augmented=True)
-        batches = TrainBatches(**self._order_of_all(dataset), **self.order(dataset))
-        return self.loader(dataset, batches, batches.near)
+        return self.loader(self.samples("train", training=True), self.train_order())
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
-        dataset = self.dataset(name)
-        batches = EvalBatches(size=len(dataset), batch_size=self.eval_batch_size, **self._ranks())
-        return self.loader(dataset, batches, near_of(self.split(name)))
+        samples = self.samples(name)
+        return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
@@ -149,29 +193,16 @@ class Data(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader("val")
 
-    def _order_of_all(self, dataset: Any) -> dict[str, Any]:
-        """What the order of training is a function of, whatever the kind of data."""
-        return {
-            "size": len(dataset),
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "position": self._position,
-            "near": near_of(self.split("train")),
-            **self._ranks(),
-        }
-
     def _ranks(self) -> dict[str, int]:
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def loader(
-        self, dataset: Dataset, batches: Iterable[Sequence[Key]], near: Near | None = None, copies: int = 1
-    ) -> DataLoader[Any]:
+    def loader(self, samples: Samples, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
+        """A loader of these batches; it runs no further process where the samples are read by itself."""
         return DataLoader(
-            dataset,
-            # Keys are (epoch, index), not bare indices.
-            batch_sampler=batches if near is None else Foretold(batches, near, copies),  # type: ignore[arg-type]
-            collate_fn=self.collate(),
+            samples,
+            batch_sampler=batches,  # type: ignore[arg-type]  # keys, not bare indices
+            collate_fn=whole,
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,
             persistent_workers=self.num_workers > 0,
@@ -179,21 +210,8 @@ class Data(L.LightningDataModule):
         )
 
     def _position(self) -> tuple[int, int]:
-        """Where training stands: (epoch, batches of it done), as the trainer's own loops have it."""
+        """Position of training: (epoch, batches of it done), as the trainer's own loops have it."""
         if self.trainer is None:
             return 0, 0
         loop: Any = self.trainer.fit_loop
         return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.ready
-
-
-def hold_out(size: int, seed: int) -> tuple[list[int], list[int]]:
-    """Indices of a training split without validation: those that go on training, and those that validate.
-
-    Raises:
-        UserError: There are too few samples.
-    """
-    if size < 2:
-        raise UserError("data: one training sample is too few to hold one out for validation; add some")
-    held = max(1, round(HELD_OUT * size))
-    order = numpy_rng(seed, "held out").permutation(size).tolist()
-    return sorted(order[held:]), sorted(order[:held])

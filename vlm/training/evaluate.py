@@ -1,10 +1,9 @@
 """Evaluating a checkpoint as training's own test does."""
 
-import sys
 from pathlib import Path
 
 from vlm.config import config as conf
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error, printable
 
 # Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
 UNREAD = [
@@ -31,10 +30,12 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.evaluation.report.results import write_results
+    from vlm.inference.output import output_folder
     from vlm.training.fit import chose, quiet, table
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
+    folder = None if out is None else output_folder(out)
     if trust is not None:
         conf.trust(trust)
     loaded = ckpt.read(path)
@@ -55,11 +56,11 @@ def evaluate_checkpoint(
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))
     for reason in task.unread:
-        print(f"error: {reason}", file=sys.stderr)
-    if out is not None:
+        print_error(printable(reason))
+    if folder is not None:
         try:
-            write_results(Path(out), task, results, data)
-            print(f"\nreport  {Path(out) / 'report.html'}")
+            write_results(folder, task, results, data)
+            print(f"\nreport  {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0

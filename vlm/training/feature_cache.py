@@ -1,8 +1,9 @@
-"""Features of a frozen encoder: each training image is encoded once, and training reads what came of it."""
+"""Features of a frozen encoder, kept from run to run: each training image is encoded once, and training reads those."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,67 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.config import config as conf
+from vlm.data.batch import Batch
 from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
-from vlm.data.features.fingerprint import fingerprint
+from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
+from vlm.data.order import Key
+from vlm.data.samples import Samples
 from vlm.data.store.cache_file import alone
 from vlm.inference.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
+from vlm.training.data_module import Data
+from vlm.training.processes import first, first_alone
+
+PATIENCE = timedelta(days=7)  # others wait for the process that makes them, for as long as it lives
 
 
-def as_read(images: Tensor, preprocess: Preprocess) -> Tensor | Features:
+def feature_faults(config: dict[str, Any]) -> Iterator[str]:
+    """Yields a line for each reason why the features of a config's encoder cannot be kept."""
+    data, encoder = config["data"], config["model"].get("encoder")
+    if not data.get("cache_features") or not encoder:
+        return
+    parts = ["encoder", *(["encoder.backbone"] if projects(conf.load(encoder["_target_"])) else [])]
+    if not set(parts) & set(config["task"].get("freeze", ())):
+        yield f"data.cache_features: the encoder is trained, and what it makes changes; set task.freeze=[{parts[-1]}]"
+    fault = augment_fault(conf.build(data["augment"], "data.augment"))
+    if fault:
+        yield f"data.cache_features: {fault}, or set it to false"
+    for name in ("mixup", "cutmix"):
+        if config["task"].get(name):
+            yield f"data.cache_features: task.{name} mixes pixels, of which there are none then; set it to 0"
+
+
+def keep_features(run: Any, folder: Path) -> None:
+    """Lets a run read the features of its training images, which are made where they are not in the cache yet.
+
+    Args:
+        run: The vlm.training.run.Run.
+        folder: The cache.
+    Raises:
+        UserError: There is no room for them, or they cannot be written.
+    """
+    trainer = run.trainer
+    builder = FeatureCacheBuilder(
+        encoder=run.task.model.encoder,
+        spec=run.task.about["model"]["args"]["encoder"],
+        data=run.data,
+        device=trainer.strategy.root_device,
+        precision=str(trainer.precision),
+        context=trainer.precision_plugin.forward_context,
+    )
+    with first_alone(PATIENCE):  # what it writes, the others read
+        run.data.use_features(builder.build(folder, lambda line: print(line, flush=True) if first() else None))
+
+
+def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Features:
     """The images of a training batch as a model takes them: pixels normalised, or the features kept of them."""
-    return Features(images) if images.is_floating_point() else preprocess.normalize(images)
+    return images if isinstance(images, Features) else preprocess.normalize(images)
 
 
-class Keeper:
+class FeatureCacheBuilder:
     """Makes the features of the training images of a run.
 
     They are made as training would make them, on its device and in its precision, and kept in the type that comes out:
@@ -44,15 +91,16 @@ class Keeper:
         *,
         encoder: nn.Module,
         spec: Mapping[str, Any],
-        data: Any,
+        data: Data,
         device: torch.device,
         precision: str,
         context: Callable[[], AbstractContextManager],
     ) -> None:
         self.encoder, self.spec, self.data = encoder, spec, data
+        self.split, (_, self.images) = data.split("train"), data.images
         self.device, self.precision, self.context = device, precision, context
 
-    def keep(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
+    def build(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
         """The features in a file of a cache; those that are not there yet are made.
 
         Of the processes that ask at once, one makes them and the others wait for it.
@@ -80,11 +128,11 @@ class Keeper:
 
     def layout(self) -> Layout:
         """What a file of these features holds."""
-        size = self.data.augment.image_size
+        size = self.images.preprocess.image_size
         states = self._features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
         return Layout(
             source=self.source(),
-            images=len(self.data.split("train")),
+            images=len(self.split),
             states=states.shape[1],
             width=states.shape[2],
             dtype=str(states.dtype).removeprefix("torch."),
@@ -100,29 +148,28 @@ class Keeper:
         for name, tensor in frozen_part(self.encoder).state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        digest.update(fingerprint(self.data).encode())
+        digest.update(fingerprint(self.split, self.images).encode())
         return digest.hexdigest()
 
     def _fill(self, file: FeatureFile, missing: list[int]) -> None:
-        """Makes what a file misses; what cannot be read is noted in its faults."""
-        split = self.data.split("train")
+        """Makes the features that a file misses; a reason for each image that cannot be read goes to its faults."""
         for indices, batch in self._batches(missing):
             bad = {sample.id: sample.reason for sample in batch.bad}
-            names = {index: split.sample_id(0, index) for index in indices}
+            names = {index: self.split.record(index).id for index in indices}
             file.faults |= {index: bad[name] for index, name in names.items() if name in bad}
             good = [index for index, name in names.items() if name not in bad]
             if good:
-                file.write(good, self._features(batch.images))
+                file.write(good, self._features(batch["images"]))
 
-    def _batches(self, indices: list[int]) -> Iterator[tuple[list[int], Any]]:
+    def _batches(self, indices: list[int]) -> Iterator[tuple[list[int], Batch]]:
         """Batches of pixels with the indices of their images, those of bad ones too."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
         parts = [indices[at : at + size] for at in range(0, len(indices), size)]
-        dataset = self.data.dataset("train", augmented=True)
-        loader = self.data.loader(dataset, [[(0, index) for index in part] for part in parts])
+        samples = Samples(self.split, {"images": self.images}, seed=self.data.seed)
+        loader = self.data.loader(samples, [[Key(0, index) for index in part] for part in parts])
         yield from zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True)
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:
         with self.context():
-            return features_of(self.encoder, self.data.preprocess.normalize(images.to(self.device)))
+            return features_of(self.encoder, self.images.preprocess.normalize(images.to(self.device)))

@@ -11,16 +11,14 @@ from typing import Any
 
 from vlm.config import config as conf
 from vlm.errors import SharedError, UserError
-from vlm.training.cached_features import feature_faults
 from vlm.tuning import tune
 
 # What the program fills in when it builds a node.
 SUPPLIED = {
-    "data": {"tokenizer", "seed", "cache"},
-    "data.source": {"cache"},
+    "data": {"fields", "seed", "cache"},
     "model": {"vocab_size", "num_classes"},
     "model.decoder": {"vocab_size"},
-    "task": {"model", "tokenizer", "preprocess", "classes", "optimization", "seed"},
+    "task": {"model", "optimization", "seed"},
     "optim": {"params"},
     "trainer": {"callbacks", "logger", "plugins", "default_root_dir"},
     "logger.csv": {"folder"},
@@ -55,7 +53,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(config: dict[str, Any]) -> None:
     """Reports every fault of a config at once, before anything is read or written."""
-    nodes = {group: conf.node(config, group) for group in ("data", "model")}
+    from vlm.training.feature_cache import feature_faults
+    from vlm.training.run import data_node
+
+    nodes = {"data": data_node(config), "model": conf.node(config, "model")}
     conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
     faults = list(size_faults(nodes, ""))
     faults += model_faults(config)

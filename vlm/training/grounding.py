@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vlm.data.batch import CaptionBatch
+from vlm.data.batch import TextRows
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.training.losses import next_token_labels, row_losses, token_loss
@@ -30,15 +30,15 @@ class GroundingLosses:
         self._last: Context | None = None
 
     def read(
-        self, model: VisionLanguageModel, images: Tensor, batch: CaptionBatch, *, controls: bool
+        self, model: VisionLanguageModel, images: Tensor, rows: TextRows, *, controls: bool
     ) -> tuple[Loss, list[float]]:
         """The loss of a batch, and that of each of its images; under control too, if asked to."""
-        labels = next_token_labels(batch.tokens, batch.segments)
+        labels = next_token_labels(rows.tokens, rows.segments)
         context = model.encode(images)
-        hidden = model.decoder(batch.tokens, batch.segments, context)
+        hidden = model.decoder(rows.tokens, rows.segments, context)
 
         def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(batch.tokens, batch.segments, other), labels, model.head_weight)
+            return token_loss(model.decoder(rows.tokens, rows.segments, other), labels, model.head_weight)
 
         sums, counts = row_losses(hidden, labels, model.head_weight)
         own = sums.sum(), counts.sum()

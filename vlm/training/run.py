@@ -11,19 +11,20 @@ from torch import nn
 from vlm.checkpoint import load as ckpt
 from vlm.config import config as conf
 from vlm.data.features.fingerprint import check_split
-from vlm.errors import UserError
+from vlm.data.fields import Field
+from vlm.errors import UserError, printable
 from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.randomness import key
 from vlm.training import compiling, slurm
 from vlm.training.blocks import arrange
-from vlm.training.cached_features import keep_features
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import TellCompiling
 from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.training.data_module import Data
+from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.optim import Optimization
@@ -31,23 +32,30 @@ from vlm.training.processes import agree, check_devices, first, first_alone
 from vlm.training.run_folder import clean, create, new_folder
 from vlm.training.task import Task
 
-PARTS = ("tokenizer", "preprocess", "classes")  # what tasks take from data
-
 
 def cache_folder(config: dict[str, Any]) -> Path:
-    """Where runs keep what later ones use again."""
+    """Folder of what later runs use again."""
     return Path(config["runs"]) / "cache"
 
 
+def data_node(config: dict[str, Any]) -> dict[str, Any]:
+    """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
+    node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
+    return node | {name: value for name, value in config["data"].items() if conf.takes(node, name)}
+
+
+def build_fields(config: dict[str, Any]) -> dict[str, Field]:
+    """The fields that the task reads of each record, by name."""
+    nodes = config["task"]["fields"].items()
+    return {name: conf.build(node, f"task.fields.{name}") for name, node in nodes}
+
+
 def build_data(config: dict[str, Any]) -> Data:
-    """The data module with its source opened."""
-    node = conf.node(config, "data")
-    given: dict[str, Any] = {"seed": config["seed"], "cache": str(cache_folder(config))}
-    if "source" in node:
-        node["source"] = conf.supply(node["source"], {"cache": given["cache"]})
-    if conf.takes(node, "tokenizer"):
-        given["tokenizer"] = conf.build(config["tokenizer"], "tokenizer")
-    return conf.build(node, "data", **{name: value for name, value in given.items() if conf.takes(node, name)})
+    """The data module with its source opened, and the task's fields in it."""
+    node, fields = data_node(config), build_fields(config)
+    needs = sorted({name for field in fields.values() for name in field.needs})
+    node["source"] = conf.supply(node["source"], {"needs": needs})
+    return conf.build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -76,8 +84,9 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
-    """The task, with what it takes from its data."""
-    return conf.build(config["task"], "task", model=model, seed=config["seed"], **data.parts, **given)
+    """The task, with the fields of its data."""
+    node = {name: value for name, value in config["task"].items() if name != "fields"}
+    return conf.build(node, "task", model=model, fields=data.fields, seed=config["seed"], **given)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -173,7 +182,7 @@ class Run:
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
-            for line in skipped_lines(data.skipped) if first() else ():
+            for line in skipped_lines(data.source.skipped) if first() else ():
                 print(line, flush=True)
             data.prepare()
         return data
@@ -235,19 +244,24 @@ class Run:
 
 
 def check_fit(config: dict[str, Any]) -> None:
-    """Refuses data that do not give what the task takes, before any is read."""
-    kind: Any = conf.load(config["data"]["_target_"])
-    takes = [name for name in PARTS if conf.takes(config["task"], name)]
-    if set(kind.supplies) != set(takes):
+    """Refuses data whose records do not hold what the task reads, before any is read.
+
+    Raises:
+        UserError: It names both.
+    """
+    source: Any = conf.load(config["data"]["source"]["_target_"])
+    fields: list[Any] = [conf.load(node["_target_"]) for node in config["task"]["fields"].values()]
+    needs = sorted({name for field in fields for name in field.needs})
+    if lacking := [name for name in needs if name not in source.holds]:
         raise UserError(
-            f"data: {kind.__name__} does not fit task={config['task_name']}; "
-            "choose other data, or the task that these are for"
+            f"data: records of {source.__name__} hold {' and '.join(source.holds)}, while task={config['task_name']} "
+            f"reads {' and '.join(lacking)}; choose other data, or another task"
         )
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
     """What a source left out, the first few by name."""
-    lines = [f"skipped: {reason}" for reason in skipped[:shown]]
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vlm.data.batch import PADDING
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.files import printable
+from vlm.errors import printable
+from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.losses import IGNORE, next_token_labels
 
@@ -36,9 +37,9 @@ def shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape))
 
 
-def image_shape(images: Tensor) -> str:
+def image_shape(images: Tensor | Features) -> str:
     """Shape of a batch of images, or of the features that were kept of them."""
-    return f"{'features' if images.is_floating_point() else 'images'} {shape(images)}"
+    return f"features {shape(images.values)}" if isinstance(images, Features) else f"images {shape(images)}"
 
 
 def text_shape(tokens: Tensor, segments: Tensor) -> str:
@@ -55,5 +56,5 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
 def example_image(data: Data, folder: Path) -> str:
     """Puts an image of the final split into a folder; returns its path as a shell takes it."""
     path = folder / "example.png"
-    data.split(data.final_split).image(0, 0).save(path)
+    data.split(data.final_split).record(0).image().save(path)
     return shlex.quote(str(path))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vlm.checkpoint.names import FORMAT
+from vlm.data.fields import Field
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
@@ -35,6 +36,7 @@ class Task(L.LightningModule):
             device; who reads it, sets it back.
     Args:
         model: What is trained.
+        fields: What the task reads of each record, by the names that its batches have.
         optimization: How it is trained; None for a model that is only evaluated.
         seed: Key of dropout and of all else that is random in a step.
         freeze: Names of submodules of the model that are not trained, such as "encoder".
@@ -44,12 +46,13 @@ class Task(L.LightningModule):
         self,
         *,
         model: nn.Module,
+        fields: Mapping[str, Field],
         optimization: Optimization | None,
         seed: int,
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer leaves modes as they are
@@ -66,6 +69,7 @@ class Task(L.LightningModule):
         """The summed loss of a batch, and the count that it is a sum over."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
+    name = ""  # of the task, as checkpoints and configs have it
     unit = "images"  # what `size` counts
 
     def size(self, batch: Any) -> int:
@@ -90,9 +94,7 @@ class Task(L.LightningModule):
         return self
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        if device.type == "cpu":  # it is there already; looking through its names one by one would take a millisecond
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         seed_torch(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank), self.device)
@@ -185,7 +187,8 @@ class Task(L.LightningModule):
 
     def description(self) -> dict[str, Any]:
         """What using the trained model needs beyond its weights, in plain containers, for the checkpoint."""
-        raise TypeError(f"{type(self).__name__} defines no description")
+        states = (field.state() for field in self.fields.values())
+        return {"task": self.name, **{name: value for state in states for name, value in state.items()}}
 
     def predictions(self) -> list[dict[str, Any]]:
         """What the last evaluation predicted, a record a sample, in plain containers."""

@@ -7,16 +7,16 @@ import pytest
 from captioned import captions, picture
 from classed import lay_out, pack
 from sharded import captioned, write_tar
-
-from vlm.data.features.fingerprint import signature_of
-from vlm.data.shapes.scene_captions import Shapes
-from vlm.data.shapes.scene_classes import ShapeClasses
 from vlm.data.sources.caption_shards import CaptionShards
 from vlm.data.sources.class_source import ClassPart
 from vlm.data.sources.image_folder import ImageFolder
 from vlm.data.sources.image_tar import ImageTar
-from vlm.data.sources.torchvision_sets import TorchvisionSplit
 from vlm.training.caption_data import Part
+
+from vlm.data.features.fingerprint import signature_of
+from vlm.data.shapes.scene_captions import Shapes
+from vlm.data.shapes.scene_classes import ShapeClasses
+from vlm.data.sources.torchvision_sets import TorchvisionSplit
 
 DRAWN = {"shapes": ["circle", "cross"], "colors": ["red", "blue"], "sizes": ["small", "large"]}
 DRAWN |= {"train_scenes": 4, "val_scenes": 2, "test_scenes": 2}

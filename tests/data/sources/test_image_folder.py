@@ -7,10 +7,10 @@ import pytest
 from captioned import refusal
 from classed import content, lay_out, tiny
 from torchvision.datasets import ImageFolder as TorchvisionFolder
-
-from vlm.data.images.image import ImageError, load_image
 from vlm.data.sources.class_source import stratified
 from vlm.data.sources.image_folder import ImageFolder
+
+from vlm.data.images.image import ImageError, load_image
 
 
 def folder(root, **options):

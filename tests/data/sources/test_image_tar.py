@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from captioned import refusal
 from classed import content, lay_out, pack, png
-
-from vlm.data.images.image import ImageError, load_image
 from vlm.data.sources.image_folder import ImageFolder
 from vlm.data.sources.image_tar import ImageTar
+
+from vlm.data.images.image import ImageError, load_image
 
 LAYOUTS = [
     [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(6)],

@@ -10,13 +10,13 @@ import pytest
 from captioned import refusal
 from classed import png
 from sharded import captioned, content, write_tar
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.class_shards import ClassShards
+from vlm.data.store.shard_window import Foretold, Near, near_of
 
 from vlm.data.images.image import ImageError
 from vlm.data.order import EvalBatches, TrainBatches
-from vlm.data.sources.caption_shards import CaptionShards
 from vlm.data.sources.caption_source import lenient
-from vlm.data.sources.class_shards import ClassShards
-from vlm.data.store.shard_window import Foretold, Near, near_of
 
 EACH = 6  # samples of a shard
 

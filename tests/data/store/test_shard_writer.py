@@ -9,16 +9,16 @@ import pytest
 from captioned import captions, picture
 from captioned import content as captioned_content
 from classed import lay_out, pack
-
-from vlm.data.shapes.scene_captions import Shapes
-from vlm.data.shapes.scene_classes import ShapeClasses
 from vlm.data.sources.caption_shards import CaptionShards
 from vlm.data.sources.class_shards import ClassShards
 from vlm.data.sources.image_folder import ImageFolder
 from vlm.data.sources.image_tar import ImageTar
+from vlm.training.caption_data import Part
+
+from vlm.data.shapes.scene_captions import Shapes
+from vlm.data.shapes.scene_classes import ShapeClasses
 from vlm.data.store.shard_scan import build_index
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
-from vlm.training.caption_data import Part
 
 DRAWN = {"seed": 0, "image_size": 32, "shapes": ["circle", "cross"], "colors": ["red", "green", "blue"]}
 DRAWN |= {"sizes": ["small", "large"], "train_scenes": 7, "val_scenes": 6, "test_scenes": 6}

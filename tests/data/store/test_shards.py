@@ -11,11 +11,11 @@ import pytest
 from captioned import refusal
 from classed import png
 from sharded import captioned, content, write_tar
+from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.sources.class_shards import ClassShards
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.data.sources.caption_shards import CaptionShards
 from vlm.data.sources.caption_source import lenient
-from vlm.data.sources.class_shards import ClassShards
 from vlm.data.store.shard_index import digest
 from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
 from vlm.errors import UserError

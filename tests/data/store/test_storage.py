@@ -9,8 +9,8 @@ import fsspec
 import pytest
 from captioned import refusal
 from sharded import captioned, content, write_tar
-
 from vlm.data.sources.caption_shards import CaptionShards
+
 from vlm.data.store import storage
 from vlm.data.store.shard_list import Shard
 from vlm.data.store.tar import Span

@@ -1,9 +1,11 @@
-"""Whether features of a training split can be kept, and what tells them from all others: its images and transform."""
+"""Checks whether features of a training split can be kept, and the hash of its images and their transform."""
 
 import json
 from hashlib import blake2b
 from typing import Any
 
+from vlm.data.fields import Images
+from vlm.data.records import Split
 from vlm.errors import UserError
 
 
@@ -17,37 +19,25 @@ def augment_fault(augment: Any) -> str | None:
     return f"data.augment makes other pixels in every epoch ({', '.join(augment.drawn)}); turn that off"
 
 
-def check_split(split: Any) -> None:
+def check_split(split: Split) -> None:
     """Refuses a training split whose features cannot be kept.
 
     Raises:
-        UserError: It has other images in every epoch, or does not tell when one has changed.
+        UserError: It has other images in every epoch, or does not show when one has changed.
     """
     if split.fresh:
         raise UserError(
             "data.cache_features: these data have new images in every epoch; data.train_samples=N keeps to the same"
         )
-    if signature_of(split, 0) is None:
-        raise UserError(
-            f"data.cache_features: {type(split).__name__} has no signature(index), which tells that an image changed"
-        )
+    if split.record(0).read_stamp is None:
+        raise UserError("data.cache_features: these records have no read_stamp, which shows that an image changed")
 
 
-def signature_of(split: Any, index: int) -> str | None:
-    """What changes where an image does, without its being read; None where a split cannot tell."""
-    told = getattr(split, "signature", None)
-    return told(index) if told else None
-
-
-def fingerprint(data: Any) -> str:
-    """Tells the training images and what is done to them from all others.
-
-    Args:
-        data: Captioned images, or images in classes.
-    """
-    split, digest = data.split("train"), blake2b(digest_size=16)
-    transform = {"augment": vars(data.augment), "preprocess": data.preprocess.state()}
-    digest.update(f"{type(data.augment).__name__} {json.dumps(transform, sort_keys=True, default=repr)}".encode())
-    for index in range(len(split)):
-        digest.update(f"{split.sample_id(0, index)}\0{signature_of(split, index)}\n".encode())
+def fingerprint(split: Split, images: Images) -> str:
+    """A hash of the images of a split and of what is done to them."""
+    digest, augment = blake2b(digest_size=16), images.augment or images.preprocess
+    transform = {"augment": vars(augment), "preprocess": images.preprocess.state()}
+    digest.update(f"{type(augment).__name__} {json.dumps(transform, sort_keys=True, default=repr)}".encode())
+    for record in split.records():
+        digest.update(f"{record.id}\0{record.read_stamp() if record.read_stamp else ''}\n".encode())
     return digest.hexdigest()

@@ -26,7 +26,7 @@ from PIL import (
 
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import square
-from vlm.errors import UserError
+from vlm.errors import UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -71,7 +71,7 @@ class ImageError(UserError):
     """An image that cannot be read; the message is ``PATH: reason``."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message, status)
+        super().__init__(printable(message), status)
 
 
 def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:

@@ -6,16 +6,15 @@ or ``test`` by recalling pictures it was trained on. `scenes` says what a scene 
 
 import argparse
 import json
-import sys
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, combinations, product
 from pathlib import Path
 
-from PIL import Image
-
+from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place, valid_captions
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 from vlm.randomness import key, numpy_rng
 
 MIN_IMAGE_SIZE = 32
@@ -39,7 +38,7 @@ def assign(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combinati
     return {"train": [combination for combination in ranked if combination not in taken], **held_out}
 
 
-class ShapesSplit:
+class ShapesSplit(Split):
     """One split: every sample is drawn when it is asked for, from nothing but its keys.
 
     Args:
@@ -87,33 +86,20 @@ class ShapesSplit:
         red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
         return Scene(objects, (red, green, blue), self.image_size)
 
-    def image(self, epoch: int, index: int) -> Image.Image:
-        """The scene as an RGB image."""
-        return draw(self.scene(epoch, index))
-
-    def signature(self, index: int) -> str:
-        """All that the image of epoch 0 shows."""
-        return str(self.scene(0, index))
-
-    def captions(self, epoch: int, index: int) -> list[str]:
-        """The captions a row is trained on: all the valid ones, or as many of them as asked for."""
-        valid = valid_captions(self.scene(epoch, index))
-        if self.captions_per_image is None or len(valid) <= self.captions_per_image:
-            return valid
-        rng = numpy_rng("scene captions", self.seed, *self._key(epoch, index))
-        return [valid[at] for at in sorted(rng.permutation(len(valid))[: self.captions_per_image])]
-
-    def references(self, index: int) -> list[str]:
-        """Every valid caption of the scene in epoch 0."""
-        return valid_captions(self.scene(0, index))
-
-    def sample_id(self, epoch: int, index: int) -> str:
-        """A name of the sample that no other sample of the source has."""
-        name, epoch, index = self._key(epoch, index)
-        return f"{name}-{epoch}-{index:06d}"
+    def record(self, index: int, epoch: int = 0) -> Record:
+        """The scene with the captions that a row is trained on: all the valid ones, or as many of them as asked for."""
+        scene = self.scene(epoch, index)
+        valid = valid_captions(scene)
+        name, fresh_epoch, _ = key = self._key(epoch, index)
+        captions = valid
+        if self.captions_per_image is not None and len(valid) > self.captions_per_image:
+            rng = numpy_rng("scene captions", self.seed, *key)
+            captions = [valid[at] for at in sorted(rng.permutation(len(valid))[: self.captions_per_image])]
+        known = {"captions": captions, "references": valid}
+        return Record(f"{name}-{fresh_epoch}-{index:06d}", known, partial(draw, scene), None, lambda: str(scene))
 
 
-class Shapes:
+class Shapes(Source):
     """The source of all three splits; ``train`` shows fresh scenes every epoch, ``val`` and ``test`` the same.
 
     Args:
@@ -133,8 +119,10 @@ class Shapes:
         UserError: If a name is unknown or given twice, a number is out of range, or a split would be empty.
     """
 
+    holds = ("image", "captions")
     name = "shapes"
-    splits: tuple[str, ...] = ("train", "val", "test")
+    splits = NAMES
+    drawn = True
 
     def __init__(
         self,
@@ -170,14 +158,7 @@ class Shapes:
                 "add to data.source.shapes, data.source.colors or data.source.sizes"
             )
 
-    def split(self, name: str) -> ShapesSplit:
-        """The split of this name.
-
-        Raises:
-            UserError: If there is no such split.
-        """
-        if name not in self.splits:
-            raise UserError(f"shapes has no split {name!r}; it has {', '.join(self.splits)}")
+    def open(self, name: str) -> ShapesSplit:
         return ShapesSplit(
             name=name,
             seed=self.seed,
@@ -256,10 +237,11 @@ def write_coco(source: Shapes, folder: Path | str, split: str, count: int) -> Pa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            file_name, side = f"{samples.sample_id(0, index)}.png", source.image_size
-            samples.image(0, index).save(folder / file_name)
+            record, side = samples.record(index), source.image_size
+            file_name = f"{record.id}.png"
+            record.image().save(folder / file_name)
             images.append({"id": index + 1, "file_name": file_name, "width": side, "height": side})
-            for caption in samples.captions(0, index):
+            for caption in record["captions"]:
                 annotations.append({"id": len(annotations) + 1, "image_id": index + 1, "caption": caption})
         target = folder / "captions.json"
         target.write_text(json.dumps({"images": images, "annotations": annotations}, indent=1) + "\n", "utf-8")
@@ -272,12 +254,12 @@ def main(argv: list[str] | None = None) -> int:
     """Writes a few scenes to a folder and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m vlm.data.shapes.scene_captions", description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--split", choices=Shapes.splits, default="test")
+    parser.add_argument("--split", choices=NAMES, default="test")
     parser.add_argument("--count", type=int, default=6)
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    lengths = {f"{split}_scenes": max(1, args.count) for split in Shapes.splits}
+    lengths = {f"{split}_scenes": max(1, args.count) for split in NAMES}
     try:
         source = Shapes(
             seed=args.seed,
@@ -291,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(write_coco(source, args.folder, args.split, args.count))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return error.status
     return 0
 

@@ -1,17 +1,17 @@
 """The data set of single coloured shapes that the project draws itself, to be told apart by colour and shape."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
-from PIL import Image
-
+from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scene_captions import BACKGROUND, check_scenes
 from vlm.data.shapes.scenes import Kind, Scene, draw, place
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
 
-class ShapeClassesSplit:
+class ShapeClassesSplit(Split):
     """One split: every sample is drawn when it is asked for, from nothing but its keys.
 
     Args:
@@ -20,45 +20,46 @@ class ShapeClassesSplit:
         fresh: Whether samples differ from epoch to epoch; if not, the epoch is ignored.
         image_size: Side of the image in pixels.
         length: How many samples an epoch has.
-        kinds: What the classes look like: for each class, its kinds, which differ in size.
+        classes: Names of the classes.
+        kinds: Looks of the classes: for each class, its kinds, which differ in size.
     """
 
     def __init__(
-        self, *, name: str, seed: int, fresh: bool, image_size: int, length: int, kinds: Sequence[Sequence[Kind]]
+        self,
+        *,
+        name: str,
+        seed: int,
+        fresh: bool,
+        image_size: int,
+        length: int,
+        classes: Sequence[str],
+        kinds: Sequence[Sequence[Kind]],
     ) -> None:
         self.name, self.seed, self.fresh = name, seed, fresh
-        self.image_size, self.kinds, self._length = image_size, kinds, length
+        self.image_size, self.classes, self.kinds, self._length = image_size, classes, kinds, length
 
     def __len__(self) -> int:
         return self._length
 
-    def label(self, epoch: int, index: int) -> int:
-        """The class: each in turn, so that all are as frequent in any number of samples."""
-        return index % len(self.kinds)
+    def record(self, index: int, epoch: int = 0) -> Record:
+        """A shape on its background. Classes come in turn, so that all are as frequent in any number of samples."""
+        label = index % len(self.kinds)
+        name = f"{self.name}-{epoch if self.fresh else 0}-{index:06d}"
+        scene = self.scene(name, label)
+        known = {"label": label, "class": self.classes[label]}
+        return Record(name, known, partial(draw, scene), None, lambda: str(scene))
 
-    def image(self, epoch: int, index: int) -> Image.Image:
-        """The shape on its background, as an RGB image."""
-        return draw(self.scene(epoch, index))
-
-    def signature(self, index: int) -> str:
-        """All that the image of epoch 0 shows."""
-        return str(self.scene(0, index))
-
-    def scene(self, epoch: int, index: int) -> Scene:
-        """The scene of these keys."""
-        rng = numpy_rng("shape", self.seed, self.sample_id(epoch, index))
-        sizes = self.kinds[self.label(epoch, index)]
+    def scene(self, name: str, label: int) -> Scene:
+        """The scene of a sample's name and class."""
+        rng = numpy_rng("shape", self.seed, name)
+        sizes = self.kinds[label]
         which, *tone = rng.random(4).tolist()
         objects = place((sizes[int(which * len(sizes))],), self.image_size, rng)
         red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
         return Scene(objects, (red, green, blue), self.image_size)
 
-    def sample_id(self, epoch: int, index: int) -> str:
-        """A name of the sample that no other sample of the source has."""
-        return f"{self.name}-{epoch if self.fresh else 0}-{index:06d}"
 
-
-class ShapeClasses:
+class ShapeClasses(Source):
     """The source of all three splits; ``train`` shows fresh samples every epoch, ``val`` and ``test`` the same.
 
     A class is a colour and a shape, such as "red circle"; its objects differ in size and place.
@@ -72,9 +73,10 @@ class ShapeClasses:
         UserError: If a name is unknown or given twice, or a number is too small.
     """
 
+    holds = ("image", "label")
     name = "shape_classes"
-    splits: tuple[str, ...] = ("train", "val", "test")
-    skipped: Sequence[str] = ()
+    splits = NAMES
+    drawn = True
 
     def __init__(
         self,
@@ -97,19 +99,13 @@ class ShapeClasses:
         self.classes = [f"{color} {shape}" for color, shape in looks]
         self._kinds = [[Kind(size, color, shape) for size in sizes] for color, shape in looks]
 
-    def split(self, name: str) -> ShapeClassesSplit:
-        """The split of this name.
-
-        Raises:
-            UserError: If there is no such split.
-        """
-        if name not in self.splits:
-            raise UserError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
+    def open(self, name: str) -> ShapeClassesSplit:
         return ShapeClassesSplit(
             name=name,
             seed=self.seed,
             fresh=name == "train",
             image_size=self.image_size,
             length=self.lengths[name],
+            classes=self.classes,
             kinds=self._kinds,
         )

@@ -1,13 +1,15 @@
 """Short texts about scenes of coloured shapes: a corpus that needs no files."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from vlm.data.records import NAMES, Listed, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.errors import UserError
 
 
-class SceneText:
+class SceneText(Source):
     """Short texts about scenes of coloured shapes, the same in every run; no two splits share a combination of shapes.
 
     A document tells of a few scenes, a line each: what is true of the scene, in sentences.
@@ -20,8 +22,9 @@ class SceneText:
         UserError: As Shapes, or a number is too small.
     """
 
-    splits: tuple[str, ...] = Shapes.splits
-    skipped: Sequence[str] = ()
+    holds = ("document",)
+    name = "scenes in words"
+    splits = NAMES
 
     def __init__(
         self,
@@ -52,16 +55,35 @@ class SceneText:
             captions_per_image=2,
         )
         self._scenes, self._counts = scenes, counts
-        self._signature = json.dumps(["scenes", scenes, counts, seed, max_objects, shapes, colors, sizes])
+        self._stamp = json.dumps(["scenes", scenes, counts, seed, max_objects, shapes, colors, sizes])
 
-    def documents(self, split: str) -> Iterator[Iterable[str]]:
-        samples = self._source.split(split)
-        for number in range(self._counts[split]):
-            told = (samples.captions(0, number * self._scenes + at) for at in range(self._scenes))
-            yield [" ".join(f"{caption.capitalize()}." for caption in captions) + "\n" for captions in told]
+    def open(self, name: str) -> Split:
+        scenes = self._source.split(name)
+        documents = [SceneDocument(scenes, number, self._scenes) for number in range(self._counts[name])]
+        return Listed(documents, lambda document, epoch: self._record(name, document))
 
-    def size(self, split: str) -> int:
+    def _record(self, name: str, document: "SceneDocument") -> Record:
+        return Record(f"{name}-{document.number:06d}", {"document": document}, read_stamp=lambda: self._stamp)
+
+
+@dataclass(frozen=True)
+class SceneDocument:
+    """A few scenes in sentences, a line each.
+
+    Args:
+        split: The scenes.
+        number: The document's place among those of the split.
+        scenes: How many scenes it tells of.
+    """
+
+    split: Split
+    number: int
+    scenes: int
+
+    def lines(self) -> Iterator[str]:
+        for at in range(self.scenes):
+            captions = self.split.record(self.number * self.scenes + at)["captions"]
+            yield " ".join(f"{caption.capitalize()}." for caption in captions) + "\n"
+
+    def size(self) -> int:
         return 0
-
-    def signature(self) -> str:
-        return self._signature

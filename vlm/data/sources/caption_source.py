@@ -1,46 +1,26 @@
-"""What all sources of captioned images share: images, splits, and what becomes of those that cannot be used."""
+"""The base of sources of captioned images: images, splits, and what becomes of those that cannot be used."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from pathlib import Path
 
-from PIL import Image
-
-from vlm.data.images.image import SUFFIXES, load_image, read_bytes
-from vlm.data.sources.caption_formats import Row, Skipped
-from vlm.data.store.storage import stamp
+from vlm.data.hold_out import check_fractions, draw
+from vlm.data.images.image import SUFFIXES
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
+from vlm.data.sources.caption_tables import Row
+from vlm.data.store.places import Folder, Place, Tar
 from vlm.errors import UserError
-from vlm.randomness import key, numpy_rng
+from vlm.randomness import numpy_rng
 
-NAMES = ("train", "val", "test")
 # A few files lost are a nuisance; more than that, and the folder is the wrong one.
 MAX_ABSENT = 0.01
-
-_lenient: ContextVar[bool] = ContextVar("lenient", default=False)
-
-
-@contextmanager
-def lenient() -> Iterator[None]:
-    """Sources that are made within it go on after faults that would spoil a run, to find all of them at once."""
-    token = _lenient.set(True)
-    try:
-        yield
-    finally:
-        _lenient.reset(token)
-
-
-def is_lenient() -> bool:
-    """Whether faults are being looked for, within `lenient`."""
-    return _lenient.get()
 
 
 @dataclass(slots=True)
 class CaptionedImage:
-    """An image: its name, unique in the source, its file, its split where the data says one, and its captions."""
+    """An image: its name, unique in the source, its path within the place, its split, and its captions."""
 
     name: str
     path: str
@@ -48,117 +28,72 @@ class CaptionedImage:
     captions: dict[str, None] = field(default_factory=dict)  # a set that keeps the order
 
 
-class CaptionSplit:
-    """One split of a source; the same in every epoch, save for which captions of an image are drawn.
+def check_drawn(captions_per_image: int | None) -> None:
+    """Refuses a number of captions that leaves an image without any.
 
-    Args:
-        images: What it holds.
-        seed: Seed of the drawing of captions.
-        captions_per_image: The most captions of an image that `captions` gives, drawn in each epoch; None for all.
+    Raises:
+        UserError: It does.
     """
-
-    fresh = False
-
-    def __init__(self, *, images: list[CaptionedImage], seed: int = 0, captions_per_image: int | None = None) -> None:
-        self.images = images
-        self.seed = seed
-        self.captions_per_image = captions_per_image
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def path(self, index: int) -> Path:
-        """The image's file."""
-        return Path(self.images[index].path)
-
-    def content(self, index: int) -> bytes:
-        """The bytes of the image's file; an ImageError is raised where it cannot be read."""
-        return read_bytes(self.path(index))
-
-    def image(self, epoch: int, index: int) -> Image.Image:
-        """The image in RGB.
-
-        Raises:
-            ImageError: If it cannot be read.
-        """
-        return load_image(self.path(index))
-
-    def signature(self, index: int) -> str:
-        """What changes where the image's file does."""
-        return stamp(self.images[index].path)
-
-    def captions(self, epoch: int, index: int) -> list[str]:
-        """The captions a row is trained on: all, or as many of them as asked for."""
-        captions = self.references(index)
-        if self.captions_per_image is None or len(captions) <= self.captions_per_image:
-            return captions
-        rng = numpy_rng("captions", self.seed, epoch, self.sample_id(epoch, index))
-        return [captions[at] for at in sorted(rng.permutation(len(captions))[: self.captions_per_image])]
-
-    def references(self, index: int) -> list[str]:
-        """All captions of the image, in the order of the file."""
-        return list(self.images[index].captions)
-
-    def sample_id(self, epoch: int, index: int) -> str:
-        """The image's name as the data set has it, unique in the source."""
-        return self.images[index].name
+    if captions_per_image is not None and captions_per_image < 1:
+        raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
 
 
-class CaptionSource:
+def drawn_captions(captions: list[str], most: int | None, *keys: int | str) -> list[str]:
+    """The captions that a row is trained on: all, or as many as asked for, drawn for these keys."""
+    if most is None or len(captions) <= most:
+        return captions
+    order = numpy_rng("captions", *keys).permutation(len(captions))
+    return [captions[at] for at in sorted(order[:most])]
+
+
+class CaptionSource(Source):
     """A source reads its text files when it is made, and no image before it is asked for.
 
     A subclass calls `_add` with the rows of each file and then `_finish`. What cannot be used is never dropped in
     silence: it has a line in `skipped`, and a fault that would spoil the whole is an error.
 
     Args:
-        root: The data set's folder.
+        root: The data set's folder, or a tar of it.
         seed: Seed of which images are held out and which captions are drawn.
         captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
     Attributes:
-        splits: Those of ``train``, ``val`` and ``test`` that hold an image, in this order.
-        skipped: One line for each image or caption that is not used because of a fault.
-        repeated: One line for each caption that an image has twice, of which one is used.
-        base: Folder that the names of images are relative to.
+        place: Holds the images.
+        base: Folder within it that the names of images are relative to.
     Raises:
-        UserError: If there is no such folder.
+        UserError: There is no such folder.
     """
 
-    name = ""
+    holds = ("image", "captions")
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
-        self.root = self.base = Path(root)
-        self.seed = seed
-        self.captions_per_image = captions_per_image
-        self.splits: tuple[str, ...] = ()
+        check_drawn(captions_per_image)
+        self.root, self.base = Path(root), ""
+        self.place = _place(self.root)
+        self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
         self._found: dict[str, CaptionedImage] = {}
         self._named: set[str] = set()
         self._images: dict[str, list[CaptionedImage]] = {}
-        if captions_per_image is not None and captions_per_image < 1:
-            raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
-        if self.root.is_file():
-            raise UserError(f"data.root={root}: is a file; give its folder as data.root, and the file as data.path")
-        if not self.root.is_dir():
-            raise UserError(f"data.root={root}: no such folder; set data.root to where the data set is")
 
-    def split(self, name: str) -> CaptionSplit:
-        """The split of this name.
+    def open(self, name: str) -> Split:
+        most = self.captions_per_image if name == "train" else None
+        return Listed(self._images[name], partial(self._record, most))
 
-        Raises:
-            UserError: If there is no such split.
-        """
-        if name not in self.splits:
-            raise UserError(f"{self.root} has no split {name!r}; it has {', '.join(self.splits)}")
-        drawn = self.captions_per_image if name == "train" else None
-        return CaptionSplit(images=self._images[name], seed=self.seed, captions_per_image=drawn)
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        captions = list(image.captions)
+        known = {"captions": drawn_captions(captions, most, self.seed, epoch, image.name), "references": captions}
+        path, place = image.path, self.place
+        return Record(
+            image.name, known, partial(place.image, path), partial(place.read, path), partial(place.stamp, path)
+        )
 
-    def _add(self, rows: Iterable[Row], file: Path, folder: Path, split: str | None = None) -> None:
+    def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
         """Takes the rows of a file, equal ones merged.
 
         Args:
             file: Where they come from.
-            folder: What their images are relative to.
+            folder: Folder of the place that their images are relative to.
             split: The split of all of them, whatever they say themselves.
         Raises:
             UserError: If an image is in two splits.
@@ -188,22 +123,20 @@ class CaptionSource:
         self.skipped.append(Skipped(message, kind))
 
     def uncaptioned(self) -> list[str]:
-        """The image files that no caption names, in the folders of those that are named; sorted."""
-        named = {os.path.normpath(path) for path in self._named}
-        folders = {os.path.dirname(path) for path in named}
-        files = (
-            os.path.join(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)
-        )
+        folders = {os.path.dirname(path) for path in self._named}
+        files = (os.path.join(folder, name) for folder in folders for name in self.place.names(folder))
         images = (path for path in files if os.path.splitext(path)[1].lower() in SUFFIXES)
-        return sorted(path for path in images if path not in named)
+        return sorted(str(self.place.path / path) for path in images if path not in self._named)
 
     def _image(self, path: str, split: str | None) -> CaptionedImage:
         """The image of this file, known by its path, so that a.jpg and ./a.jpg are the same."""
         path = os.path.normpath(path)
+        if os.path.isabs(path) and Path(path).is_relative_to(self.root):
+            path = os.path.relpath(path, self.root)
         self._named.add(path)
         image = self._found.get(path)
         if image is None:
-            name = path.removeprefix(os.path.join(os.path.normpath(self.base), ""))
+            name = path.removeprefix(f"{self.base}/") if self.base else path
             image = self._found[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
         return image
 
@@ -228,46 +161,35 @@ class CaptionSource:
         self.splits = tuple(self._images)
 
     def _hold_out(self, images: list[CaptionedImage], val_fraction: float, test_fraction: float) -> None:
-        """Draws splits by a hash of each image's name, so that an image keeps its own when others are added."""
-        if min(val_fraction, test_fraction) < 0 or not val_fraction + test_fraction < 1:
-            raise UserError(
-                f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: "
-                "give numbers from 0 whose sum is below 1"
-            )
-        for image in images:
-            at = key("split", self.seed, image.name) / 2**63
-            image.split = "val" if at < val_fraction else "test" if at < val_fraction + test_fraction else "train"
+        check_fractions(val_fraction, test_fraction)
+        fractions = {"val": val_fraction, "test": test_fraction}
+        for split, indices in draw([image.name for image in images], fractions, self.seed).items():
+            for index in indices:
+                images[index].split = split
 
     def _present(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
         """The images that are there; the others are named in `skipped`."""
-        exists = finder()
-        absent = [image for image in images if not exists(image.path)]
+        absent = [image for image in images if not self.place.has(image.path)]
         if len(absent) > MAX_ABSENT * len(images) and not is_lenient():
-            first = ", ".join(image.path for image in absent[:3])
+            first = ", ".join(str(self.place.path / image.path) for image in absent[:3])
             raise UserError(
                 f"{file}: {len(absent)} of {len(images)} images are not there, such as {first}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"
             )
-        self.skipped += [Skipped(f"{image.path}: named in {file}, but not there", "no image") for image in absent]
+        lines = (f"{self.place.path / image.path}: named in {file}, but not there" for image in absent)
+        self.skipped += [Skipped(line, "no image") for line in lines]
         gone = {image.path for image in absent}
         return [image for image in images if image.path not in gone]
 
 
-def finder() -> Callable[[str], bool]:
-    """Tells whether a file is there; it lists each folder once, which is far faster than asking for each file."""
-
-    @cache
-    def names(folder: str) -> frozenset[str]:
-        try:
-            return frozenset(os.listdir(folder or "."))
-        except OSError:
-            return frozenset()
-
-    def exists(path: str) -> bool:
-        folder, name = os.path.split(path)
-        return name in names(folder) or os.path.exists(path)  # asked all the same, for file systems that ignore case
-
-    return exists
+def _place(root: Path) -> Place:
+    if root.is_file() and root.suffix == ".tar":
+        return Tar(root)
+    if root.is_file():
+        raise UserError(f"data.root={root}: is a file; give its folder as data.root, and the file as data.path")
+    if not root.is_dir():
+        raise UserError(f"data.root={root}: no such folder; set data.root to where the data set is")
+    return Folder(root)
 
 
 def find_file(path: str, root: Path, setting: str) -> Path:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from vlm.data.sources.caption_formats import Row, Skipped, read_coco, read_flickr, read_folder, read_table, read_text
-from vlm.data.sources.caption_source import CaptionSource, find_file, finder
+from vlm.data.records import Skipped
+from vlm.data.sources.caption_source import CaptionSource, find_file
+from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table, read_text
 from vlm.errors import UserError
 
 # The second is how the official archive spells it.
@@ -18,7 +19,7 @@ class Captions(CaptionSource):
     the root's folders) says, else drawn by image.
 
     Args:
-        root: Folder that the names of images are relative to; without `path`, the folder that is read.
+        root: Folder, or tar, that the names of images are relative to; without `path`, what is read.
         path: CSV, TSV or JSON-lines file, as given or within the root.
         val_path: Such a file, of validation alone.
         test_path: Such a file, of test alone.
@@ -58,9 +59,9 @@ class Captions(CaptionSource):
             )
         for split, file in files.items():
             rows = read_table(file, image_column, caption_column, split_column)
-            self._add(rows, file, self.root, split if len(files) > 1 else None)
+            self._add(rows, file, split=split if len(files) > 1 else None)
         if not files:
-            self._add(read_folder(self.root, self.skipped), self.root, self.root)
+            self._add(read_folder(self.place, self.skipped), self.root)
         if not files and not self._found:
             raise UserError(
                 f"{self.root}: holds no image with a .txt file of captions beside it; set data.root to a folder that "
@@ -87,8 +88,8 @@ class Flickr8k(CaptionSource):
 
     def __init__(self, *, root: str, seed: int = 0, captions_per_image: int | None = None) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
-        self.base = next((self.root / name for name in FLICKR8K_FOLDERS if (self.root / name).is_dir()), self.root)
-        if self.base == self.root:
+        self.base = next((name for name in FLICKR8K_FOLDERS if (self.root / name).is_dir()), "")
+        if not self.base:
             raise UserError(
                 f"{self.root / FLICKR8K_FOLDERS[0]}: no such folder; set data.root to the folder of Flickr8k"
             )
@@ -116,9 +117,8 @@ class Flickr8k(CaptionSource):
                     self._refuse(f"{file}: {listed} is in {image.split} too; restore the official files", "two splits")
                 else:
                     image.split = split
-        exists = finder()
         for image in named.values():
-            if image.split is None and not exists(image.path):
+            if image.split is None and not self.place.has(image.path):
                 said = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
                 self.skipped.append(Skipped(said, "no image"))
         self._found = {path: image for path, image in self._found.items() if image.split is not None}
@@ -179,15 +179,16 @@ class Coco(CaptionSource):
             "COCO, or data.path to an annotation file"
         )
 
-    def _folder(self, rows: list[Row], file: Path) -> Path:
+    def _folder(self, rows: list[Row], file: Path) -> str:
         """The folder of a file's images: the first of the usual ones that holds one of the first images."""
         stem = file.stem.removeprefix("captions_")
         parents = (self.root, self.root / "images", file.parent, file.parent / "images")
         names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
         for folder in (folder for parent in parents for folder in (parent / stem, parent)):
             if any((folder / name).is_file() for name in names):
-                return folder
-        return self.root
+                inside = folder.is_relative_to(self.root)
+                return folder.relative_to(self.root).as_posix() if inside else str(folder.absolute())
+        return ""
 
 
 def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:

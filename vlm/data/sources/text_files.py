@@ -1,21 +1,19 @@
 """Text of one's own: a file, or a folder of files."""
 
-import json
-import os
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from vlm.data.sources.caption_formats import SPLITS
-from vlm.data.text.documents import Document
+from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
+from vlm.data.store.places import walk
+from vlm.data.text.documents import FileDocument
 from vlm.errors import UserError
 from vlm.randomness import key
 
 SUFFIXES = (".txt", ".md")
 
 
-class TextFiles:
+class TextFiles(Source):
     """Text of one's own: a file, which is one document, or a folder, where each .txt or .md file is one.
 
     The splits are the files where `val_path` or `test_path` is given, or the sub-folders where all files lie in some
@@ -33,6 +31,9 @@ class TextFiles:
     Raises:
         UserError: A file or folder is missing or empty, or the fractions leave no text for a split.
     """
+
+    holds = ("document",)
+    name = "text"
 
     def __init__(
         self,
@@ -63,27 +64,19 @@ class TextFiles:
         if "val" not in parts:
             held = {"val": val_fraction} | ({"test": test_fraction} if test_fraction and "test" not in parts else {})
             parts |= _hold_out(parts["train"], held, seed)
-        self.splits: tuple[str, ...] = tuple(name for name in ("train", "val", "test") if name in parts)
+        self.splits = tuple(name for name in NAMES if name in parts)
         self._parts = parts
 
-    def documents(self, split: str) -> Iterator[Iterable[str]]:
-        return (document.lines() for document in self._parts[split])
+    def open(self, name: str) -> Split:
+        return Listed(self._parts[name], lambda document, epoch: _record(document))
 
-    def size(self, split: str) -> int:
-        return int(sum(_size(each.path) * (each.stop - each.start) for each in self._parts[split]))
-
-    def signature(self) -> str:
-        files = [(split, each, each.path.stat()) for split in self.splits for each in self._parts[split]]
-        parts = [[split, each.name, each.start, each.stop, at.st_size, at.st_mtime_ns] for split, each, at in files]
-        return json.dumps(parts)
-
-    def _folder(self, root: Path) -> dict[str, list[Document]]:
+    def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
         """The documents of a folder and of all within it, by split where all lie in folders named as splits are."""
         if not root.is_dir():
             what = "is a file; give it as data.path" if root.is_file() else "no such folder; set data.root to one"
             raise UserError(f"data.root={root}: {what}")
         found = _walk(root)
-        documents = [Document(path, path.relative_to(root).as_posix()) for path in found if _size(path)]
+        documents = [FileDocument(path, path.relative_to(root).as_posix()) for path in found if _size(path)]
         self.skipped = [f"{path}: is empty, or leads nowhere" for path in found if not _size(path)]
         if not documents:
             raise UserError(
@@ -95,43 +88,37 @@ class TextFiles:
             return {"train": documents}
         if "train" not in named:
             raise UserError(f"data.root={root}: has folders for splits, but none for train; add it")
-        parts: dict[str, list[Document]] = {}
+        parts: dict[str, list[FileDocument]] = {}
         for split, each in zip(named, documents, strict=True):
             parts.setdefault(str(split), []).append(each)
         return parts
 
 
-def _file(split: str, path: Path) -> Document:
+def _record(document: FileDocument) -> Record:
+    return Record(document.name, {"document": document}, read_stamp=document.stamp)
+
+
+def _file(split: str, path: Path) -> FileDocument:
     setting = "data.path" if split == "train" else f"data.{split}_path"
     if not path.is_file():
         what = "is a folder; give it as data.root" if path.is_dir() else f"no such file; set {setting} to one"
         raise UserError(f"{setting}={path}: {what}")
     if not _size(path):
         raise UserError(f"{setting}={path}: is empty; give a file of text")
-    return Document(path, path.name)
+    return FileDocument(path, path.name)
 
 
 def _walk(root: Path) -> list[Path]:
     """The text files of a folder and of those within it, sorted; none whose name begins with a dot."""
-    found = []
-    seen = {os.path.realpath(root)}  # links to folders are followed, but not in circles
-    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
-        targets = {os.path.realpath(os.path.join(folder, name)): name for name in folders if name[0] != "."}
-        folders[:] = sorted(name for target, name in targets.items() if target not in seen)
-        seen |= set(targets)
-        found += [Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(SUFFIXES)]
-    return sorted(found)
+    names = (folder + name for folder, _, names in walk(root) for name in names if name[0] != ".")
+    return sorted(root / name for name in names if name.lower().endswith(SUFFIXES))
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _unreadable(error: OSError) -> None:
-    raise UserError(f"{error.filename}: {error.strerror}; give a folder that can be read") from error
-
-
-def _hold_out(train: list[Document], held: dict[str, float], seed: int) -> dict[str, list[Document]]:
+def _hold_out(train: list[FileDocument], held: dict[str, float], seed: int) -> dict[str, list[FileDocument]]:
     """Takes parts of train for other splits; by a hash of the name, so that a file stays where it is among others."""
     if len(train) == 1:
         cuts = [1.0]

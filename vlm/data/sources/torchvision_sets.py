@@ -1,6 +1,5 @@
 """CIFAR-10, FashionMNIST and MNIST as torchvision reads and downloads them."""
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vlm.data.records import Listed, Record, Source, Split
 from vlm.errors import UserError
 
 
@@ -27,40 +27,7 @@ SETS = {
 }
 
 
-class TorchvisionSplit:
-    """One split, the same in every epoch; all of it is in memory.
-
-    Args:
-        name: Name of the split.
-        pixels: The images, grey or RGB.
-        labels: The class of each.
-    Shapes:
-        pixels uint8 (B, H, W) or (B, H, W, 3), labels (B,)
-    """
-
-    fresh = False
-
-    def __init__(self, *, name: str, pixels: np.ndarray, labels: Sequence[int]) -> None:
-        self.name, self.pixels, self.labels = name, pixels, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def image(self, epoch: int, index: int) -> Image.Image:
-        return Image.fromarray(self.pixels[index]).convert("RGB")
-
-    def signature(self, index: int) -> str:
-        return blake2b(self.pixels[index].tobytes(), digest_size=8).hexdigest()
-
-    def label(self, epoch: int, index: int) -> int:
-        return self.labels[index]
-
-    def sample_id(self, epoch: int, index: int) -> str:
-        """The split and the place in the set's own order, which never changes."""
-        return f"{self.name}/{index:05d}"
-
-
-class TorchvisionSet:
+class TorchvisionSet(Source):
     """A data set of `torchvision.datasets`, downloaded where it is not there yet.
 
     Args:
@@ -71,29 +38,31 @@ class TorchvisionSet:
         UserError: If the name is unknown, or the files are neither there nor to be had.
     """
 
-    splits: tuple[str, ...] = ("train", "test")
-    skipped: Sequence[str] = ()
+    holds = ("image", "label")
+    splits = ("train", "test")
 
     def __init__(self, *, name: str, root: str, download: bool = False) -> None:
         if name not in SETS:
             raise UserError(f"data.source.name={name!r} is unknown; choose one of {', '.join(SETS)}")
         self.name = name
-        self._splits = {}
-        for split in self.splits:
-            found = _load(name, root, split == "train", download)
-            pixels, labels = np.asarray(found.data), np.asarray(found.targets).tolist()
-            self._splits[split] = TorchvisionSplit(name=split, pixels=pixels, labels=labels)
-            self.classes: list[str] = list(found.classes)
+        loaded = {split: _load(name, root, split == "train", download) for split in self.splits}
+        self.classes = list(loaded["train"].classes)
+        self._pixels = {split: np.asarray(data.data) for split, data in loaded.items()}  # (B, H, W) or (B, H, W, 3)
+        self._labels = {split: np.asarray(data.targets).tolist() for split, data in loaded.items()}
 
-    def split(self, name: str) -> TorchvisionSplit:
-        """The split of this name.
+    def open(self, name: str) -> Split:
+        return Listed(range(len(self._labels[name])), lambda index, epoch: self._record(name, index))
 
-        Raises:
-            UserError: If there is no such split.
-        """
-        if name not in self.splits:
-            raise UserError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
-        return self._splits[name]
+    def _record(self, split: str, index: int) -> Record:
+        """An image by its place in the set's own order, which never changes."""
+        pixels, label = self._pixels[split][index], self._labels[split][index]
+        return Record(
+            f"{split}/{index:05d}",
+            {"label": label, "class": self.classes[label]},
+            lambda: Image.fromarray(pixels).convert("RGB"),
+            None,
+            lambda: blake2b(pixels.tobytes(), digest_size=8).hexdigest(),
+        )
 
 
 def _load(name: str, root: str, train: bool, download: bool) -> Any:

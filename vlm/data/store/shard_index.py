@@ -23,7 +23,7 @@ MAX_HEADER = 2**12
 MAX_INDEX = 2**31  # bytes of an index
 
 
-class Record(NamedTuple):
+class ShardRecord(NamedTuple):
     """What an index knows of a sample beside where its image lies.
 
     Args:
@@ -66,15 +66,15 @@ class ShardIndex:
     def span(self, at: int) -> Span:
         return Span(int(self.places[at, 0]), int(self.places[at, 1]))
 
-    def record(self, at: int) -> Record:
+    def record(self, at: int) -> ShardRecord:
         start = int(self.places[at - 1, 2]) if at else 0
-        return Record(*json.loads(self._records[start : int(self.places[at, 2])]))
+        return ShardRecord(*json.loads(self._records[start : int(self.places[at, 2])]))
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ShardRecord]:
         """All records in order, faster than one by one."""
         start = 0
         for end in self.places[:, 2].tolist():
-            yield Record(*json.loads(self._records[start:end]))
+            yield ShardRecord(*json.loads(self._records[start:end]))
             start = end
 
     @property
@@ -94,7 +94,7 @@ def digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def make_index(samples: list[tuple[Span, Record]], left_out: list[LeftOut], size: int) -> ShardIndex:
+def make_index(samples: list[tuple[Span, ShardRecord]], left_out: list[LeftOut], size: int) -> ShardIndex:
     """The index of these samples of a tar of so many bytes."""
     records = [json.dumps(record).encode() for _, record in samples]
     ends = np.cumsum([len(record) for record in records], dtype=np.int64)
@@ -135,7 +135,7 @@ def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
     return index
 
 
-def _is_record(record: Record) -> bool:
+def _is_record(record: ShardRecord) -> bool:
     texts = [record.member, record.name or "", record.label or ""]
     return all(isinstance(text, str) for text in texts) and (
         isinstance(record.captions, list) and all(isinstance(text, str) for text in record.captions)

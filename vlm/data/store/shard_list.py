@@ -5,12 +5,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vlm.data.sources.caption_formats import SPLITS
+from vlm.data.records import NAMES, SPLITS
 from vlm.data.store import storage
 from vlm.data.store.tar import safe_name
 from vlm.errors import UserError
 
-NAMES = ("train", "val", "test")
 MANIFEST = "shards.json"
 FORMAT = 1
 MAX_MANIFEST = 2**28
@@ -19,15 +18,11 @@ _PIECE = 2**22
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them.
-
-    Whether it is what a command writes, the config alone says: a file may be called as if it were one.
-    """
+    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them."""
 
     path: str
     size: int | None = None
     sha256: str | None = None
-    piped: bool = False
 
     def check_size(self) -> None:
         """Compares the size alone, which costs nothing.
@@ -67,16 +62,13 @@ class Found(NamedTuple):
     classes: list[str] | None
 
 
-def find_shards(
-    *, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool, commands: bool
-) -> Found:
+def find_shards(*, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool) -> Found:
     """The shards that a config names.
 
     Args:
         root: Folder or URL: with what `vlm shard` wrote, with folders named as splits are, or with tars.
-        path, val_path, test_path: Files, patterns or URLs, as given or within the root; or ``pipe:`` and a command.
+        path, val_path, test_path: Files, patterns or URLs, as given or within the root.
         remote: Whether URLs may be read.
-        commands: Whether commands may be run.
     Raises:
         UserError: There are none, or a setting is none of these.
     """
@@ -84,9 +76,7 @@ def find_shards(
     places = {name: (key, storage.local(value)) for name, (key, value) in given.items() if value is not None}
     root = storage.local(root)
     for key, value in [("data.root", root), *places.values()]:
-        storage.check_place(value, key, urls=remote, commands=commands)
-    if storage.is_pipe(root):
-        raise UserError(f"data.root={root}: is a command, which lists no folder; give it as data.path")
+        storage.check_place(value, key, urls=remote)
     try:
         if not places:
             return _in_folder(root)
@@ -101,13 +91,12 @@ def find_shards(
 
 
 def _expanded(pattern: str, key: str, root: str) -> list[Shard]:
-    piped = storage.is_pipe(pattern)
-    tried = [pattern] if piped or storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
+    tried = [pattern] if storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
     try:
         for candidate in tried:
             files = storage.expand(candidate)
             if files and (candidate == tried[-1] or _is_there(files[0])):
-                return [Shard(file, piped=piped) for file in files]
+                return [Shard(file) for file in files]
     except ValueError as fault:
         raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
     raise UserError(f"{key}={pattern}: there is no such shard, nor within {root}; set {key} to the tars")
@@ -168,16 +157,3 @@ def _listed(root: str, entry: dict[str, Any]) -> Shard:
     if not name or type(size) is not int or not isinstance(digest, str):
         raise ValueError(f"an entry of {str(entry)[:80]}")
     return Shard(storage.join(root, name), size, digest)
-
-
-def check_fractions(val_fraction: float, test_fraction: float) -> None:
-    """Refuses fractions of what is held out that are none.
-
-    Raises:
-        UserError: They are negative, or nothing would be left.
-    """
-    if min(val_fraction, test_fraction) < 0 or not val_fraction + test_fraction < 1:
-        raise UserError(
-            f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: "
-            "give numbers from 0 whose sum is below 1"
-        )

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
 from vlm.data.store import storage
-from vlm.data.store.shard_index import MAX_INDEX, LeftOut, Record, ShardIndex, make_index, parse_index
+from vlm.data.store.shard_index import MAX_INDEX, LeftOut, ShardIndex, ShardRecord, make_index, parse_index
 from vlm.data.store.tar import Span, TarError, members
 from vlm.errors import UserError
 
@@ -105,7 +105,7 @@ def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, lef
         parts.texts[kind] = _text(name, span, file, left_out)
 
 
-def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, Record] | None:
+def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, ShardRecord] | None:
     if not parts.images:
         left_out.append(LeftOut("no image", f"{key}: has no image"))
         return None
@@ -114,7 +114,7 @@ def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, Rec
     name, label = about.get("name"), parts.texts.get("cls")
     captions = list(_captions(member, about, parts.texts.get("txt"), left_out))
     known = _clean(name) if isinstance(name, str) and name else None
-    return span, Record(member, known, label.strip() if label else None, captions)
+    return span, ShardRecord(member, known, label.strip() if label else None, captions)
 
 
 def _text(name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> str | None:

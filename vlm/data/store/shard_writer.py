@@ -5,10 +5,12 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlm.data.images.image import SUFFIXES, ImageError
+from vlm.data.records import Record, Split
 from vlm.data.store.shard_list import FORMAT, MANIFEST
 from vlm.data.store.shard_scan import SUFFIX, build_index, write_file
 
@@ -100,50 +102,39 @@ def _member(name: str, content: bytes) -> bytes:
     return about.tobuf(tarfile.USTAR_FORMAT) + content + padding
 
 
-def caption_files(split: Any, index: int) -> Files:
-    """The files of a captioned image; an ImageError is raised where the image's cannot be read.
+def files_of(split: Split, lost: list[str]) -> Iterator[tuple[str, Files]]:
+    """Key and files of each sample of a split, in its order; those whose image cannot be read go to `lost`."""
+    for index, record in enumerate(split.records()):
+        try:
+            yield f"{index:09d}", record_files(record)
+        except ImageError as fault:
+            lost.append(str(fault))
+
+
+def record_files(record: Record) -> Files:
+    """The image, metadata, captions and class of a sample; an ImageError is raised where the image cannot be read.
 
     The metadata hold all captions, the text has one a line, for programs that know no other.
     """
-    captions = split.references(index)
-    about = {"name": split.sample_id(0, index), "caption": captions[0], "captions": captions}
-    lines = "\n".join(" ".join(caption.splitlines()) for caption in captions)
-    text = lines.encode("utf-8", "replace")
-    return [image_file(split, index), (".json", json.dumps(about).encode()), (".txt", text)]
+    about: dict[str, Any] = {"name": record.id}
+    texts: Files = []
+    if "references" in record:
+        captions = record["references"]
+        about |= {"caption": captions[0], "captions": captions}
+        lines = "\n".join(" ".join(caption.splitlines()) for caption in captions)
+        texts.append((".txt", lines.encode("utf-8", "replace")))
+    if "label" in record:
+        texts.append((".cls", str(record["label"]).encode()))
+    return [image_file(record), (".json", json.dumps(about).encode()), *texts]
 
 
-def class_files(split: Any, index: int) -> Files:
-    """The files of an image in a class; an ImageError is raised where the image's cannot be read."""
-    about = {"name": split.sample_id(0, index)}
-    label = str(split.label(0, index)).encode()
-    return [image_file(split, index), (".json", json.dumps(about).encode()), (".cls", label)]
-
-
-def image_file(split: Any, index: int) -> tuple[str, bytes]:
+def image_file(record: Record) -> tuple[str, bytes]:
     """Suffix and content of an image's file: the very bytes where the data set has files, else a PNG."""
-    while hasattr(split, "indices"):  # a part of a split
-        split, index = split.split, split.indices[index]
-    if not hasattr(split, "content"):
-        return ".png", _png(split.image(0, index))
-    content = split.content(index)
-    suffix = os.path.splitext(split.sample_id(0, index))[1].lower()
+    if record.read_file is None:
+        buffer = BytesIO()
+        record.image().save(buffer, "PNG")
+        return ".png", buffer.getvalue()
+    content = record.read_file()
+    suffix = os.path.splitext(record.id)[1].lower()
     known = (kind for start, kind in _SUFFIXES.items() if content.startswith(start))
     return next(known, suffix if suffix in SUFFIXES else ".jpg"), content
-
-
-def _png(image: Any) -> bytes:
-    from io import BytesIO
-
-    buffer = BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def files_of(split: Any, lost: list[str]) -> Iterator[tuple[str, Files]]:
-    """Key and files of each sample of a split, in its order; those whose image cannot be read go to `lost`."""
-    files = class_files if hasattr(split, "label") else caption_files
-    for index in range(len(split)):
-        try:
-            yield f"{index:09d}", files(split, index)
-        except ImageError as fault:
-            lost.append(str(fault))

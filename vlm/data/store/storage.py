@@ -19,7 +19,6 @@ from vlm.errors import UserError
 MAX_EXPANDED = 1_000_000  # names that a pattern's braces may stand for
 PIECE = 2**20  # bytes that are asked of a store at once where a file is read in order
 PAUSES = (0.5, 2.0)  # seconds before a read from a store is tried again
-PIPE = "pipe:"  # what stands before a command that writes a tar: `vlm.data.store.pipes`
 _BRACES = re.compile(r"\{([^{},]*,[^{}]*|\d+\.\.\d+)\}")  # others are kept as they are, as in a shell
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAGIC = re.compile(r"[*?\[]")
@@ -31,32 +30,22 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def is_pipe(path: str) -> bool:
-    return path.startswith(PIPE)
-
-
 def local(path: str) -> str:
     """A path or URL, less the ``file://`` of one that leads to this machine's own files."""
     return path.removeprefix("file://")
 
 
-def check_place(path: str, setting: str, *, urls: bool, commands: bool) -> None:
-    """Refuses a URL or a command that this config may not use.
+def check_place(path: str, setting: str, *, urls: bool) -> None:
+    """Refuses a URL where none may be read.
 
     Args:
-        path: What `local` made of a setting's value.
-        setting: The key of the config that says it.
+        path: A path or URL that `local` returned.
+        setting: The key of the config that holds it.
         urls: Whether URLs may be read.
-        commands: Whether commands may be run.
     Raises:
         UserError: It names the key and the remedy.
     """
-    if is_pipe(path) and not commands:
-        raise UserError(
-            f"{setting}={path}: a checkpoint's config runs no command by itself, for anybody may have written it\n"
-            "if it is yours, say VLM_COMMANDS=1 before the command"
-        )
-    if not is_pipe(path) and is_url(path) and not urls:
+    if is_url(path) and not urls:
         raise UserError(
             f"{setting}={path}: a checkpoint's config reaches no network by itself, for anybody may have written it\n"
             "if it is yours, say VLM_REMOTE=1 before the command"
@@ -167,8 +156,6 @@ def expand(pattern: str) -> list[str]:
     names = list(islice(_braces(pattern), MAX_EXPANDED + 1))
     if len(names) > MAX_EXPANDED:
         raise ValueError(f"the braces stand for more than {MAX_EXPANDED:,} names")
-    if is_pipe(pattern):  # the rest is for the shell
-        return names
     return list(dict.fromkeys(file for name in names for file in (_glob(name) if _MAGIC.search(name) else [name])))
 
 

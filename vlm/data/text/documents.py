@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vlm.errors import UserError
 
@@ -34,8 +35,18 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{path}, line {number}: is not UTF-8; save the file in UTF-8") from error
 
 
+class Document(Protocol):
+    """A text that is given line by line."""
+
+    def lines(self) -> Iterator[str]:
+        """Its lines, one or more, with their line ends."""
+
+    def size(self) -> int:
+        """Its bytes, about; 0 where unknown."""
+
+
 @dataclass(frozen=True)
-class Document:
+class FileDocument:
     """A text file, or the part of it from one share of its characters to another."""
 
     path: Path
@@ -54,6 +65,15 @@ class Document:
             if kept := line[max(0, first - at) : max(0, last - at)]:
                 yield kept
             at += len(line)
+
+    def size(self) -> int:
+        """Bytes, about."""
+        return int(self.path.stat().st_size * (self.stop - self.start))
+
+    def stamp(self) -> str:
+        """A text that changes where the file does, or the part of it."""
+        file = self.path.stat()
+        return f"{self.start} {self.stop} {file.st_size} {file.st_mtime_ns}"
 
 
 def _characters(path: Path) -> int:

@@ -1,48 +1,27 @@
 """Windows onto a corpus of token ids: random ones to train on, sliding ones that score every token once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from vlm.data.batch import PADDING, BadSample
-from vlm.data.order import Key
+from vlm.data.batch import PADDING, TextRows
+from vlm.data.records import Record, Split
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
 
-@dataclass
-class TextBatch:
-    """Windows onto a text, each a token longer than what a model reads: the last one is only predicted.
+class Window(NamedTuple):
+    """A place in the tokens of a split."""
 
-    Args:
-        segments: Tell documents apart, None where each row is of a single one; 0 is padding.
-        scored: Evaluation: the tokens that count when they are predicted; None for all.
-        bad: Always empty: a window can be read if its file can.
-    Shapes:
-        tokens int64 (B, L+1), segments int64 (B, L+1) or None, scored bool (B, L+1) or None
-    """
-
-    tokens: Tensor
-    segments: Tensor | None
-    scored: Tensor | None
-    ids: list[str]
-    bad: list[BadSample] = field(default_factory=list)
-
-    def pin_memory(self) -> "TextBatch":
-        self.tokens = self.tokens.pin_memory()
-        self.segments = None if self.segments is None else self.segments.pin_memory()
-        self.scored = None if self.scored is None else self.scored.pin_memory()
-        return self
+    windows: "Windows"
+    start: int
 
 
-class Windows(Dataset):
-    """Windows of a split, read a batch at once; which they are, a subclass says.
+class Windows(Split):
+    """The windows of a split, each a record of no more than its place; a subclass defines the places.
 
     Args:
         name: Name of the split.
@@ -62,7 +41,19 @@ class Windows(Dataset):
         """How many places a full window can begin at; 1 where the whole split is shorter than a window."""
         return max(1, len(self.tokens) - self.max_len)
 
-    def read(self, starts: np.ndarray) -> TextBatch:
+    def record(self, index: int, epoch: int = 0) -> Record:
+        start = self.place(index, epoch)
+        return Record(f"{self.name}-{start}", {"window": Window(self, start)})
+
+    def place(self, index: int, epoch: int) -> int:
+        """The token at which a window begins."""
+        raise TypeError(f"{type(self).__name__} has no places")
+
+    def rows(self, starts: np.ndarray) -> TextRows:
+        """The windows that begin at these tokens, as training or evaluation reads them."""
+        return self.read(starts)
+
+    def read(self, starts: np.ndarray) -> TextRows:
         """The windows that begin at these tokens, padded where the split ends.
 
         Shapes:
@@ -78,12 +69,7 @@ class Windows(Dataset):
             segments = np.ones_like(tokens)
             segments[:, 1:] += begins.cumsum(1)
             segments[~inside] = PADDING
-        return TextBatch(
-            tokens=torch.from_numpy(tokens),
-            segments=None if segments is None else torch.from_numpy(segments),
-            scored=None,
-            ids=[f"{self.name}-{start}" for start in starts.tolist()],
-        )
+        return TextRows(torch.from_numpy(tokens), None if segments is None else torch.from_numpy(segments))
 
 
 class RandomWindows(Windows):
@@ -99,9 +85,9 @@ class RandomWindows(Windows):
         UserError: The split is shorter than a window.
     """
 
-    def __init__(self, *, seed: int, limit: int | None = None, **options) -> None:
+    def __init__(self, *, seed: int, limit: int | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.seed, self.limit = seed, limit
+        self.seed, self.limit, self.fresh = seed, limit, limit is None
         self._places: tuple[int, np.ndarray] | None = None
         if len(self.tokens) <= self.max_len:
             raise UserError(
@@ -113,8 +99,8 @@ class RandomWindows(Windows):
         count = -(-len(self.tokens) // self.max_len)
         return count if self.limit is None else min(self.limit, count)
 
-    def __getitems__(self, keys: Sequence[Key]) -> TextBatch:
-        return self.read(np.array([self.places(epoch)[index] for epoch, index in keys]))
+    def place(self, index: int, epoch: int) -> int:
+        return int(self.places(epoch)[index])
 
     def places(self, epoch: int) -> np.ndarray:
         """Where the windows of an epoch begin; drawn together, which takes a thousandth of the time of one by one."""
@@ -135,19 +121,21 @@ class SlidingWindows(Windows):
         stride: Tokens that each window moves on by.
     """
 
-    def __init__(self, *, stride: int, **options) -> None:
+    def __init__(self, *, stride: int, **options: Any) -> None:
         super().__init__(**options)
         self.stride = stride
 
     def __len__(self) -> int:
         return 1 + -(-(self.starts - 1) // self.stride)
 
-    def __getitems__(self, keys: Sequence[Key]) -> TextBatch:
-        starts = self.stride * np.array([index for _, index in keys])
-        batch = self.read(starts)
+    def place(self, index: int, epoch: int) -> int:
+        return self.stride * index
+
+    def rows(self, starts: np.ndarray) -> TextRows:
+        rows = self.read(starts)
         seen = np.where(starts == 0, 1, 1 + self.max_len - self.stride)  # (B,)
         scored = torch.from_numpy(self._span >= seen[:, None])  # (B, L+1)
-        if batch.segments is not None:
-            scored &= (batch.segments != PADDING) & (batch.tokens != self.bos_id)
-        batch.scored = scored
-        return batch
+        if rows.segments is not None:
+            scored &= (rows.segments != PADDING) & (rows.tokens != self.bos_id)
+        rows.scored = scored
+        return rows

@@ -3,16 +3,15 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from PIL import Image
-
 from vlm.data.images.image import ImageError
 from vlm.data.images.image_hash import Print, exact, fingerprint, near
+from vlm.data.records import Skipped, Source, Split
 from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
 
 TINY = 32  # shorter side of an image, in pixels
@@ -78,12 +77,16 @@ class Seen:
 
 
 def read_images(
-    splits: dict[str, Any], faults: Faults, *, limit: int | None, watch: Callable[[Iterable[Any], int], Iterable[Any]]
+    splits: Mapping[str, Split],
+    faults: Faults,
+    *,
+    limit: int | None,
+    watch: Callable[[Iterable[Any], int], Iterable[Any]],
 ) -> list[Seen]:
     """Reads the images of all splits, several at once, and notes those that cannot be.
 
     Args:
-        splits: By name; what gives no image() is passed over.
+        splits: By name.
         faults: Where faults go.
         limit: Images of each split that are read; None for all.
         watch: Passes items on and tells how far it is.
@@ -108,14 +111,14 @@ def _ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> It
         yield from pool.map(_look, block)
 
 
-def _look(at: tuple[str, Any, int]) -> "Seen | str":
+def _look(at: tuple[str, Split, int]) -> "Seen | str":
     name, split, index = at
-    label = split.label(0, index) if hasattr(split, "label") else None
+    record = split.record(index)
     try:
-        image: Image.Image = split.image(0, index)
+        image = record.image()
     except ImageError as fault:
         return f"{name}: {fault}"
-    return Seen(name, split.sample_id(0, index), label, image.size, fingerprint(image))
+    return Seen(name, record.id, record.known.get("label"), image.size, fingerprint(image))
 
 
 def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False) -> None:
@@ -159,16 +162,12 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False)
 
 
 def caption_faults(
-    splits: dict[str, Any], tokenizer: Tokenizer, max_len: int, faults: Faults, *, limit: int | None
+    splits: Mapping[str, Split], tokenizer: Tokenizer, max_len: int, faults: Faults, *, limit: int | None
 ) -> dict[str, float]:
     """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
     coverage = {}
     for name, split in splits.items():
-        texts = [
-            (split.sample_id(0, index), text)
-            for index in range(min(len(split), limit or len(split)))
-            for text in split.references(index)
-        ]
+        texts = [(record.id, text) for record in split.records(limit) for text in record["references"]]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
             f"{name}: {image}: {len(row) + 2} tokens, of which data.max_len={max_len} keeps the first: {text[:60]}"
@@ -204,31 +203,33 @@ SOURCE_KINDS = {
 }
 
 
-def source_faults(source: Any, images: int, faults: Faults) -> list[str]:
-    """What a source of captioned images left out, by kind; gives the lines that are of no kind."""
+def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
+    """The lines of a source of images about what it left out, noted by kind; gives those that are of no kind."""
     kinds: dict[str, list[str]] = defaultdict(list)
     others = []
-    for line in getattr(source, "skipped", ()):
-        kind = SOURCE_KINDS.get(getattr(line, "kind", ""))
+    for line in source.skipped:
+        kind = SOURCE_KINDS.get(line.kind) if isinstance(line, Skipped) else None
         if kind is None:
             others.append(line)
         else:
             kinds[kind].append(line)
-    if hasattr(source, "uncaptioned"):
-        kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
+    kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
     for kind in SOURCE_KINDS.values():
         faults.add(kind, kinds[kind], images)
-    faults.add("repeated caption", getattr(source, "repeated", ()), images)
+    faults.add("repeated caption", source.repeated, images)
+    damaged, files = source.damaged()
+    if files:
+        faults.add("damaged shard", damaged, files)
     return others
 
 
-def document_faults(source: Any, faults: Faults) -> dict[str, int]:
+def document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, int]:
     """Documents that are empty, or there twice; gives how many characters each split has."""
     seen: dict[int, tuple[str, int]] = {}
     sizes: Counter[str] = Counter()
-    for split in source.splits:
-        for number, lines in enumerate(source.documents(split)):
-            text = "".join(lines)
+    for split, records in splits.items():
+        for number, record in enumerate(records.records()):
+            text = "".join(record["document"].lines())
             sizes[split] += len(text)
             here = f"{split}: document {number}"
             faults.add("empty document", [here] if not text.strip() else [], 1)

@@ -1,22 +1,15 @@
 """Controls: what a model would score that does not look at the image."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from vlm.data.records import Split
 from vlm.evaluation.metrics.captions import CaptionMetric, best_constant, score_captions, shuffled
 from vlm.randomness import numpy_rng
 
 CANDIDATES = 1000  # training captions tried as the best constant one
 
 
-class Captioned(Protocol):
-    """A split whose captions can be read."""
-
-    def __len__(self) -> int: ...
-    def captions(self, epoch: int, index: int) -> list[str]: ...
-
-
-def caption_controls(metric: CaptionMetric, train: Captioned, *, seed: int) -> dict[str, float]:
+def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
     """Scores of two controls: one caption for all images, and the model's captions given to other images.
 
     Args:
@@ -28,7 +21,7 @@ def caption_controls(metric: CaptionMetric, train: Captioned, *, seed: int) -> d
     """
     prepared, predictions, references = metric.prepared(), metric.predictions, metric.references
     order = numpy_rng(seed, "constant captions").permutation(len(train))[:CANDIDATES]
-    candidates = sorted({caption for index in order for caption in train.captions(0, int(index))[:1]})
+    candidates = sorted({caption for index in order for caption in train.record(int(index))["captions"][:1]})
     constant, _ = best_constant(prepared, candidates)
     controls = {
         "constant": dict.fromkeys(references, constant),
@@ -43,8 +36,8 @@ def caption_controls(metric: CaptionMetric, train: Captioned, *, seed: int) -> d
     return scores
 
 
-def novelty(predictions: Iterable[str], train: Captioned) -> float:
+def novelty(predictions: Iterable[str], train: Split) -> float:
     """The share of captions that stand word for word nowhere in the training split's first epoch."""
-    written = {tuple(caption.split()) for index in range(len(train)) for caption in train.captions(0, index)}
+    written = {tuple(caption.split()) for record in train.records() for caption in record["captions"]}
     captions = [tuple(text.split()) for text in predictions]
     return sum(caption not in written for caption in captions) / len(captions)

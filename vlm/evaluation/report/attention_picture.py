@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vlm.errors import printable
 from vlm.evaluation.report.attention import Map
-from vlm.inference.files import printable
 
 TILE, GAP = 128, 20  # pixels of a picture, and of the space above it for its word
 GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from vlm.atomic import write_text
 from vlm.data.images.image import ImageError
+from vlm.data.records import Record, Split
 from vlm.errors import UserError
 from vlm.evaluation.data_check.faults import Faults
 from vlm.evaluation.report import page
@@ -15,7 +15,7 @@ SAMPLES = 12  # of each split
 NAMED = 50  # faults of a kind
 
 
-def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Any], *, seed: int) -> str:
+def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
     """The whole page.
 
     Args:
@@ -26,9 +26,9 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Any], *
     """
     body = [page.preformatted("\n".join(about)), _faults(faults)]
     for name, split in splits.items():
-        if hasattr(split, "image"):
+        if "image" in split.record(0):
             order = numpy_rng("data page", seed, name).permutation(len(split))[:SAMPLES].tolist()
-            made = page.cards(_sample(split, index) for index in order)
+            made = page.cards(_sample(split.record(index)) for index in order)
             body.append(page.section(f"Random samples of {name}", made))
     return page.page("Data", about[0].split(maxsplit=1)[-1], body)
 
@@ -45,16 +45,13 @@ def _faults(faults: Faults) -> str:
     return page.section("Faults", *parts)
 
 
-def _sample(split: Any, index: int) -> str:
-    name = split.sample_id(0, index)
-    texts: Sequence[str] = (
-        split.references(index) if hasattr(split, "references") else [f"class {split.label(0, index)}"]
-    )
+def _sample(record: Record) -> str:
+    texts = record.texts
     try:
-        image = page.thumbnail(split.image(0, index))
+        image = page.thumbnail(record.image())
     except ImageError as fault:
-        return page.card(None, str(fault), [name], texts)
-    return page.card(image, texts[0] if texts else "", [name], texts[1:])
+        return page.card(None, str(fault), [record.id], texts)
+    return page.card(image, texts[0] if texts else "", [record.id], texts[1:])
 
 
 def write_page(folder: Path, text: str) -> None:

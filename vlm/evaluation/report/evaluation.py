@@ -190,11 +190,10 @@ def pictures_of(split: Any) -> Picture:
     places: dict[str, int] = {}
 
     def picture(name: str) -> Image.Image | None:
-        if not hasattr(split, "image"):
-            return None
         if not places:
-            places.update((split.sample_id(0, index), index) for index in range(len(split)))
-        return split.image(0, places[name]) if name in places else None
+            places.update((record.id, index) for index, record in enumerate(split.records()))
+        record = split.record(places[name]) if name in places else None
+        return record.image() if record is not None and "image" in record else None
 
     return picture
 

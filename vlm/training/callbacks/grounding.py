@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import SharedError
+from vlm.models.frozen_features import Features
 from vlm.tasks.captioning import Captioning
 
 FEW_STEPS = 1000
@@ -38,7 +39,7 @@ def differ(one: Pixels, other: Pixels) -> bool:
 
 def has_pixels(batch: Any) -> bool:
     """Whether a batch holds images, and not features that were kept of them."""
-    return len(batch.ids) > 0 and not batch.images.is_floating_point()
+    return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
 
 
 class Grounding(L.Callback):
@@ -74,7 +75,7 @@ class Grounding(L.Callback):
         if self._fault is not None:
             raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
         if self._train_pixels is None and isinstance(pl_module, Captioning) and has_pixels(batch):
-            self._train_pixels = Pixels.of(pl_module.preprocess.normalize(batch.images))
+            self._train_pixels = Pixels.of(pl_module.preprocess.normalize(batch["images"]))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, Captioning):

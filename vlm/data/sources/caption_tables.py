@@ -3,38 +3,18 @@
 import csv
 import json
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
+from vlm.data.records import SPLITS, Skipped
+from vlm.data.store.places import Place
 from vlm.errors import UserError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
-# fmt: off
-SPLITS = {
-    "train": "train", "training": "train", "restval": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}
-# fmt: on
-
-
-class Skipped(str):
-    """A line that names what is not used and says why, with the kind of its fault.
-
-    Args:
-        line: The line.
-        kind: "empty caption", "no image", "no caption", "two splits" or "repeated caption".
-    """
-
-    kind: str
-
-    def __new__(cls, line: str, kind: str) -> Self:
-        self = super().__new__(cls, line)
-        self.kind = kind
-        return self
 
 
 class Row(NamedTuple):
@@ -53,9 +33,17 @@ def read_text(path: Path) -> str:
         UserError: If the file cannot be read, or a line of it is not UTF-8.
     """
     try:
-        data = path.read_bytes()
+        return decode_text(path.read_bytes(), path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+
+
+def decode_text(data: bytes, path: Path) -> str:
+    """UTF-8 with or without a byte order mark.
+
+    Raises:
+        UserError: A line is not UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -147,47 +135,41 @@ def _json_rows(path: Path, text: str, columns: dict[str, str]) -> Iterator[Row]:
         yield from (Row(image, caption, name, where) for caption in captions or [""])
 
 
-def read_folder(root: Path, skipped: list[str]) -> list[Row]:
-    """Rows of a folder of images, each beside a text file of the same name that holds a caption a line.
+def read_folder(place: Place, skipped: list[str]) -> list[Row]:
+    """Rows of images that lie, each, beside a text file of the same name that holds a caption a line.
 
     Folders within are read too. If all images lie in folders named as splits are, those are the splits.
 
     Args:
-        root: The folder.
+        place: Holds the files.
         skipped: Gets a line for each image without captions, and for each text file without an image.
     """
-    rows: list[Row] = []
-    seen = {os.path.realpath(root)}  # links to folders are followed, but not in circles
-    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
-        targets = {os.path.realpath(os.path.join(folder, name)): name for name in folders if name[0] != "."}
-        folders[:] = sorted(name for target, name in targets.items() if target not in seen)
-        seen |= set(targets)
-        rows += _folder_rows(root, Path(folder), sorted(name for name in files if name[0] != "."), skipped)
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path in place.files():
+        folder, name = os.path.split(path)
+        if not any(part.startswith(".") for part in path.split("/")):
+            folders[folder].append(name)
+    rows = [row for folder, names in folders.items() for row in _folder_rows(place, folder, sorted(names), skipped)]
     splits = [SPLITS.get(row.image.split("/")[0].lower()) if "/" in row.image else None for row in rows]
     return [row._replace(split=split) for row, split in zip(rows, splits, strict=True)] if all(splits) else rows
 
 
-def _unreadable(error: OSError) -> None:
-    raise UserError(f"{error.filename}: {error.strerror}; give a folder that can be read") from error
-
-
-def _folder_rows(root: Path, folder: Path, files: list[str], skipped: list[str]) -> Iterator[Row]:
-    texts = {name[:-4]: name for name in files if name.lower().endswith(".txt")}
+def _folder_rows(place: Place, folder: str, names: list[str], skipped: list[str]) -> Iterator[Row]:
+    texts = {name[:-4]: name for name in names if name.lower().endswith(".txt")}
     unused = dict(texts)
-    for name in files:
+    for name in names:
         stem, suffix = os.path.splitext(name)
+        image = os.path.join(folder, name)
         if suffix.lower() not in SUFFIXES:
             continue
         if stem not in texts:
-            skipped.append(Skipped(f"{folder / name}: no {stem}.txt beside it", "no caption"))
+            skipped.append(Skipped(f"{place.path / image}: no {stem}.txt beside it", "no caption"))
             continue
         unused.pop(stem, None)
-        text = folder / texts[stem]
-        where = text.relative_to(root).as_posix()
-        captions = read_text(text).rstrip().split("\n")
-        image = (folder / name).relative_to(root).as_posix()
+        where = os.path.join(folder, texts[stem])
+        captions = decode_text(place.read(where), place.path / where).rstrip().split("\n")
         yield from (Row(image, caption, None, f"{where} line {n}") for n, caption in enumerate(captions, 1))
-    skipped += [Skipped(f"{folder / name}: no image beside it", "no image") for name in unused.values()]
+    skipped += [Skipped(f"{place.path / folder / name}: no image beside it", "no image") for name in unused.values()]
 
 
 def read_flickr(path: Path) -> list[Row]:

@@ -1,0 +1,283 @@
+"""Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vlm.data.batch import TextRows, pack
+from vlm.data.features.feature_file import FeatureFile
+from vlm.data.images.augment import Augment
+from vlm.data.images.image import Preprocess
+from vlm.data.records import Record, Source, Split
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.errors import UserError
+from vlm.models.frozen_features import Features
+
+AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
+
+
+class Field:
+    """One thing that a task reads of each record.
+
+    A subclass defines `encode` and `collate`, and states by `needs` what a record must hold.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are drawn in equal shares
+    reads_whole: ClassVar[bool] = False  # whether samples are made of a whole split, so that a limit counts those
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        """Takes what it needs of an opened data set.
+
+        Args:
+            source: The data set.
+            splits: Its splits by name, as training and evaluation use them.
+            seed: Key of the data's order and augmentation.
+            cache: Folder of what is kept from run to run; None for none.
+        """
+
+    def prepare(self) -> None:
+        """Learns from the training split what a new run needs, such as a tokenizer."""
+
+    def state(self) -> dict[str, Any]:
+        """What using the trained model needs of the field, in plain containers, for the checkpoint."""
+        return {}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Takes from a checkpoint's description what `state` once gave."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the model that the data decide, by the name of its argument, such as vocab_size."""
+        return {}
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        """Texts that tell what is read of a record from anything else."""
+        return ()
+
+    def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
+        """The samples that a split is read as: its records, unless a field makes others of them.
+
+        Args:
+            name: Name of the split.
+            training: Whether they are to train on.
+            limit: Most samples of a field that reads splits as a whole; None for all.
+        """
+        return split
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Any:
+        """The value of a sample, made in a worker.
+
+        Args:
+            key: Key of what is random in training; None in evaluation, where nothing is.
+        Raises:
+            ImageError: The sample cannot be read.
+        """
+        raise TypeError(f"{type(self).__name__} encodes nothing")
+
+    def collate(self, values: Sequence[Any]) -> Any:
+        """The values of a batch together; there may be none."""
+        raise TypeError(f"{type(self).__name__} collates nothing")
+
+    def length(self, record: Record) -> int:
+        """Length of a sample where batches are bucketed by it."""
+        return 0
+
+
+class Images(Field):
+    """The image of a record as pixels.
+
+    Args:
+        preprocess: Deterministic preprocessing of validation, test and use.
+        augment: Augmentation of training images; None for the preprocessing alone.
+        cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
+            and worker, and spares the decoding from the second epoch on.
+    Shapes:
+        uint8 (B, 3, image_size, image_size)
+    """
+
+    needs = ("image",)
+
+    def __init__(self, *, preprocess: Preprocess, augment: Augment | None = None, cache_images: bool = False) -> None:
+        self.preprocess, self.augment, self.cache_images = preprocess, augment, cache_images
+
+    def state(self) -> dict[str, Any]:
+        return {"preprocess": self.preprocess.state()}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+
+    def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
+        return CachedImages(split) if self.cache_images and not split.fresh else split
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
+        image = record.image()
+        return self.preprocess(image) if key is None or self.augment is None else self.augment(image, key)
+
+    def collate(self, values: Sequence[Tensor]) -> Tensor:
+        size = self.preprocess.image_size
+        return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
+
+
+class CachedImages(Split):
+    """A split whose images are decoded once and kept in memory."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self._images: dict[int, Image.Image] = {}
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        record = self.split.record(index, epoch)
+        decode = record.open_image
+        if decode is not None:
+
+            def image() -> Image.Image:
+                if index not in self._images:
+                    self._images[index] = decode()
+                return self._images[index]
+
+            record.open_image = image
+        return record
+
+
+class KeptFeatures(Images):
+    """Features of a frozen encoder, kept on disk, in the place of the image.
+
+    Args:
+        images: The field whose place it takes.
+        file: The features by index.
+    Shapes:
+        Features of values (B, S, C)
+    """
+
+    def __init__(self, images: Images, file: FeatureFile) -> None:
+        super().__init__(preprocess=images.preprocess, augment=images.augment)
+        self.file = file
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
+        assert key is not None, "features are kept for training alone"
+        return self.file.read(int(key[2]))
+
+    def collate(self, values: Sequence[Tensor]) -> Any:
+        layout = self.file.layout
+        return Features(torch.stack(list(values)) if values else torch.empty(0, layout.states, layout.width))
+
+
+class Captions(Field):
+    """All captions of a record as one row of tokens, end to end; in evaluation beside their references.
+
+    Args:
+        tokenizer: Learned from the training captions unless it already is.
+        max_len: Longest caption in tokens with its begin and end; longer ones are cut, their end kept.
+    Shapes:
+        TextRows of tokens (B, L), segments (B, L)
+    """
+
+    needs = ("captions",)
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: int) -> None:
+        self.tokenizer, self.max_len = tokenizer, max_len
+        self._ids: dict[str, list[int]] = {}
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        self._train, self._cache = splits["train"], cache
+
+    def prepare(self) -> None:
+        texts = (caption for record in self._train.records() for caption in record["captions"])
+        self.tokenizer.fit(texts, cache=self._cache)
+        self._ids.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer.state()}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self._ids.clear()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"vocab_size": self.tokenizer.vocab_size}
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        return record["captions"]
+
+    def ids(self, caption: str) -> list[int]:
+        """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
+        ids = self._ids.get(caption)
+        if ids is None:
+            body = self.tokenizer.encode(caption)[: self.max_len - 2]
+            ids = self._ids[caption] = [self.tokenizer.bos_id, *body, self.tokenizer.eos_id]
+        return ids
+
+    def length(self, record: Record) -> int:
+        return sum(len(self.ids(caption)) for caption in record["captions"])
+
+    def encode(self, record: Record, key: AugmentKey | None) -> tuple[list[list[int]], list[str]]:
+        ids = [self.ids(caption) for caption in record["captions"]]
+        return ids, list(record["references"]) if key is None else []
+
+    def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
+        tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)
+        return TextRows(tokens, segments, references=[references for _, references in values])
+
+
+class Labels(Field):
+    """The class of a record.
+
+    Shapes:
+        int64 (B,)
+    """
+
+    needs = ("label",)
+    stratum = "label"
+    classes: Sequence[str] = ()
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        self.classes, self._splits = list(source.classes), splits
+
+    def state(self) -> dict[str, Any]:
+        return {"classes": self.classes}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Compares the classes.
+
+        Raises:
+            UserError: They are not the same.
+        """
+        known = list(about["classes"])
+        if known == self.classes:
+            return
+        there, here = sorted({*known} - {*self.classes}), sorted({*self.classes} - {*known})
+        parts = [
+            f"only {where}: {', '.join(names[:5])}" for where, names in (("there", there), ("here", here)) if names
+        ]
+        raise UserError(
+            f"data: the classes are not the checkpoint's ({'; '.join(parts) or 'their order differs'}); give the "
+            "data set that it was trained on"
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"num_classes": len(self.classes)}
+
+    def counts(self, split: str) -> list[int]:
+        """Samples of each class in a split's first epoch."""
+        found = Counter(record["label"] for record in self._splits[split].records())
+        return [found[label] for label in range(len(self.classes))]
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        return (self.classes[record["label"]],)
+
+    def encode(self, record: Record, key: AugmentKey | None) -> int:
+        return record["label"]
+
+    def collate(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long)

@@ -1,0 +1,190 @@
+"""Images whose folders name their classes, in a folder or in a tar."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from vlm.data.hold_out import check_fractions, draw_stratified
+from vlm.data.images.image import SUFFIXES
+from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
+from vlm.data.store.places import Folder, Place, Tar
+from vlm.errors import UserError
+
+_FOREIGN = ("__MACOSX",)  # folders that archives made on a Mac hold beside the files
+
+Parts = tuple[str, ...]
+
+
+class ClassFile(NamedTuple):
+    """An image: its path within the data set, and its class."""
+
+    path: str
+    label: int
+
+
+class ClassFolders(Source):
+    """Images in class folders, as torchvision's ImageFolder reads them, or in such folders for each split.
+
+    The layout is ``train/CLASS/...`` with ``val`` and ``test`` (or another name of theirs) beside ``train``, or else
+    ``CLASS/...``, of which val and test are drawn, each class keeping its share. A single folder around all of it does
+    not matter; names that begin with a dot, and files without an image's suffix, are passed over.
+
+    Args:
+        root: The folder that holds the class folders or those of the splits; with `path`, a folder it may be in.
+        path: A tar of them instead, not compressed.
+        val_fraction: Part of each class held out for validation where no folders say the splits.
+        test_fraction: Part of each class held out for test where no folders say the splits.
+        seed: Seed of which images are held out.
+    Raises:
+        UserError: There is no such folder or tar, no image, fewer than two classes, a class of train without images,
+            or a class in val or test that train lacks.
+    """
+
+    holds = ("image", "label")
+
+    def __init__(
+        self,
+        *,
+        root: str | None = None,
+        path: str | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        check_fractions(val_fraction, test_fraction)
+        self._setting = "data.root" if path is None else "data.path"
+        self.name = "image_folder" if path is None else "image_tar"
+        self.place: Place = _folder(root) if path is None else _tar(path, root)
+        self.skipped: list[str] = []
+        images = sorted(parts for parts in map(_shown, self.place.files()) if parts and _is_image(parts[-1]))
+        if not images:
+            raise self._fault("holds no image of a known format")
+        base = _wrapping(images)
+        images = [parts[len(base) :] for parts in images]
+        kept = [parts[len(base) :] for parts in map(_shown, self.place.folders()) if parts[: len(base)] == base]
+        self._base = "/".join((*base, ""))
+        if _says_splits(images):
+            self._images = self._named(images, kept)
+        else:
+            self._images = self._drawn(images, kept, {"test": test_fraction, "val": val_fraction}, seed)
+        self.splits = tuple(name for name in NAMES if self._images.get(name))
+
+    def open(self, name: str) -> Split:
+        return Listed(self._images[name], lambda file, epoch: self._record(file))
+
+    def _record(self, file: ClassFile) -> Record:
+        known = {"label": file.label, "class": self.classes[file.label]}
+        place = self.place
+        return Record(
+            file.path,
+            known,
+            partial(place.image, file.path),
+            partial(place.read, file.path),
+            partial(place.stamp, file.path),
+        )
+
+    def _named(self, images: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
+        """The splits that the first folder of each path names."""
+        found: dict[str, list[Parts]] = {name: [] for name in NAMES}
+        strays = []
+        for parts in images:
+            split = SPLITS.get(parts[0].lower())
+            if split and len(parts) > 2:
+                found[split].append(parts)
+            else:
+                strays.append(parts)
+        self._leave_out(strays, "not in a class folder of a split")
+        if not found["train"]:
+            raise self._fault(f"has {_listed(sorted({parts[0] for parts in images}))}, but no train folder")
+        empty = {parts[:2] for parts in folders if len(parts) > 1 and SPLITS.get(parts[0].lower()) == "train"}
+        self._set_classes({parts[1] for parts in found["train"]}, empty - {parts[:2] for parts in found["train"]})
+        for parts in (parts for name in NAMES for parts in found[name] if parts[1] not in self._labels):
+            raise UserError(
+                f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training images have no class {parts[1]!r}; "
+                "rename the folder to the class it is, or add such images to train"
+            )
+        return {name: [self._file(parts, parts[1]) for parts in found[name]] for name in NAMES}
+
+    def _drawn(
+        self, images: list[Parts], folders: list[Parts], fractions: dict[str, float], seed: int
+    ) -> dict[str, list[ClassFile]]:
+        """The splits by fractions of each class."""
+        self._leave_out([parts for parts in images if len(parts) == 1], "in no class folder")
+        images = [parts for parts in images if len(parts) > 1]
+        if not images:
+            raise self._fault("holds images, but none in a folder that names its class")
+        empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in images}
+        self._set_classes({parts[0] for parts in images}, empty)
+        files = [self._file(parts, parts[0]) for parts in images]
+        parts = draw_stratified([file.label for file in files], [file.path for file in files], fractions, seed)
+        return {name: [files[index] for index in indices] for name, indices in parts.items()}
+
+    def _set_classes(self, classes: set[str], empty: set[Parts]) -> None:
+        if empty:
+            path = f"{self.place.path}/{self._base}{'/'.join(min(empty))}"
+            raise UserError(f"{path}: holds no image of a known format; add images, or remove the folder")
+        if len(classes) < 2:
+            raise self._fault(f"has one class alone, {min(classes)}, where there must be two or more")
+        self.classes = sorted(classes)
+        self._labels = {name: label for label, name in enumerate(self.classes)}
+
+    def _file(self, parts: Parts, name: str) -> ClassFile:
+        return ClassFile(self._base + "/".join(parts), self._labels[name])
+
+    def _leave_out(self, strays: list[Parts], why: str) -> None:
+        for folder, count in sorted(Counter("/".join(parts[:-1]) for parts in strays).items()):
+            where = f"{self.place.path}/{self._base}{folder}".rstrip("/")
+            self.skipped.append(f"{where}: {count} image{'s' * (count > 1)} {why}")
+
+    def _fault(self, what: str) -> UserError:
+        return UserError(
+            f"{self.place.path}: {what}; set {self._setting} to where images lie as CLASS/IMAGE, or as "
+            "train/CLASS/IMAGE and val/CLASS/IMAGE"
+        )
+
+
+def _shown(path: str) -> Parts:
+    """The parts of a path, none where it is hidden."""
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    return () if any(part[0] == "." or part in _FOREIGN for part in parts) else parts
+
+
+def _is_image(name: str) -> bool:
+    _, dot, suffix = name.rpartition(".")
+    return dot + suffix.lower() in SUFFIXES
+
+
+def _wrapping(images: Sequence[Parts]) -> Parts:
+    """The folders that everything lies in, such as an archive's own, before those that mean something."""
+    base: Parts = ()
+    while True:
+        rest = [parts[len(base) :] for parts in images]
+        if len({parts[0] for parts in rest}) > 1 or min(map(len, rest)) < 3 or rest[0][0].lower() in SPLITS:
+            return base
+        base = (*base, rest[0][0])
+
+
+def _says_splits(images: Sequence[Parts]) -> bool:
+    """Whether the first folders are splits; a class may be called train too, but its images lie right in it."""
+    splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in images}
+    return "train" in splits or None not in splits
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _folder(root: str | None) -> Folder:
+    if root is None or not Path(root).is_dir():
+        raise UserError(f"data.root={root}: no such folder; set data.root to where the class folders are")
+    return Folder(Path(root))
+
+
+def _tar(path: str, root: str | None) -> Tar:
+    candidates = [Path(path)] if root is None else [Path(path), Path(root) / path]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        raise UserError(f"data.path={path}: no such file; set data.path to a tar of class folders")
+    return Tar(file)

@@ -1,0 +1,218 @@
+"""Data sets in shards, as img2dataset and `vlm shard` write them."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import takewhile
+
+import numpy as np
+
+from vlm.data.hold_out import check_fractions, draw, draw_stratified
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
+from vlm.data.sources.caption_source import check_drawn, drawn_captions
+from vlm.data.store.shard_index import ShardIndex, ShardRecord
+from vlm.data.store.shard_list import Shard, find_shards
+from vlm.data.store.shard_scan import open_index
+from vlm.data.store.shards import Opened, Samples
+from vlm.errors import UserError
+
+AT_ONCE = 16  # shards that are opened
+MAX_CLASSES = 100_000
+
+
+class Shards(Source):
+    """Images in shards with captions (``KEY.txt`` or ``KEY.json``), a class (``KEY.cls``), or both.
+
+    A class is a name or a number.
+
+    The splits are the files where `val_path` or `test_path` is given, else those that `vlm shard` wrote, else the
+    folders of the root that are named so, else drawn: by image, or, where the class is needed, so that each class
+    keeps its share.
+
+    Args:
+        root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without.
+        path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root.
+        remote: Whether URLs may be read.
+        write_index: Whether the index of a shard that has none is left beside it.
+        needs: Names of values that a sample must have to be used.
+        val_fraction, test_fraction: Parts held out where the data say no splits.
+        seed: Seed of which images are held out and which captions are drawn.
+        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+    Raises:
+        UserError: There are no shards, one is not whole, a sample is there twice, there are fewer than two classes, or
+            val or test has a class that train lacks.
+    """
+
+    holds = ("image", "captions", "label")
+    name = "webdataset"
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        remote: bool = False,
+        write_index: bool = False,
+        needs: Sequence[str] = (),
+        val_fraction: float = 0.05,
+        test_fraction: float = 0.05,
+        seed: int = 0,
+        captions_per_image: int | None = None,
+    ) -> None:
+        check_drawn(captions_per_image)
+        check_fractions(val_fraction, test_fraction)
+        self.root, self.needs, self._write_index = root, needs, write_index
+        self.seed, self.captions_per_image = seed, captions_per_image
+        self.skipped: list[str] = []
+        self.repeated: list[str] = []
+        self._unusable: dict[str, str] = {}
+        places = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
+        self._shards = places.splits
+        self._base = _common([shard.path for shards in self._shards.values() for shard in shards])
+        self._seen: dict[str, str] = {}
+        samples = {split: self._usable(self._open(shards)) for split, shards in self._shards.items()}
+        self._seen.clear()
+        texts = {split: _classes_of(part) for split, part in samples.items()} if "label" in needs else {}
+        if "label" in needs:
+            self.classes = self._class_names(texts.get("train", []) + texts.get(None, []), places.classes)
+            self._labels = {name: label for label, name in enumerate(self.classes)}
+            if places.classes:
+                self._labels = {str(label): label for label in range(len(self.classes))}
+        if None in samples:
+            samples = self._draw(samples[None], texts.get(None), {"val": val_fraction, "test": test_fraction})
+        self._samples = {name: samples[name] for name in NAMES if len(samples.get(name, ()))}
+        self.splits = tuple(self._samples)
+        if "train" not in self._samples:
+            faults = [*self._unusable.values(), *self.skipped]
+            why = f" ({len(faults)} faults; the first: {faults[0]})" if faults else ""
+            wanted = " and ".join(name for name in needs if name != "image") or "image"
+            raise UserError(f"{root}: the shards hold no image with {wanted} to train on{why}; check data.root")
+        self._check_labels()
+
+    def open(self, name: str) -> Split:
+        samples = self._samples[name]
+        most = self.captions_per_image if name == "train" else None
+        return Listed(range(len(samples)), partial(self._record, samples, most))
+
+    def _record(self, samples: Samples, most: int | None, index: int, epoch: int) -> Record:
+        shard = samples.record(index)
+        name = samples.name(index)
+        known: dict[str, object] = {}
+        if shard.captions:
+            drawn = drawn_captions(shard.captions, most, self.seed, epoch, name)
+            known |= {"captions": drawn, "references": shard.captions}
+        if "label" in self.needs:
+            label = self._labels[_class(shard)]
+            known |= {"label": label, "class": self.classes[label]}
+        read = (partial(function, index) for function in (samples.image, samples.content, samples.stamp))
+        return Record(name, known, *read)  # type: ignore[arg-type]
+
+    def damaged(self) -> tuple[list[str], int]:
+        shards = [shard for shards in self._shards.values() for shard in shards]
+        usable = (shard for shard in shards if shard.path not in self._unusable)
+        return [*self._unusable.values(), *(line for shard in usable if (line := shard.damage()))], len(shards)
+
+    def _draw(
+        self, samples: Samples, classes: Sequence[str] | None, fractions: dict[str, float]
+    ) -> dict[str | None, Samples]:
+        names = [samples.name(index) for index in range(len(samples))]
+        if classes is None:
+            parts = draw(names, fractions, self.seed)
+        else:
+            labels = [self._labels[text] for text in classes]
+            parts = draw_stratified(labels, names, {name: fractions[name] for name in ("test", "val")}, self.seed)
+        return {split: samples.part(indices) for split, indices in parts.items()}
+
+    def _class_names(self, texts: Sequence[str], noted: list[str] | None) -> list[str]:
+        """Names of the classes: as `vlm shard` noted them; else sorted, or the numbers up to the largest."""
+        names = noted or sorted(set(texts))
+        if not noted and names and all(name.isdecimal() and name.isascii() and len(name) < 7 for name in names):
+            names = [str(number) for number in range(1 + max(map(int, names)))]
+        if not 2 <= len(names) <= MAX_CLASSES:
+            raise UserError(
+                f"{self.root}: the training shards have {len(names)} classes in .cls files; "
+                f"give from 2 to {MAX_CLASSES:,}"
+            )
+        return names
+
+    def _check_labels(self) -> None:
+        for samples in self._samples.values() if "label" in self.needs else ():
+            for index, text in enumerate(_classes_of(samples)):
+                if text not in self._labels:
+                    raise UserError(
+                        f"{samples.name(index)}: is of class {text!r}, which the training shards do not have; "
+                        "leave its shard out, or add such images to train"
+                    )
+
+    def _open(self, shards: Sequence[Shard]) -> list[Opened]:
+        """The shards with their indexes; those that have none are noted where all faults are looked for."""
+        opened = []
+        pool = ThreadPoolExecutor(AT_ONCE)  # a store takes its time to answer
+        try:
+            for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
+                if isinstance(index, ShardIndex):
+                    opened.append(Opened(shard.path, shard.path[self._base :], index))
+                    self._note(shard, index)
+                elif is_lenient():
+                    self._unusable[shard.path] = str(index)
+                else:
+                    raise index
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return opened
+
+    def _index(self, shard: Shard) -> ShardIndex | UserError:
+        try:
+            shard.check_size()
+            return open_index(shard.path, write=self._write_index)
+        except UserError as fault:
+            return fault
+
+    def _note(self, shard: Shard, index: ShardIndex) -> None:
+        for kind, line in index.left_out:
+            line = f"{shard.path}/{line}"
+            if kind == "repeated":
+                self.repeated.append(line)
+            else:
+                self.skipped.append(Skipped(line, kind))
+
+    def _usable(self, shards: Sequence[Opened]) -> Samples:
+        """The samples of a split that can be used, each of a name of its own."""
+        kept: list[tuple[int, int]] = []
+        for number, shard in enumerate(shards):
+            for at, record in enumerate(shard.index.records()):
+                name = shard.sample(record)
+                if "captions" in self.needs and not record.captions:
+                    self.skipped.append(Skipped(f"{name}: has no caption", "no caption"))
+                elif "label" in self.needs and not record.label:
+                    self.skipped.append(Skipped(f"{name}: has no class", ""))
+                elif name in self._seen:
+                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; leave one of them out")
+                else:
+                    self._seen[name] = shard.path
+                    kept.append((number, at))
+        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
+
+    def _refuse(self, message: str) -> None:
+        if not is_lenient():
+            raise UserError(message)
+        self.skipped.append(Skipped(message, "two splits"))
+
+
+def _class(record: ShardRecord) -> str:
+    """The class of a sample as its shard has it, a number without leading zeros."""
+    text = record.label or ""
+    return text.lstrip("0") or "0" if text.isdecimal() else text
+
+
+def _classes_of(samples: Samples) -> list[str]:
+    return [_class(samples.record(index)) for index in range(len(samples))]
+
+
+def _common(paths: Sequence[str]) -> int:
+    """How many characters the folder takes that all of these lie in: names do not change where the data set moves."""
+    folders = [path.split("/")[:-1] for path in paths]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
+    return sum(len(parts[0]) + 1 for parts in shared)
