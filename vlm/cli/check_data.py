@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vlm.config import config as conf
-from vlm.data.fields import Captions, Labels
+from vlm.data.fields import CaptionTokens, Labels
 from vlm.data.records import NAMES, lenient
 from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
@@ -63,7 +63,7 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
     fields = data.fields.values()
-    for field in (field for field in fields if isinstance(field, Captions)):
+    for field in (field for field in fields if isinstance(field, CaptionTokens)):
         field.prepare()
         shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
         coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())

@@ -171,7 +171,7 @@ class KeptFeatures(Images):
         return Features(torch.stack(list(values)) if values else torch.empty(0, layout.states, layout.width))
 
 
-class Captions(Field):
+class CaptionTokens(Field):
     """All captions of a record as one row of tokens, end to end; in evaluation beside their references.
 
     Args:

@@ -5,11 +5,15 @@ from pathlib import Path
 from vlm.config import config as conf
 from vlm.errors import UserError, print_error, printable
 
-# Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
-UNREAD = [
-    *("model", "tokenizer", "data.preprocess", "data.augment", "optim", "schedule", "logger", "callbacks"),
-    *("name", "layer_decay", "compile", "activation_checkpointing"),
-]
+# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+HELD = {"model", "tokenizer", "preprocess", "augment"}
+
+
+def unread(key: str) -> bool:
+    """Whether an evaluation does not read a key of the config."""
+    parts = key.split(".")
+    return parts[0] in TRAINING or bool(HELD.intersection(parts))
 
 
 def evaluate_checkpoint(
@@ -41,7 +45,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides, unread=UNREAD)
+    config = conf.override(config, overrides, unread=unread)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
