@@ -51,6 +51,7 @@ def evaluate_checkpoint(
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
+    config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
     data = build_data(config)

@@ -53,8 +53,8 @@ class Task(L.LightningModule):
         *,
         model: nn.Module,
         fields: Mapping[str, Field],
-        optimization: Optimization | None,
         seed: int,
+        optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
