@@ -59,9 +59,8 @@ class Step:
         return torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in self.weights])
 
     def suspects(self) -> tuple[bool, list[str]]:
-        """Whether a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
-        totals = ((ids, [term.total for term in terms.values()]) for ids, terms in self.batches)
-        bad = [ids for ids, found in totals if not all(bool(torch.isfinite(total)) for total in found)]
+        """True where a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
+        bad = [ids for ids, terms in self.batches if not all(bool(term.total.isfinite()) for term in terms.values())]
         return bool(bad), [str(id) for ids in bad or [ids for ids, _ in self.batches] for id in ids]
 
 
