@@ -42,6 +42,8 @@ class Step:
         if len(terms) == 1:
             (term,) = terms.values()
             return term.total if term.weight == 1 else term.total * term.weight
+        if terms.keys() != counts.keys():
+            raise TypeError(f"counts(batch) of the task gives {', '.join(counts) or 'none'}, loss {', '.join(terms)}")
         if self._scales is None:
             own = [on_device(counts[name], term.total) for name, term in terms.items()]
             whole = summed(torch.stack(own)).clamp(min=1)
