@@ -1,9 +1,15 @@
 """Evaluating a checkpoint as training's own test does."""
 
 from pathlib import Path
+from typing import Any
 
-from vlm.config import config as conf
+from torch import nn
+
+from vlm.config import target
+from vlm.config.compose import override
+from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
+from vlm.models.decoder import Decoder
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -14,6 +20,21 @@ def unread(key: str) -> bool:
     """Whether an evaluation does not read a key of the config."""
     parts = key.split(".")
     return parts[0] in TRAINING or bool(HELD.intersection(parts))
+
+
+def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
+    """Refuses texts that are longer than the model has positions for.
+
+    Raises:
+        UserError: It names the key.
+    """
+    for module in model.modules():
+        for name, field in config["task"]["fields"].items():
+            if isinstance(module, Decoder) and field.get("max_len", 0) > module.max_len:
+                raise UserError(
+                    f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
+                    f"positions; give data.max_len={module.max_len}"
+                )
 
 
 def evaluate_checkpoint(
@@ -33,19 +54,20 @@ def evaluate_checkpoint(
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.evaluation.report.results import write_results
     from vlm.inference.output import output_folder
-    from vlm.training.fit import chose, quiet, table
+    from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
     folder = None if out is None else output_folder(out)
     if trust is not None:
-        conf.trust(trust)
+        target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides, unread=unread)
+        config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+    config = override(config, overrides, unread=unread)
+    check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
@@ -55,16 +77,20 @@ def evaluate_checkpoint(
         data.restore(loaded["vlm"])
     split = split or data.final_split
     data.split(split)
-    task = build_task(config, ckpt.load_model(loaded, trust=trust), data)
+    model = ckpt.load_model(loaded, trust=trust)
+    check_lengths(config, model)
+    task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))
+    skipped = f", {len(task.unread):,} skipped" if task.unread else ""
+    print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:
         print_error(printable(reason))
     if folder is not None:
         try:
-            write_results(folder, task, results, data)
-            print(f"\nreport  {folder / 'report.html'}")
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0
