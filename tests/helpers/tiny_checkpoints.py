@@ -34,6 +34,7 @@ TASKS = {
     "classification": [*SMALL, "optim.lr=1e-2"],
     "language_modeling": [
         *("data.source.train_documents=40", "data.source.val_documents=4", "data.source.test_documents=4"),
+        *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
 }
