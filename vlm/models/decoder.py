@@ -156,13 +156,13 @@ class Decoder(nn.Module):
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
-        positions, sight = state.look(self.positions, tokens.shape[1])
+        positions, inputs = state.look(self.positions, tokens.shape[1])
         added = self.positions.embed(positions)
         x = self.token_embed(tokens)
         x = (x if added is None else x + added.to(x.dtype)).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
-            x = block.step(x, sight, cache, keys_values, bias)
+            x = block.step(x, inputs, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)
 
 

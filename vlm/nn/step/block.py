@@ -19,7 +19,7 @@ from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 
 @dataclass(frozen=True)
-class Sight:
+class StepInputs:
     """What the tokens of a step are told of their places, and what they see of the cache.
 
     Args:
@@ -58,7 +58,7 @@ class StepBlock:
     def step(
         self,
         x: Tensor,
-        sight: Sight,
+        inputs: StepInputs,
         cache: KeyValueCache,
         context: tuple[Tensor, Tensor] | None,
         context_bias: Tensor | None,
@@ -69,7 +69,7 @@ class StepBlock:
             x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
         """
         pre = self.pre
-        x = x + self.attend_cache(self.norm1(x) if pre else x, sight, cache)
+        x = x + self.attend_cache(self.norm1(x) if pre else x, inputs, cache)
         x = x if pre else self.norm1(x)
         if self.cross is not None and context is not None:
             x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
@@ -77,9 +77,9 @@ class StepBlock:
         x = x + self.mlp(self.norm2(x) if pre else x)
         return x if pre else self.norm2(x)
 
-    def attend_cache(self, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+    def attend_cache(self, x: Tensor, inputs: StepInputs, cache: KeyValueCache) -> Tensor:
         """Self-attention to the cache, which takes the new tokens' keys and values in."""
-        placed, beams, length = sight.placed, sight.beams, sight.length
+        placed, beams, length = inputs.placed, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(placed.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
         q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
@@ -90,7 +90,7 @@ class StepBlock:
         if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)
-        out = self.attn.attend(q, k, v, bias=sight.bias, scale=self.scale)
+        out = self.attn.attend(q, k, v, bias=inputs.bias, scale=self.scale)
         return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
     def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache, as_bias
 from vlm.nn.position import Positions
-from vlm.nn.step.block import Sight
+from vlm.nn.step.block import StepInputs
 from vlm.nn.step.state import DecodeState
 
 
@@ -56,7 +56,7 @@ class FixedDecodeState(DecodeState):
             super().descend(parents)
             self.lineage = held.copy_(self.lineage)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
         """As in DecodeState, for one token.
 
         Raises:
@@ -75,4 +75,4 @@ class FixedDecodeState(DecodeState):
         age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
         bias = None if placed.bias is None else placed.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
         seen = (self.now - age >= self.starts[:, None])[:, None]  # (B, 1, slots)
-        return at, Sight(self.beams, 1, self._spread(placed, 1), self._masked(bias, seen, self.max_len, 1))
+        return at, StepInputs(self.beams, 1, self._spread(placed, 1), self._masked(bias, seen, self.max_len, 1))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache, as_bias
 from vlm.nn.position import Placed, Positions
-from vlm.nn.step.block import Sight, StepBlock
+from vlm.nn.step.block import StepInputs, StepBlock
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -91,7 +91,7 @@ class DecodeState:
             index = parents[:, :, None, None].expand_as(self.lineage)
             self.lineage = self.lineage.gather(1, index)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
         """Positions of the next `length` tokens, (L,) or (B * G, L), and what they see."""
         begin, beams = self.length, self.beams
         steps = torch.arange(begin, begin + length, device=self.device)  # (L,)
@@ -102,7 +102,7 @@ class DecodeState:
             places = steps % self.max_len
             self.lineage[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
         placed = positions.place(at, keys=min(begin + length, self.max_len))
-        return at, Sight(beams, length, self._spread(placed, length), self._bias(placed, steps))
+        return at, StepInputs(beams, length, self._spread(placed, length), self._bias(placed, steps))
 
     def _bias(self, placed: Placed, steps: Tensor) -> Tensor | None:
         """(B or 1, N or 1, G * L, slots * G), or None where each token sees the whole cache."""
