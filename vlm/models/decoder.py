@@ -86,13 +86,13 @@ class Decoder(nn.Module):
         else:
             positions, may_attend = positions_within(segments), causal_within(segments)
         x = self.embed(tokens, positions)
-        placed = self.positions.place(positions, keys=length)
+        position = self.positions.place(positions, keys=length)
         states, mask = (None, None) if context is None else (context.states, context.mask)
         # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
         changing = context is not None or not self.training
         with changing_lengths(x.device) if changing else nullcontext():
             for block in self._blocks():
-                x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
+                x = block(x, may_attend, position, context=block.keys_values(states), context_mask=mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
-from vlm.nn.position import NOWHERE, Placed
+from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
 
@@ -266,20 +266,20 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         may_attend: MayAttend = None,
-        placed: Placed = NOWHERE,
+        position: PositionInfo = NO_POSITIONS,
     ) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = self.qkv(placed.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
+        qkv = self.qkv(position.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
         q, k, v = qkv.split(heads, dim=1)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
-        q, k = placed.rotate(q), placed.rotate(k)
+        q, k = position.rotate(q), position.rotate(k)
         x = self.attend(
             q,
             k,
             v,
             may_attend=may_attend,
-            bias=placed.bias,
+            bias=position.bias,
             scale=None if self.cosine is None else 1.0,
             dropout=self.dropout if self.training else 0.0,
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlm.nn.attention import CrossAttention, MayAttend, SelfAttention
 from vlm.nn.dropout import Dropout
-from vlm.nn.position import NOWHERE, Placed
+from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -159,8 +159,8 @@ class Block(nn.Module):
             return x + self.drop_path(self.dropout(branch(norm(x))))
         return norm(x + self.drop_path(self.dropout(branch(x))))
 
-    def forward(self, x: Tensor, may_attend: MayAttend = None, placed: Placed = NOWHERE) -> Tensor:
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
+    def forward(self, x: Tensor, may_attend: MayAttend = None, position: PositionInfo = NO_POSITIONS) -> Tensor:
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, position))
         return self.residual(x, self.norm2, self.mlp)
 
 
@@ -189,13 +189,13 @@ class DecoderBlock(Block):
         self,
         x: Tensor,
         may_attend: MayAttend = "causal",
-        placed: Placed = NOWHERE,
+        position: PositionInfo = NO_POSITIONS,
         *,
         context: tuple[Tensor, Tensor] | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
         cross = self.cross_attn
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, position))
         if cross is not None and context is not None:
             x = self.residual(x, self.norm_cross, lambda x: cross(x, context, context_mask))
         return self.residual(x, self.norm2, self.mlp)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import KeyValueCache
-from vlm.nn.position import Placed
+from vlm.nn.position import PositionInfo
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 
@@ -25,7 +25,7 @@ class StepInputs:
     Args:
         beams: Number G of beams a row.
         length: Number L of tokens a beam.
-        placed: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
+        position: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
         bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
     Shapes:
         bias (B or 1, N or 1, G * L, slots)
@@ -33,7 +33,7 @@ class StepInputs:
 
     beams: int
     length: int
-    placed: Placed
+    position: PositionInfo
     bias: Tensor | None
 
 
@@ -79,14 +79,14 @@ class StepBlock:
 
     def attend_cache(self, x: Tensor, inputs: StepInputs, cache: KeyValueCache) -> Tensor:
         """Self-attention to the cache, which takes the new tokens' keys and values in."""
-        placed, beams, length = inputs.placed, inputs.beams, inputs.length
+        position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
-        qkv = self.qkv(placed.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
+        qkv = self.qkv(position.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
         q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
-        if placed.rotation is not None:
-            q, k = placed.rotate(q), placed.rotate(k)
+        if position.rotation is not None:
+            q, k = position.rotate(q), position.rotate(k)
         if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)

@@ -71,8 +71,8 @@ class FixedDecodeState(DecodeState):
         at = (self.now - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(self.beams, 0)  # (B * G, 1)
         if self.lineage is not None:
             self.lineage[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
-        placed = positions.place(at, keys=self.max_len)
+        position = positions.place(at, keys=self.max_len)
         age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
-        bias = None if placed.bias is None else placed.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
+        bias = None if position.bias is None else position.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
         seen = (self.now - age >= self.starts[:, None])[:, None]  # (B, 1, slots)
-        return at, StepInputs(self.beams, 1, self._spread(placed, 1), self._masked(bias, seen, self.max_len, 1))
+        return at, StepInputs(self.beams, 1, self._spread(position, 1), self._masked(bias, seen, self.max_len, 1))

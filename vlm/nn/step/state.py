@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache, as_bias
-from vlm.nn.position import Placed, Positions
-from vlm.nn.step.block import StepInputs, StepBlock
+from vlm.nn.position import PositionInfo, Positions
+from vlm.nn.step.block import StepBlock, StepInputs
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -101,14 +101,16 @@ class DecodeState:
         if self.lineage is not None:
             places = steps % self.max_len
             self.lineage[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
-        placed = positions.place(at, keys=min(begin + length, self.max_len))
-        return at, StepInputs(beams, length, self._spread(placed, length), self._bias(placed, steps))
+        position = positions.place(at, keys=min(begin + length, self.max_len))
+        return at, StepInputs(beams, length, self._spread(position, length), self._bias(position, steps))
 
-    def _bias(self, placed: Placed, steps: Tensor) -> Tensor | None:
+    def _bias(self, position: PositionInfo, steps: Tensor) -> Tensor | None:
         """(B or 1, N or 1, G * L, slots * G), or None where each token sees the whole cache."""
         length, end = len(steps), self.length + len(steps)
         held = self._steps_held(end)  # (slots,)
-        bias = None if placed.bias is None else placed.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
+        bias = (
+            None if position.bias is None else position.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
+        )
         seen = None
         if length > 1 or self.starts is not None:
             seen = (held <= steps[:, None])[None]  # (1, L, slots)
@@ -145,9 +147,9 @@ class DecodeState:
         slots = torch.arange(min(end, self.max_len), device=self.device)
         return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
 
-    def _spread(self, placed: Placed, length: int) -> Placed:
+    def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
         """Lays what is told of each token out as the tokens are."""
-        added, rotation = placed.added, placed.rotation
+        added, rotation = position.added, position.rotation
         if added is not None:  # (L, D) or (B * G, L, D)
             rows = self.caches[0].keys.shape[0] * self.beams
             added = added.expand(rows, length, added.shape[-1]).flatten(0, 1)  # (B * G * L, D)
@@ -155,4 +157,4 @@ class DecodeState:
             rotation = tuple(part.view(-1, 1, self.beams * length, part.shape[-1]) for part in rotation)  # type: ignore[assignment]
         elif rotation is not None and self.beams > 1:  # (L, K / 2)
             rotation = tuple(part.repeat(self.beams, 1) for part in rotation)  # type: ignore[assignment]
-        return Placed(added=added, rotation=rotation)
+        return PositionInfo(added=added, rotation=rotation)
