@@ -33,7 +33,7 @@ def test_plain_products_in_bfloat16_are_attention(masked):
     found = []
     for dtype in (torch.float64, torch.bfloat16):
         q, k, v = (x.to(dtype).requires_grad_() for x in given)
-        out = attention(q, k, v, may_attend=seen)
+        out = attention(q, k, v, mask=seen)
         out.float().pow(2).sum().backward()
         found.append([out.double(), *(x.grad.double() for x in (q, k, v))])
     for truth, low in zip(*found, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within, changing_lengths
+from vlm.nn.attention import KeyValueCache, Mask, as_cached, causal_within, changing_lengths
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
@@ -82,17 +82,17 @@ class Decoder(nn.Module):
         length = tokens.shape[1]
         if segments is None:
             positions = torch.arange(length, device=tokens.device)
-            may_attend: MayAttend = "causal"
+            mask: Mask = "causal"
         else:
-            positions, may_attend = positions_within(segments), causal_within(segments)
+            positions, mask = positions_within(segments), causal_within(segments)
         x = self.embed(tokens, positions)
         position = self.positions.place(positions, keys=length)
-        states, mask = (None, None) if context is None else (context.states, context.mask)
+        states, context_mask = (None, None) if context is None else (context.states, context.mask)
         # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
         changing = context is not None or not self.training
         with changing_lengths(x.device) if changing else nullcontext():
             for block in self._blocks():
-                x = block(x, may_attend, position, context=block.keys_values(states), context_mask=mask)
+                x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:
