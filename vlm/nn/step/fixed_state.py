@@ -39,7 +39,7 @@ class FixedDecodeState(DecodeState):
         self.slots = torch.zeros(state.beams, dtype=torch.long, device=device)
         caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
         super().__init__(state.blocks, caches, state.context, state.mask, starts, state.beams, state.max_len)
-        self.lineage, self.taken = state.lineage, state.length
+        self.beam_ancestors, self.taken = state.beam_ancestors, state.length
         self.now = torch.full((1,), self.taken - 1, device=device)  # the step that was taken last
 
     @property
@@ -50,11 +50,11 @@ class FixedDecodeState(DecodeState):
     def context_bias(self) -> Tensor | None:
         return None if self.mask is None else as_bias(self.mask, self.caches[0].keys)[:, None, None]
 
-    def descend(self, parents: Tensor) -> None:
-        if self.lineage is not None:
-            held = self.lineage
-            super().descend(parents)
-            self.lineage = held.copy_(self.lineage)
+    def reorder_beams(self, parents: Tensor) -> None:
+        if self.beam_ancestors is not None:
+            held = self.beam_ancestors
+            super().reorder_beams(parents)
+            self.beam_ancestors = held.copy_(self.beam_ancestors)
 
     def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
         """As in DecodeState, for one token.
@@ -69,8 +69,8 @@ class FixedDecodeState(DecodeState):
         place = self.now % self.max_len
         self.slots.copy_(place * self.beams + torch.arange(self.beams, device=self.device))
         at = (self.now - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(self.beams, 0)  # (B * G, 1)
-        if self.lineage is not None:
-            self.lineage[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
+        if self.beam_ancestors is not None:
+            self.beam_ancestors[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
         position = positions.place(at, keys=self.max_len)
         age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
         bias = None if position.bias is None else position.bias[:, :, self.max_len - 1 - age]  # the oldest stood first

@@ -17,7 +17,7 @@ class DecodeState:
     """The caches of B rows (images, or texts) with G beams each; rows may begin at any step and end at any.
 
     Keys and values are never moved when beams change places. A row's beams share its cache, which holds what each
-    of them wrote at every step, and `lineage` says which of these a beam descends from, so that it sees no others.
+    of them wrote at every step, and `beam_ancestors` says which of these a beam descends from, so that it sees no others.
 
     Args:
         blocks: The decoder's, as steps call them.
@@ -28,7 +28,7 @@ class DecodeState:
         beams: Number G of beams a row.
         max_len: Steps that a row may take.
     Shapes:
-        context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, lineage (B, G, steps, G) or None
+        context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, beam_ancestors (B, G, steps, G) or None
     """
 
     blocks: list[StepBlock]
@@ -40,12 +40,12 @@ class DecodeState:
     max_len: int = 0
 
     def __post_init__(self) -> None:
-        self.lineage: Tensor | None = None
+        self.beam_ancestors: Tensor | None = None
         self._context_bias: Tensor | None = None
         if self.beams > 1:
             rows = self.caches[0].keys.shape[0]
             own = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]  # (G, 1, G)
-            self.lineage = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
+            self.beam_ancestors = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +70,7 @@ class DecodeState:
         self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
         self.mask = None if self.mask is None else self.mask[rows]
         self.starts = None if self.starts is None else self.starts[rows]
-        self.lineage = None if self.lineage is None else self.lineage[rows]
+        self.beam_ancestors = None if self.beam_ancestors is None else self.beam_ancestors[rows]
         self._context_bias = None
 
     def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
@@ -85,11 +85,11 @@ class DecodeState:
         self.starts[rows] = self.length
         self._context_bias = None
 
-    def descend(self, parents: Tensor) -> None:
+    def reorder_beams(self, parents: Tensor) -> None:
         """Makes each beam go on from another of its row: parents (B, G), places among the row's beams."""
-        if self.lineage is not None:
-            index = parents[:, :, None, None].expand_as(self.lineage)
-            self.lineage = self.lineage.gather(1, index)
+        if self.beam_ancestors is not None:
+            index = parents[:, :, None, None].expand_as(self.beam_ancestors)
+            self.beam_ancestors = self.beam_ancestors.gather(1, index)
 
     def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
         """Positions of the next `length` tokens, (L,) or (B * G, L), and what they see."""
@@ -98,9 +98,9 @@ class DecodeState:
         at = steps
         if self.starts is not None:
             at = (steps - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(beams, 0)  # (B * G, L)
-        if self.lineage is not None:
+        if self.beam_ancestors is not None:
             places = steps % self.max_len
-            self.lineage[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
+            self.beam_ancestors[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
         position = positions.place(at, keys=min(begin + length, self.max_len))
         return at, StepInputs(beams, length, self._spread(position, length), self._bias(position, steps))
 
@@ -121,7 +121,7 @@ class DecodeState:
 
     def _masked(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor | None:
         """A bias (N, L, slots) together with what may be seen, (B or 1, L, slots)."""
-        if self.lineage is not None:
+        if self.beam_ancestors is not None:
             return self._bias_of_beams(bias, seen, slots, length)
         if seen is None:
             return None if bias is None else bias[None]
@@ -129,9 +129,9 @@ class DecodeState:
         return masked if bias is None else masked + bias
 
     def _bias_of_beams(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor:
-        assert self.lineage is not None
-        rows, beams = self.lineage.shape[:2]
-        sees = self.lineage[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
+        assert self.beam_ancestors is not None
+        rows, beams = self.beam_ancestors.shape[:2]
+        sees = self.beam_ancestors[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
         if seen is not None:
             sees = sees & seen[:, None, :, :, None]
         flat = sees.reshape(rows, 1, beams * length, slots * beams)
