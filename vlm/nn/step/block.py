@@ -20,7 +20,7 @@ from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What the tokens of a step are told of their places, and what they see of the cache.
+    """Inputs of a step that all blocks share: positions of the tokens, and their mask over the cache.
 
     Args:
         beams: Number G of beams a row.
@@ -39,6 +39,14 @@ class StepInputs:
 
 class StepBlock:
     """A DecoderBlock as a step calls it: its functions and weights at hand, without the machinery of modules.
+
+    The same branches as in `DecoderBlock.forward`, whose values the tests hold it to. Other than there, beams lie in
+    the axis of the queries, and keys come from caches:
+
+        x (B * G * L, D)
+          norm1 -> qkv -> (B, heads, G * L, K) -> cache -> keys (B, N, slots * G, K) -> attention, bias -> proj -> +
+          norm_cross -> q (B, N, G * L, K) -> keys of the context (B, N, S, K), once a row ------------> proj -> +
+          norm2 -> mlp -> +
 
     Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
     """

@@ -57,7 +57,13 @@ class FixedDecodeState(DecodeState):
             self.beam_ancestors = held.copy_(self.beam_ancestors)
 
     def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
-        """As in DecodeState, for one token.
+        """As in DecodeState, for one token, with the step on the device and all slots shown.
+
+        With room for four steps, at step 5:
+
+            slot           0    1    2    3
+            age            1    0    3    2      (now - slot) % 4, in steps
+            step held      4    5    2    3      now - age; below 0, and so below any start, where nothing is written
 
         Raises:
             ValueError: length is not 1.

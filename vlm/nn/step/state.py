@@ -1,4 +1,4 @@
-"""What decoding carries from step to step: keys and values of texts of different ages, each with its beams."""
+"""The state of decoding from step to step: keys and values of texts of different ages, each with its beams."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,16 @@ KeysValues = tuple[Tensor, Tensor]
 class DecodeState:
     """The caches of B rows (images, or texts) with G beams each; rows may begin at any step and end at any.
 
-    Keys and values are never moved when beams change places. A row's beams share its cache, which holds what each
-    of them wrote at every step, and `beam_ancestors` says which of these a beam descends from, so that it sees no others.
+    Keys and values are never moved when beams are reordered. A row's beams share its cache, a ring of steps that holds
+    the keys of all of them, and `beam_ancestors` says which of these a beam goes back to, so that it sees no others. A
+    row of two beams, a and b, with room for four steps, whose text began at step 3, at step 5:
+
+        slot of the ring            0         1         2         3
+        step held                   4         5         2         3       steps 0 and 1 are overwritten
+        keys in the cache        a4  b4    a5  b5    a2  b2    a3  b3
+        from its start on           x         x         -         x       step held >= 3: a2 and b2 are of another text
+        beam_ancestors of a       0   1     1   0     .   .     1   0     a went on from b at step 4, and that from a
+        seen by a                    b4    a5                  a3
 
     Args:
         blocks: The decoder's, as steps call them.
@@ -92,7 +100,15 @@ class DecodeState:
             self.beam_ancestors = self.beam_ancestors.gather(1, index)
 
     def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
-        """Positions of the next `length` tokens, (L,) or (B * G, L), and what they see."""
+        """Positions of the next `length` tokens, (L,) or (B * G, L), and the inputs of their step.
+
+        The bias is made of three parts, each with the axes that it depends on:
+
+            step held <= own step, >= start    (B or 1, L, slots)       one query a token, one key a slot
+            beam_ancestors                     (B, G, slots, G)         one query a beam, G keys a slot
+            bias of the positions              (N, L, slots)
+            together                           (B, N or 1, G * L, slots * G)
+        """
         begin, beams = self.length, self.beams
         steps = torch.arange(begin, begin + length, device=self.device)  # (L,)
         at = steps
@@ -129,6 +145,7 @@ class DecodeState:
         return masked if bias is None else masked + bias
 
     def _bias_of_beams(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor:
+        """As `_masked`, for beams: axes are (row, beam of the query, its token, slot, beam of the key), then folded."""
         assert self.beam_ancestors is not None
         rows, beams = self.beam_ancestors.shape[:2]
         sees = self.beam_ancestors[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
@@ -148,7 +165,7 @@ class DecodeState:
         return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
 
     def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
-        """Lays what is told of each token out as the tokens are."""
+        """Position information, laid out as the tokens are."""
         added, rotation = position.added, position.rotation
         if added is not None:  # (L, D) or (B * G, L, D)
             rows = self.caches[0].keys.shape[0] * self.beams
