@@ -276,19 +276,20 @@ def listed(path):
     records = [record for name in source.splits for record in source.split(name).records()]
     print(json.dumps(sorted(record.id for record in records)))
     for record in records:
-        record.read_file()
+        record.image()
     return 0
 
 
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
-    from vlm.config import config
+    from vlm.config.compose import override
+    from vlm.config.override import check_resume_overrides
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"
     found = [
-        config.override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
-        config.check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
+        override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
+        check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
     ]
     print(json.dumps([one["name"] for one in found]))
     return 0

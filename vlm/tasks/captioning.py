@@ -7,6 +7,7 @@ from typing import Any
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
@@ -16,6 +17,7 @@ from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
+from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
@@ -49,11 +51,11 @@ class Captioning(Task):
         model: VisionLanguageModel,
         fields: Mapping[str, Any],
         seed: int,
-        max_tokens: int,
+        max_tokens: Count,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        val_captions: int | None = None,
+        label_smoothing: Share = 0.0,
+        val_captions: Count | None = None,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_captions = max_tokens, val_captions
@@ -84,6 +86,7 @@ class Captioning(Task):
         super().on_evaluation_start()
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
+        self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
@@ -92,7 +95,9 @@ class Captioning(Task):
         self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)
+        captions = caption_pixels(
+            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
+        )
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
@@ -107,6 +112,7 @@ class Captioning(Task):
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]

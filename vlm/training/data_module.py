@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import lightning as L
 from torch.utils.data import DataLoader
@@ -15,8 +15,8 @@ from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.workers import leave_signals_to_owner
-from vlm.errors import UserError
+from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
+from vlm.errors import Count, Range, Supplied, UserError
 from vlm.training.step_loader import StepLoader
 
 
@@ -46,16 +46,16 @@ class Data(L.LightningDataModule):
         self,
         *,
         source: Source,
-        fields: Mapping[str, Field],
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        seed: int,
-        bucket: int = 1,
-        repeats: int = 1,
-        train_samples: int | None = None,
+        fields: Supplied[Mapping[str, Field]],
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
+        seed: Supplied[int],
+        bucket: Count = 1,
+        repeats: Count = 1,
+        train_samples: Count | None = None,
         cache_features: bool = False,
-        cache: str | None = None,
+        cache: Supplied[str | None] = None,
     ) -> None:
         super().__init__()
         if train_samples is not None and train_samples < 1:
@@ -199,6 +199,9 @@ class Data(L.LightningDataModule):
         samples = self.samples(name)
         return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
 
+    def on_exception(self, exception: BaseException) -> None:
+        end_workers()  # the trainer ends only those of the loop that the fault struck
+
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
 
@@ -217,6 +220,7 @@ class Data(L.LightningDataModule):
             collate_fn=whole,
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,
+            multiprocessing_context=worker_context() if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )

@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
-from vlm.config import config as conf
+from vlm.config import target
+from vlm.config.compose import override
+from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 
-# Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
-UNREAD = [
-    *("model", "tokenizer", "data.preprocess", "data.augment", "optim", "schedule", "logger", "callbacks"),
-    *("name", "layer_decay", "compile", "activation_checkpointing"),
-]
+# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+HELD = {"model", "tokenizer", "preprocess", "augment"}
+
+
+def unread(key: str) -> bool:
+    """Whether an evaluation does not read a key of the config."""
+    parts = key.split(".")
+    return parts[0] in TRAINING or bool(HELD.intersection(parts))
 
 
 def evaluate_checkpoint(
@@ -30,18 +36,19 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.inference.output import output_folder
-    from vlm.training.fit import chose, quiet, table
+    from vlm.training.fit import check, chose, quiet, table
     from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
     folder = None if out is None else output_folder(out)
     if trust is not None:
-        conf.trust(trust)
+        target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides, unread=UNREAD)
+        config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+    config = override(config, overrides, unread=unread)
+    check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}

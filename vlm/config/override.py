@@ -3,7 +3,7 @@ applied to a config that was saved."""
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -12,11 +12,10 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from vlm.config.check import parameters
 from vlm.config.links import feed, has, select, split_links, without
-from vlm.config.types import did_you_mean, nearest
+from vlm.config.target import arguments, find
 from vlm.config.untrusted import readable
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, nearest
 
 RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 _PATH_KEYS = ("root", "path")  # by convention a folder and a file
@@ -120,7 +119,7 @@ def apply(
 
 
 def check_effective(
-    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Collection[str]
+    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Callable[[str], bool]
 ) -> None:
     """Refuses overrides that change nothing.
 
@@ -128,13 +127,13 @@ def check_effective(
         before: The config that was saved.
         after: The same with the overrides applied.
         taken: Overridden key -> the keys that took its value.
-        unread: Keys that the command reads neither themselves nor below.
+        unread: Whether the command does not read a key.
     Raises:
         UserError: With a line for each override that changes nothing.
     """
     faults = []
     for key, places in taken.items():
-        read = [place for place in (key, *places) if not any(f"{place}.".startswith(f"{one}.") for one in unread)]
+        read = [place for place in (key, *places) if not unread(place)]
         if not read:
             faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
         elif all(select(before, place) == select(after, place) and has(after, place) for place in read):
@@ -188,7 +187,7 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
             break
         node = node[part]
     known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
-    settable = parameters(node["_target_"]) if isinstance(node, dict) and "_target_" in node else []
+    settable = _settable(node)
     if part in settable and depth == len(parts) - 1:
         return f"{key}: is not in this config; write +{key}=VALUE to add it"
     known |= set(settable) if depth else set(groups)
@@ -196,6 +195,14 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
     elsewhere = sorted(path for path in _paths(config) if f".{path}".endswith(tail))[:3]
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
+
+
+def _settable(node: Any) -> list[str]:
+    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    try:
+        return list(arguments(find(node["_target_"]))) if isinstance(node, dict) and "_target_" in node else []
+    except UserError:
+        return []
 
 
 @cache
