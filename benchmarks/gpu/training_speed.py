@@ -26,15 +26,15 @@ from vlm.training.data_module import Data
 from vlm.training.fit import quiet
 
 TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
-CAPTIONER = ["model.size.dim=384", "model.size.num_heads=6", "model.size.encoder_depth=12", "data.image_size=224"]
+CLASSIFIER = ["task=classification", "data=shapes_classes", "model=classifier_small", "data.image_size=224"]
+CAPTIONER = ["data=shapes", "data.source.captions_per_image=5", "data.image_size=224", "model=small"]
+CAPTIONER += ["model.size.dim=384", "model.size.num_heads=6", "model.size.encoder_depth=12"]
 CASES = {
     "gpt2": [*TEXT, "model=gpt2", "data.max_len=1024", "data.batch_size=64", "optim.lr=6e-4"],
     "lm10m": ["experiment=shakespeare_gpu"],
-    "vits": ["task=classification", "data=shapes_classes", "model=classifier_small", "data.image_size=224"]
-    + ["data.batch_size=512", "trainer=gpu"],
+    "vits": [*CLASSIFIER, "data.batch_size=512", "trainer=gpu"],
     "cifar": ["experiment=cifar10", "trainer=gpu"],
-    "captioner": ["data=shapes", "data.source.captions_per_image=5", "model=small", *CAPTIONER]
-    + ["data.batch_size=128", "trainer=gpu"],
+    "captioner": [*CAPTIONER, "data.batch_size=128", "trainer=gpu"],
 }
 KEPT = ("parameters", "batch_size", "step_ms", "step_ms_p90", "images_per_s", "tokens_per_s", "data_wait", "mfu")
 PROFILED = range(14, 18)  # the batches
