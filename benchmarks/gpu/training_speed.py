@@ -19,7 +19,7 @@ from device import require_gpu
 from torch.profiler import ProfilerActivity, profile
 
 from vlm.cli import bench
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
 from vlm.training.callbacks.step_times import StepTimes
 from vlm.training.data_module import Data
@@ -111,7 +111,7 @@ def main() -> None:
     quiet()
     vary(args)
     given = [*CASES[args.case], *([f"data.path={place}"] if place else []), *args.overrides]
-    found = bench.measure(conf.compose(given), steps=args.steps)
+    found = bench.measure(compose(given), steps=args.steps)
     print(args.case, json.dumps({name: found[name] for name in (*KEPT, "peak_memory_gib") if name in found}))
 
 

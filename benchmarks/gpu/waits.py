@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from device import require_gpu
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -52,7 +52,7 @@ def watch(task: str, overrides: list[str]) -> None:
     seen = Watch()
     more = ["trainer=gpu", "compile=false", "trainer.limit_val_batches=0", f"trainer.max_steps={FIRST + STEPS + 1}"]
     with TemporaryDirectory() as runs, warnings.catch_warnings():
-        run = Run(conf.compose([f"task={task}", *overrides, f"runs={runs}", *more]))
+        run = Run(compose([f"task={task}", *overrides, f"runs={runs}", *more]))
         run.trainer.callbacks.append(seen)  # type: ignore[attr-defined]
         warnings.resetwarnings()
         warnings.simplefilter("always")

@@ -16,7 +16,7 @@ def broken(photos: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     shutil.copytree(photos, folder)
     source = Coco(root=str(folder), path="captions.json", val_fraction=0.2, test_fraction=0.2)
-    source.split("train").path(3).write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
+    (folder / source.split("train").record(3).id).write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
     return folder
 
 
