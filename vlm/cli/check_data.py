@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vlm.config import config as conf
-from vlm.data.fields import Captions, Labels
+from vlm.data.fields import CaptionField, LabelField
 from vlm.data.records import NAMES, lenient
 from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
@@ -63,12 +63,12 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
     fields = data.fields.values()
-    for field in (field for field in fields if isinstance(field, Captions)):
+    for field in (field for field in fields if isinstance(field, CaptionField)):
         field.prepare()
         shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
         coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")
-    for labels in (field for field in fields if isinstance(field, Labels)):
+    for labels in (field for field in fields if isinstance(field, LabelField)):
         counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
         lines.append(f"classes     {len(counts)}; {counts[least]:,} images of {least} to {counts[most]:,} of {most}")

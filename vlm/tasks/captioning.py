@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
@@ -21,7 +19,7 @@ from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task
@@ -65,7 +63,7 @@ class Captioning(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         """Reads and writes captions."""
-        return self.fields["captions"].tokenizer  # type: ignore[attr-defined]
+        return self.fields["captions"].tokenizer  # type: ignore[return-value]
 
     @property
     def preprocess(self) -> Preprocess:
@@ -76,11 +74,11 @@ class Captioning(Task):
         rows, length = batch["captions"].tokens.shape
         return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch["captions"]
         hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
-        labels = next_token_labels(rows.tokens, rows.segments)
-        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
+        smoothing = self.label_smoothing
+        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -91,7 +89,7 @@ class Captioning(Task):
         self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
         own, losses = self.grounding.read(self.model, self.preprocess.normalize(pixels), rows, controls=controls)
-        self.add_loss(*own)
+        self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)

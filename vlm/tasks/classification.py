@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.evaluation.metrics.classification import ClassificationMetric
@@ -17,7 +14,7 @@ from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
-from vlm.training.losses import class_loss
+from vlm.training.losses import Term, class_loss
 from vlm.training.mixing import Mixing
 from vlm.training.optim import Optimization
 from vlm.training.show import example_image, image_shape
@@ -66,9 +63,9 @@ class Classification(Task):
     def work(self, batch: Batch) -> Work:
         return Work(images=len(batch.ids), kept=isinstance(batch["images"], Features))
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> dict[str, Term]:
         images, targets = self.mixing(as_read(batch["images"], self.preprocess), batch["labels"])
-        return class_loss(self.model(images), targets, label_smoothing=self.label_smoothing)
+        return {"images": Term(*class_loss(self.model(images), targets, label_smoothing=self.label_smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -79,7 +76,7 @@ class Classification(Task):
         labels = batch["labels"]
         probabilities = class_probabilities(self.model, self.preprocess, batch["images"])
         picked = probabilities.gather(1, labels[:, None])
-        self.add_loss(-picked.log().sum(), torch.tensor(len(batch.ids), device=self.device))
+        self.add_loss({"images": Term(-picked.log().sum(), len(batch.ids))})
         self.metric.update(batch.ids, probabilities, labels)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -9,13 +9,15 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from vlm.data.features.feature_file import FeatureFile
-from vlm.data.fields import Field, Images, KeptFeatures
+from vlm.data.fields import FeatureField, Field, ImageField
 from vlm.data.hold_out import stratified, validation
 from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.records import Part, Source, Split
-from vlm.data.samples import Samples, fingerprint, whole
+from vlm.data.samples import RecordDataset, fingerprint, whole
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import leave_signals_to_owner
 from vlm.errors import UserError
+from vlm.training.step_loader import StepLoader
 
 
 class Data(L.LightningDataModule):
@@ -26,8 +28,8 @@ class Data(L.LightningDataModule):
     Args:
         source: The data set.
         fields: What the task reads of each record, by name.
-        batch_size: Samples of a training step's global batch, over all devices.
-        eval_batch_size: Samples of an evaluation batch, over all devices.
+        batch_size: RecordDataset of a training step's global batch, over all devices.
+        eval_batch_size: RecordDataset of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
@@ -67,7 +69,7 @@ class Data(L.LightningDataModule):
         reads_whole = any(field.reads_whole for field in self.fields.values())
         self.splits = self._open(None if reads_whole else train_samples)
         self._limit = train_samples if reads_whole else None
-        self._samples: dict[tuple[str, bool], Samples] = {}
+        self._samples: dict[tuple[str, bool], RecordDataset] = {}
         self._training_fields = self.fields
         self.test_split = self.final_split
         for field in self.fields.values():
@@ -117,7 +119,7 @@ class Data(L.LightningDataModule):
         """A hash of the training split: a resumed run must go on with the same."""
         return fingerprint(self.samples("train", training=True).split, self.fields)
 
-    def samples(self, name: str, *, training: bool = False) -> Samples:
+    def samples(self, name: str, *, training: bool = False) -> RecordDataset:
         """The samples of a split as training or evaluation reads them, opened when they are first asked for."""
         if (name, training) not in self._samples:
             split, fields = self.split(name), self._training_fields if training else self.fields
@@ -125,25 +127,30 @@ class Data(L.LightningDataModule):
             for field in fields.values():
                 split = field.view(name, split, training=training, limit=limit)
             seed, repeats = (self.seed, self.repeats) if training else (None, 1)
-            self._samples[name, training] = Samples(split, fields, seed=seed, repeats=repeats)
+            self._samples[name, training] = RecordDataset(split, fields, seed=seed, repeats=repeats)
         return self._samples[name, training]
 
     @property
-    def images(self) -> tuple[str, Images]:
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the task's text; None for a task without."""
+        return next((field.tokenizer for field in self.fields.values() if field.tokenizer), None)
+
+    @property
+    def images(self) -> tuple[str, ImageField]:
         """Name of the field of images, and the field.
 
         Raises:
             UserError: The task reads no images.
         """
         for name, field in self.fields.items():
-            if isinstance(field, Images):
+            if isinstance(field, ImageField):
                 return name, field
         raise UserError("data: the task reads no images; choose another one")
 
     def use_features(self, file: FeatureFile) -> None:
         """Lets training read features of its images in their place."""
         name, images = self.images
-        self._training_fields = {**self.fields, name: KeptFeatures(images, file)}
+        self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
 
     def split(self, name: str) -> Split:
@@ -180,7 +187,12 @@ class Data(L.LightningDataModule):
             **self._ranks(),
         )
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
+        loader = self.train_loader()
+        return loader if self.trainer is None else StepLoader(loader, self.trainer)
+
+    def train_loader(self) -> DataLoader[Any]:
+        """Batches of the training split, from where training stands to the end of the epoch."""
         return self.loader(self.samples("train", training=True), self.train_order())
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
@@ -197,7 +209,7 @@ class Data(L.LightningDataModule):
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def loader(self, samples: Samples, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
+    def loader(self, samples: RecordDataset, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
         """A loader of these batches; it runs no further process where the samples are read by itself."""
         return DataLoader(
             samples,

@@ -17,7 +17,7 @@ from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, ope
 from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
 from vlm.data.order import Key
-from vlm.data.samples import Samples
+from vlm.data.samples import RecordDataset
 from vlm.data.store.cache_file import alone
 from vlm.inference.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
@@ -165,7 +165,7 @@ class FeatureCacheBuilder:
         """Batches of pixels with the indices of their images, those of bad ones too."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
         parts = [indices[at : at + size] for at in range(0, len(indices), size)]
-        samples = Samples(self.split, {"images": self.images}, seed=self.data.seed)
+        samples = RecordDataset(self.split, {"images": self.images}, seed=self.data.seed)
         loader = self.data.loader(samples, [[Key(0, index) for index in part] for part in parts])
         yield from zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True)
 

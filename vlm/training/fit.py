@@ -61,6 +61,7 @@ def check(config: dict[str, Any]) -> None:
     faults = list(size_faults(nodes, ""))
     faults += model_faults(config)
     faults += feature_faults(config)
+    faults += accumulation_faults(config)
     if faults:
         raise UserError("\n".join(faults))
 
@@ -73,6 +74,16 @@ def model_faults(config: dict[str, Any]) -> list[str]:
     given, wanted = wrong
     what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
+
+
+def accumulation_faults(config: dict[str, Any]) -> list[str]:
+    """A line where batches are accumulated whose samples a loss compares with one another."""
+    count = config["trainer"].get("accumulate_grad_batches") or 1
+    task: Any = conf.load(config["task"]["_target_"])
+    if count == 1 or not task.compares_samples(config["task"]):
+        return []
+    what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
+    return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
 def check_suited(config: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
 from vlm.errors import UserError, printable
 from vlm.nn.precision import has_bfloat16
+from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training import compiling, slurm
 from vlm.training.blocks import arrange
@@ -152,13 +153,15 @@ class Run:
         self.data = self._open_data(loaded)
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
-            start_from(model, config, self.data.parts.get("tokenizer"))
+            start_from(model, config, self.data.tokenizer)
         else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
             model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
         if loaded is not None and self.data.cache_features:  # made of the weights that the run has
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
+        if compiler and on_gpu(config):
+            compile_on_gpu(compiler)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": conf.freeze(config), "data": self.data.fingerprint()}

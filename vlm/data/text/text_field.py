@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     words: int
 
 
-class Text(Field):
+class TextField(Field):
     """Documents as windows of tokens, each a token longer than what a model reads: the last one is only predicted.
 
     The documents of a split are encoded once into a file that is mapped into memory.
@@ -48,6 +48,7 @@ class Text(Field):
 
     needs = ("document",)
     reads_whole = True
+    tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: int, stride: int | None = None) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
