@@ -30,12 +30,11 @@ def bench(
         raise UserError(f"--format: {form!r} is unknown; choose text or json")
     from vlm.cli.batch_size import largest_batch
     from vlm.cli.bench import measure, text
-    from vlm.config import config as conf
+    from vlm.config.compose import compose
     from vlm.training.faults import explain
     from vlm.training.fit import check, quiet
 
-    config = conf.compose(overrides or [])
-    check(config)
+    config = compose(overrides or [], check)
     quiet()
     try:
         with redirect_stdout(sys.stderr):  # the figures alone go to stdout

@@ -7,6 +7,7 @@ from typing import Any
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
@@ -49,11 +50,11 @@ class Captioning(Task):
         model: VisionLanguageModel,
         fields: Mapping[str, Any],
         seed: int,
-        max_tokens: int,
+        max_tokens: Count,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        val_captions: int | None = None,
+        label_smoothing: Share = 0.0,
+        val_captions: Count | None = None,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_captions = max_tokens, val_captions

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
+from vlm.errors import Range, Share
 from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Confusion, Section, Table, random_places
 from vlm.inference.classification import class_probabilities
@@ -46,9 +47,9 @@ class Classification(Task):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
+        label_smoothing: Share = 0.0,
+        mixup: Annotated[float, Range(0)] = 0.0,
+        cutmix: Annotated[float, Range(0)] = 0.0,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.classes, self.label_smoothing = list(fields["labels"].classes), label_smoothing

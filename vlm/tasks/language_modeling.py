@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import printable
+from vlm.errors import Count, Share, printable
 from vlm.evaluation.report.sections import Section, Texts
 from vlm.inference.language_modeling import generate
 from vlm.models.decoder import Decoder
@@ -48,10 +48,10 @@ class LanguageModeling(Task):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        sampled_batches: int = 200,
+        label_smoothing: Share = 0.0,
+        sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
-        prompt_tokens: int = 64,
+        prompt_tokens: Count = 64,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.label_smoothing, self.sampled_batches = label_smoothing, sampled_batches

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from vlm.config import config as conf
+from vlm.config import target
+from vlm.config.compose import override
+from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 
 # Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
@@ -30,18 +32,19 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.inference.output import output_folder
-    from vlm.training.fit import chose, quiet, table
+    from vlm.training.fit import check, chose, quiet, table
     from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
     folder = None if out is None else output_folder(out)
     if trust is not None:
-        conf.trust(trust)
+        target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides, unread=UNREAD)
+        config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+    config = override(config, overrides, unread=UNREAD)
+    check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
