@@ -34,6 +34,11 @@ class StoredEvaluation:
     captions: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     right: dict[str, bool] = field(default_factory=dict)
 
+    @property
+    def images(self) -> set[str]:
+        """Images of which something is known."""
+        return {*self.captions, *self.right}
+
 
 def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
     """Prints evaluations side by side, each compared with the first; returns the exit status.
@@ -43,7 +48,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
         out: HTML file to write as well.
         seed: Of the resampling.
     Raises:
-        UserError: A folder holds no evaluation, or there are fewer than two.
+        UserError: A folder holds no evaluation, there are fewer than two, or two have no image in common.
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
@@ -112,6 +117,10 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
     """The metrics that are known of each image, compared on the images that both have."""
     known = (one.captions, other.captions) if one.captions else (one.right, other.right)
     shared = sorted(set(known[0]) & set(known[1]))
+    if not shared and (one.images or other.images):
+        raise UserError(
+            f"{one.name} and {other.name}: have no image in common; compare evaluations of the same data", 1
+        )
     left_out = len(set(known[0]) ^ set(known[1]))
     if left_out:
         said = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
