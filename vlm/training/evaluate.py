@@ -41,7 +41,6 @@ def evaluate_checkpoint(
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
-    folder = None if out is None else output_folder(out)
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
@@ -53,6 +52,7 @@ def evaluate_checkpoint(
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     data = build_data(config)
     with refusing(path):
         data.restore(loaded["vlm"])
