@@ -38,10 +38,10 @@ def bench(
     quiet()
     try:
         with redirect_stdout(sys.stderr):  # the figures alone go to stdout
-            found = largest_batch(config) if find_batch else measure(config, steps=steps)
+            figures = largest_batch(config) if find_batch else measure(config, steps=steps)
     except Exception as fault:
-        told = explain(fault, None)
-        raise told from (None if told is fault else fault)
-    if found:
-        print(json.dumps(found, indent=1) if form == "json" else text(found), flush=True)
+        explained = explain(fault, None)
+        raise explained from (None if explained is fault else fault)
+    if figures:
+        print(json.dumps(figures, indent=1) if form == "json" else text(figures), flush=True)
     return 0

@@ -60,7 +60,6 @@ def evaluate_checkpoint(
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
-    folder = None if out is None else output_folder(out)
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
@@ -73,6 +72,7 @@ def evaluate_checkpoint(
     config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     data = build_data(config)
     with refusing(path):
         data.restore(loaded["vlm"])

@@ -2,13 +2,13 @@
 
 import errno
 import re
-import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError, UserError
+from vlm.training.command import train_command
 
 # What a process says that waited for another one which is gone.
 _LOST = ("connection closed by peer", "connection reset", "broken pipe", "gloo", "nccl", "socket")
@@ -58,7 +58,7 @@ def standing(folder: Path, fault: Exception | None = None) -> str:
     saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
     if not saved:
         return "no checkpoint had been written yet: start the run again"
-    command = f"python train.py {shlex.quote(f'resume={folder}')}"
+    command = train_command(f"resume={folder}")
     if getattr(fault, "repeats", False):
         return (
             f"the last good state is in {saved[0]}; from there the same comes again, unless the trainer is another: "

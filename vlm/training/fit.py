@@ -17,6 +17,7 @@ from vlm.config.links import origins
 from vlm.config.override import split_option
 from vlm.config.target import find, trust
 from vlm.errors import Limit, Range, SharedError, UserError
+from vlm.training.command import train_command
 from vlm.tuning import tune
 
 # Nodes that the program completes by name: a task takes its model, a model the sizes that the data decide.
@@ -190,7 +191,7 @@ def fail(run: Any, fault: Exception) -> int:
 
 
 def resume_command(folder: Path) -> str:
-    return f"python train.py {shlex.quote(f'resume={folder}')}"
+    return train_command(f"resume={folder}")
 
 
 def closing(folder: Path, results: dict[str, float], example: str, chosen: str) -> str:

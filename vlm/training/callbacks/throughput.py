@@ -9,7 +9,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 
-from vlm.models.flop import ModelFlop
+from vlm.models.flop import Flop, model_flop
 from vlm.training import compiling
 from vlm.training.task import Task
 
@@ -43,7 +43,7 @@ class Throughput(L.Callback):
     """
 
     def __init__(self) -> None:
-        self.flop: ModelFlop | None = None
+        self.flop: Flop | None = None
         self._since = self._compiled = self._asked = self._paused = 0.0
         self._restart()
 
@@ -56,7 +56,7 @@ class Throughput(L.Callback):
             return
         preprocess: Any = getattr(pl_module, "preprocess", None)
         try:
-            self.flop = ModelFlop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
+            self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
         except TypeError:  # a model of somebody's own: all else is told
             self.flop = None
 
