@@ -53,6 +53,8 @@ class Text(Field):
         self.tokenizer, self.max_len = tokenizer, max_len
         self.stride = max(1, max_len // 2) if stride is None else stride
         self._files: dict[str, TokenFile] = {}
+        if max_len < 1:
+            raise UserError(f"data.max_len: {max_len} is too small; give at least 1")
         if not 1 <= self.stride <= max_len:
             raise UserError(f"data.stride: {self.stride} skips tokens; give 1 to data.max_len, which is {max_len}")
 
