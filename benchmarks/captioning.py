@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm.config import config as conf
+from vlm.config.compose import compose, override
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -48,16 +48,18 @@ class Pairs(Dataset):
     """Every caption with its image, read anew each time."""
 
     def __init__(self, data: Any) -> None:
-        self.split, self.tokenizer, self.preprocess = data.split("train"), data.tokenizer, data.preprocess
-        self.pairs = [(i, k) for i in range(len(self.split)) for k in range(len(self.split.captions(0, i)))]
+        self.split = data.split("train")
+        self.tokenizer, self.preprocess = data.fields["captions"].tokenizer, data.fields["images"].preprocess
+        records = enumerate(self.split.records())
+        self.pairs = [(index, caption) for index, record in records for caption in record["captions"]]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
-        index, number = self.pairs[at]
-        pixels = self.preprocess.normalize(self.preprocess(self.split.image(0, index)))
-        body = self.tokenizer.encode(self.split.captions(0, index)[number])[: MAX_LEN - 2]
+        index, caption = self.pairs[at]
+        pixels = self.preprocess.normalize(self.preprocess(self.split.record(index).image()))
+        body = self.tokenizer.encode(caption)[: MAX_LEN - 2]
         return pixels, torch.tensor([self.tokenizer.bos_id, *body, self.tokenizer.eos_id])
 
 
@@ -127,7 +129,7 @@ def config_of(root: str, name: str, images: int, precision: str, runs: str) -> d
     given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
     given += [f"trainer.precision={precision}"]
     given += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
-    return conf.compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
+    return compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
 def compare(
@@ -136,7 +138,7 @@ def compare(
     with tempfile.TemporaryDirectory() as runs:
         run = Run(config_of(root, name, images, precision, runs))
         peer = Peer(run.data, SHAPES[name], pairs)
-        captions = len(run.data.split("train").captions(0, 0)) * images
+        captions = len(run.data.split("train").record(0)["captions"]) * images
         timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
         run.trainer.callbacks.append(timed)
         run.fit()
@@ -168,7 +170,7 @@ def memory(root: str, name: str, side: str, images: int, pairs: int, precision: 
 
 def print_memory(root: str, name: str, side: str, images: int, pairs: int, precision: str, steps: int = 4) -> None:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(conf.override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
+        run = Run(override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
         peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         before = _status("VmRSS")

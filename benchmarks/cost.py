@@ -29,11 +29,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from vlm.data.batch import Targets, next_token_labels
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import ModelFlop, Work
 from vlm.models.vit import ViT
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import token_loss
 
 BASE = {"images": 16, "captions": 5, "length": 12, "dim": 128, "depth": 4}
 VOCAB, IMAGE, PATCH = 2000, 96, 16
@@ -68,13 +69,13 @@ def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
 
 def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimizer) -> int:
     """One training step; returns how many tokens its loss counted."""
-    labels = next_token_labels(batch["tokens"], batch["segments"])
-    loss, count = token_loss(model(**batch), labels, model.head)
+    targets = Targets.of(next_token_labels(batch["tokens"], batch["segments"]))
+    loss, count = token_loss(model(**batch), targets, model.head_weight)
     (loss / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return int(count)
+    return count
 
 
 def measure(name: str, size: int, *, steps: int, seconds: float) -> dict[str, float]:

@@ -22,8 +22,9 @@ from torch import Tensor
 from vlm.data.images.image import load_image
 from vlm.decoding.options import Decoding
 from vlm.inference.captioning import Captioner, caption_files
-from vlm.inference.files import Writer, find_images
+from vlm.inference.files import find_images
 from vlm.inference.inputs import default_workers
+from vlm.inference.output import Output, Records
 
 Run = Callable[[], list[str]]
 
@@ -35,9 +36,9 @@ def engine(captioner: Captioner, pixels: Sequence[Tensor], decoding: Decoding, b
 
 def folder(captioner: Captioner, paths: Sequence[str], decoding: Decoding, batch: int, workers: int) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
-        writer = Writer(form="jsonl", fields=(), out=f"{place}/captions.jsonl")
-        caption_files(captioner, paths, writer, batch_size=batch, decoding=decoding, workers=workers)
-        writer.close()
+        with Output(f"{place}/captions.jsonl") as output:
+            records = Records(form="jsonl", fields=(), output=output)
+            caption_files(captioner, paths, records, batch_size=batch, decoding=decoding, workers=workers)
         return [json.loads(line)["caption"] for line in Path(f"{place}/captions.jsonl").read_text().splitlines()]
 
 

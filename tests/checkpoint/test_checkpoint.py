@@ -13,36 +13,39 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.names import FORMAT
+from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.save import write
 from vlm.errors import UserError
 from vlm.models.encoder_decoder import VisionLanguageModel
 
 VIT = {"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2}
 DECODER = {"vocab_size": 9, "max_len": 6, "dim": 8, "depth": 1, "num_heads": 2, "context_dim": 8}
 SPEC = {
-    "name": "models.encoder_decoder.VisionLanguageModel",
+    "name": "VisionLanguageModel",
     "args": {
-        "encoder": {"name": "models.vit.ViT", "args": VIT},
-        "decoder": {"name": "models.decoder.Decoder", "args": DECODER},
+        "encoder": {"name": "ViT", "args": VIT},
+        "decoder": {"name": "Decoder", "args": DECODER},
     },
 }
 
 
 def saved(spec=SPEC, model=None, **extra):
     """A checkpoint of a model, as training writes it."""
-    model = ckpt.rebuild(spec) if model is None else model
+    model = rebuild(spec) if model is None else model
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    return {"format": ckpt.FORMAT, "vlm": {"model": spec}, "state_dict": state, "epoch": 3, "global_step": 70, **extra}
+    return {"format": FORMAT, "vlm": {"model": spec}, "state_dict": state, "epoch": 3, "global_step": 70, **extra}
 
 
 @pytest.fixture
 def checkpoint(scramble):
-    return saved(model=scramble(ckpt.rebuild(SPEC)))
+    return saved(model=scramble(rebuild(SPEC)))
 
 
 @pytest.fixture
 def path(tmp_path, checkpoint):
     path = tmp_path / "run" / "last.ckpt"
-    ckpt.write(path, checkpoint)
+    write(path, checkpoint)
     return path
 
 
@@ -65,8 +68,8 @@ def test_what_is_written_is_read(path, checkpoint):
 
 
 def test_a_model_is_rebuilt_with_its_weights(tmp_path, scramble):
-    model = scramble(ckpt.rebuild(SPEC))
-    ckpt.write(tmp_path / "model.ckpt", saved(model=model))
+    model = scramble(rebuild(SPEC))
+    write(tmp_path / "model.ckpt", saved(model=model))
     loaded = ckpt.load_model(ckpt.read(tmp_path / "model.ckpt"))
     assert isinstance(loaded, VisionLanguageModel)
     assert not loaded.training
@@ -85,7 +88,7 @@ def test_moving_averages_stand_before_weights_and_counters_stay():
 
 
 def test_a_model_with_batch_norm_is_rebuilt_from_its_moving_average():
-    spec = {"name": "models.timm_encoder.TimmEncoder", "args": {"name": "resnet10t", "dim": 4, "image_size": 32}}
+    spec = {"name": "TimmEncoder", "args": {"name": "resnet10t", "dim": 4, "image_size": 32}}
     whole = saved(spec)
     whole["ema"] = {name: t + 1 for name, t in whole["state_dict"].items() if t.is_floating_point()}
     assert torch.equal(ckpt.load_model(whole).proj.bias, whole["ema"]["model.proj.bias"])
@@ -96,9 +99,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, checkpoint, m
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ckpt.os, step, full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(UserError, match=r"last\.ckpt: cannot write .*No space left on device.*free space") as caught:
-        ckpt.write(path, saved(epoch=99))
+        write(path, saved(epoch=99))
     assert caught.value.status == 1
     assert same(ckpt.read(path), checkpoint)
     assert os.listdir(path.parent) == ["last.ckpt"]
@@ -108,9 +111,9 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(path, checkpoint,
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ckpt.torch, "save", interrupt)
+    monkeypatch.setattr(torch, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        ckpt.write(path, saved(epoch=99))
+        write(path, saved(epoch=99))
     assert same(ckpt.read(path), checkpoint)
     assert os.listdir(path.parent) == ["last.ckpt"]
 
@@ -118,7 +121,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(path, checkpoint,
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/last\.ckpt: cannot write"):
-        ckpt.write(tmp_path / "file" / "last.ckpt", {})
+        write(tmp_path / "file" / "last.ckpt", {})
 
 
 def write_without_end(path, pipe):
@@ -129,7 +132,7 @@ def write_without_end(path, pipe):
         time.sleep(60)
 
     os.fsync = hang
-    ckpt.write(path, saved(epoch=99))
+    write(path, saved(epoch=99))
 
 
 def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpoint):
@@ -141,7 +144,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpo
     child.kill()
     child.join()
     assert same(ckpt.read(path), checkpoint)
-    ckpt.write(path, saved(epoch=100))  # which clears away what the killed process left
+    write(path, saved(epoch=100))  # which clears away what the killed process left
     assert os.listdir(path.parent) == ["last.ckpt"]
     assert ckpt.read(path)["epoch"] == 100
 
@@ -217,7 +220,10 @@ FOREIGN = {
     "tensor": (lambda path: torch.save(torch.zeros(3), path), "was not written by vlm"),
     "module": (lambda path: torch.save(nn.Linear(2, 2), path), "is no checkpoint of vlm"),
     "legacy": (lambda path: torch.save({"format": 1}, path, _use_new_zipfile_serialization=False), "not a checkpoint"),
-    "format": (lambda path: torch.save({"format": 2, "vlm": {}}, path), "has format 2, this vlm reads 1"),
+    "format": (
+        lambda path: torch.save({"format": 1, "vlm": {}}, path),
+        "has format 1, this vlm reads format 2; .*train anew",
+    ),
     "folder": (lambda path: path.mkdir(), "no such checkpoint"),
     "nothing": (lambda path: None, "no such checkpoint"),
 }

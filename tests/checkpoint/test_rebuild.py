@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.names import FORMAT
+from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.save import write
 from vlm.errors import UserError
 from vlm.models import timm_encoder
 
@@ -16,13 +19,13 @@ VIT = {"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2}
 
 
 def vit_spec(**changes):
-    return {"name": "models.vit.ViT", "args": VIT | changes}
+    return {"name": "ViT", "args": VIT | changes}
 
 
 def saved(spec, model):
     """A checkpoint with the specification of one model and the weights of another."""
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    return {"format": ckpt.FORMAT, "vlm": {"model": spec}, "state_dict": state}
+    return {"format": FORMAT, "vlm": {"model": spec}, "state_dict": state}
 
 
 @pytest.mark.parametrize(
@@ -32,22 +35,19 @@ def saved(spec, model):
         "os.system",
         "torch.nn.Linear",
         "torch.nn.modules.linear.Linear",
-        "models.vit.Block",  # defined in nn.blocks
-        "models.vit.nn.Linear",
-        "models.vit.torch.hub.load",
-        "models.decoder.positions_within",  # a function
-        "nn.blocks.init_weights",
-        "models.context.Context",  # a class, but no module
-        "models.vit",
-        "models.vit.Nothing",
-        "models.vit.ViT.forward",
+        "load_hugging_face",  # a function
+        "Context",  # a class, but no module
+        "Placed",
+        "Captioning",  # a module, but no model
+        "SentencePieceTokenizer",
+        "Path",
+        "Linear",
+        "Nothing",
+        "ViT.forward",
+        "models.vit.ViT",
         "vlm.models.vit.ViT",
-        "tasks.captioning.Captioning",
-        "checkpoint.Path",
-        "models.__init__.ViT",
         "models/vit.ViT",
         "..models.vit.ViT",
-        "ViT",
         "",
         None,
         7,
@@ -55,9 +55,9 @@ def saved(spec, model):
 )
 def test_only_module_classes_of_ours_are_built(name):
     part = {"name": name, "args": {}}
-    for spec in (part, {"name": "models.encoder_decoder.VisionLanguageModel", "args": {"encoder": part}}):
+    for spec in (part, {"name": "VisionLanguageModel", "args": {"encoder": part}}):
         with pytest.raises(UserError, match="the checkpoint names"):
-            ckpt.rebuild(spec)
+            rebuild(spec)
 
 
 def test_a_backbone_is_built_bare(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_backbone_is_built_bare(monkeypatch):
     monkeypatch.setattr(timm_encoder, "_create", create)
     monkeypatch.setattr(timm_encoder, "_freeze_unused", lambda backbone, image_size: None)
     args = {"name": "resnet10t", "dim": 4, "image_size": 32, "pretrained": True, "weights": "/etc/passwd"}
-    ckpt.rebuild({"name": "models.timm_encoder.TimmEncoder", "args": args})
+    rebuild({"name": "TimmEncoder", "args": args})
     assert asked == [("resnet10t", False, None)]
 
 
@@ -80,7 +80,7 @@ def test_a_backbone_is_built_bare(monkeypatch):
 def test_a_backbone_from_elsewhere_is_refused(name):
     args = {"name": name, "dim": 4, "image_size": 32, "pretrained": True}
     with pytest.raises(UserError, match="timm has no backbone"):
-        ckpt.load_model(saved({"name": "models.timm_encoder.TimmEncoder", "args": args}, nn.Identity()))
+        ckpt.load_model(saved({"name": "TimmEncoder", "args": args}, nn.Identity()))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_class_of_another_package_needs_trust(package):
     for trust in ("mine", "mine.nets"):
         assert type(ckpt.load_model(whole, trust=trust)).__name__ == "Net"
     with pytest.raises(UserError, match="no module class"):
-        ckpt.rebuild({"name": "mine.nets.nn", "args": {}}, trust="mine")
+        rebuild({"name": "mine.nets.nn", "args": {}}, trust="mine")
 
 
 def test_a_trusted_package_that_is_not_installed_is_named():
@@ -140,16 +140,16 @@ def refused_quickly(whole):
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_specification_larger_than_its_weights_is_refused_quickly(kind):
-    refused_quickly(saved(vit_spec(**HUGE[kind]), ckpt.rebuild(vit_spec())))
+    refused_quickly(saved(vit_spec(**HUGE[kind]), rebuild(vit_spec())))
 
 
 @pytest.mark.parametrize(
     "claim", [torch.zeros(1).expand(GIANT), torch.empty(GIANT, device="meta")], ids=["expanded", "meta"]
 )
 def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
-    whole = saved(vit_spec(dim=10**5, mlp_ratio=1.0), ckpt.rebuild(vit_spec()))
+    whole = saved(vit_spec(dim=10**5, mlp_ratio=1.0), rebuild(vit_spec()))
     whole["state_dict"]["model.claim"] = claim
-    ckpt.write(tmp_path / "model.ckpt", whole)
+    write(tmp_path / "model.ckpt", whole)
     assert (tmp_path / "model.ckpt").stat().st_size < 100_000
     refused_quickly(whole)
     with pytest.raises(UserError, match=r"model\.ckpt: is damaged or is no checkpoint of vlm \("):
@@ -173,14 +173,14 @@ def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
     ],
 )
 def test_a_specification_that_does_not_fit_is_refused(args):
-    whole = saved({"name": "models.vit.ViT", "args": args}, ckpt.rebuild(vit_spec()))
+    whole = saved({"name": "ViT", "args": args}, rebuild(vit_spec()))
     with pytest.raises(UserError, match="do not fit"):
         ckpt.load_model(whole)
 
 
 @pytest.mark.parametrize("missing", ["state_dict", "vlm"])
 def test_a_checkpoint_without_its_parts_is_refused(missing):
-    whole = saved(vit_spec(), ckpt.rebuild(vit_spec()))
+    whole = saved(vit_spec(), rebuild(vit_spec()))
     del whole[missing]
     with pytest.raises(UserError, match="do not fit"):
         ckpt.load_model(whole)

@@ -8,6 +8,7 @@ import torch
 
 from vlm.decoding.constraints import Rules
 from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
 from vlm.decoding.search import search
 from vlm.errors import UserError
 from vlm.models.context import Context
@@ -213,8 +214,39 @@ def test_impossible_options_are_refused(options, named):
 
 
 @pytest.mark.parametrize(
-    "rules, named", [({"prefix": (3,) * 4}, "--prefix"), ({"required": (((3,) * 5,),)}, "--require")]
+    "rules, named",
+    [
+        ({"prefix": (3,) * 4}, "--prefix"),
+        ({"required": (((3,) * 5,),)}, "--require"),
+        ({"min_tokens": STEPS + 1}, "--min-tokens"),
+    ],
 )
 def test_what_has_no_room_is_refused(decoder, make_context, rules, named):
     with pytest.raises(UserError, match=named):
         search(decoder, make_context(1), Decoding(rules=Rules(**rules)), bos_id=BOS, eos_id=EOS)
+
+
+@pytest.mark.parametrize(
+    "rules, named",
+    [
+        ({"required": (((3,),),), "banned": ((3,),)}, "--ban forbids its word 1;"),
+        ({"required": (((0,),), ((1, 3, 4), (4,))), "banned": ((4,),)}, "--ban forbids its word 2;"),
+        ({"required": (((3, 4, 3, 4),),), "no_repeat_ngram": 2}, "--ban or --no-repeat-ngram forbids its word 1;"),
+        ({"banned": ((),)}, "without tokens"),
+        ({"required": (((),),)}, "without tokens"),
+    ],
+)
+def test_contradictions_are_refused_before_decoding(rules, named):
+    with pytest.raises(UserError, match=f"^--.*{named}"):
+        Rules(**rules)
+    assert Rules(required=(((3,), (4,)),), banned=((3,),)).required  # one way is left
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 2}, {"sampling": Sampling(), "results": 2}])
+def test_a_text_ends_where_the_rules_leave_no_token(make_decoder, make_context, options):
+    """With four words and an end token that must not come, no text without repetition is longer than four."""
+    decoder = make_decoder(V, 9)
+    decoding = Decoding(rules=Rules(no_repeat_ngram=1, min_tokens=7), **options)
+    for texts in search(decoder, make_context(6), decoding, bos_id=BOS, eos_id=EOS):
+        for text in texts:
+            assert sorted(text.tokens[:3]) == [0, 3, 4] and text.tokens[3:] in ([], [EOS])

@@ -8,6 +8,7 @@ import torch
 from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
 
 from vlm.decoding.beam import Beam
+from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
@@ -46,7 +47,7 @@ def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
     decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(length_penalty=0.0)
     end = {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, **end)
-    monkeypatch.setattr("vlm.decoding.loop.Single", Beam)
+    monkeypatch.setattr("vlm.decoding.loop.Stepwise", Beam)
     same(run(decoder, context, decoding, **end), truth)
 
 
@@ -110,6 +111,20 @@ def test_finished_images_make_room(make_decoder, context):
     needed = sum(len(row[0].tokens) for row in found)
     assert max(fed) == 4
     assert needed <= sum(fed) <= needed + 4 * MAX_LEN // 2
+
+
+RULES = {"no_repeat_ngram": 2, "min_tokens": 1, "repetition_penalty": 1.3, "banned": ((3, 4), (5, 6, 7))}
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "results": 2}, {"beam": 2}])
+@pytest.mark.parametrize("names", [("no_repeat_ngram",), ("banned",), tuple(RULES)])
+def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_context, names, options):
+    """With many rows, texts that ended early wait for longer than a text lasts until others join."""
+    decoder, context = make_decoder(V, MAX_LEN, sharpness=0.5), make_context(120)
+    rules = Rules(**{name: RULES[name] for name in names})
+    decoding, end = Decoding(max_tokens=5, rules=rules, **options), {"eos_id": common_token(decoder, context)}
+    few = run(decoder, context, decoding, rows=2, **end)
+    same(run(decoder, context, decoding, rows=40, **end), few)
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(beam=2)])

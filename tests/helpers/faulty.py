@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +102,7 @@ def _nan_loss(task: Any) -> None:
 
     def once(batch: Any) -> Any:
         task.loss = loss
-        total, count = loss(batch)
-        return total * float("nan"), count
+        return {name: replace(term, total=term.total * float("nan")) for name, term in loss(batch).items()}
 
     task.loss = once
 

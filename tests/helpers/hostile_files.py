@@ -9,8 +9,11 @@ import zipfile
 
 import torch
 
-from vlm.checkpoint import load as ckpt
-from vlm.config import config
+from vlm.checkpoint.names import FORMAT
+from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.save import write
+from vlm.config.compose import compose
+from vlm.config.stored import freeze
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 
@@ -26,8 +29,8 @@ def spec(name, /, **args):
 
 
 def model_spec():
-    parts = {"encoder": spec("models.vit.ViT", **VIT), "decoder": spec("models.decoder.Decoder", **DECODER)}
-    return spec("models.encoder_decoder.VisionLanguageModel", **parts)
+    parts = {"encoder": spec("ViT", **VIT), "decoder": spec("Decoder", **DECODER)}
+    return spec("VisionLanguageModel", **parts)
 
 
 _configs = {}
@@ -35,14 +38,14 @@ _configs = {}
 
 def composed(*overrides):
     if overrides not in _configs:
-        _configs[overrides] = config.compose([*SMALL, *overrides])
+        _configs[overrides] = compose([*SMALL, *overrides])
     return copy.deepcopy(_configs[overrides])
 
 
 def good():
     """A checkpoint that captions, as training writes it."""
     torch.manual_seed(0)
-    model = ckpt.rebuild(model_spec())
+    model = rebuild(model_spec())
     progress = {"current": {"processed": 0}}
     about = {
         "task": "captioning",
@@ -50,13 +53,13 @@ def good():
         "tokenizer": ByteTokenizer().state(),
         "preprocess": Preprocess(image_size=8).state(),
         "max_tokens": 4,
-        "config": composed("task=captioning"),
+        "config": freeze(composed("task=captioning")),
         "scores": {},
         "data": "0" * 16,
     }
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     loops = {"fit_loop": {"epoch_progress": progress}}
-    return {"format": 1, "vlm": about, "state_dict": state, "epoch": 0, "global_step": 1, "loops": loops}
+    return {"format": FORMAT, "vlm": about, "state_dict": state, "epoch": 0, "global_step": 1, "loops": loops}
 
 
 class Call:
@@ -79,7 +82,7 @@ def changed(change):
     def make(path):
         checkpoint = good()
         replaced = change(checkpoint)
-        ckpt.write(path, checkpoint if replaced is None else replaced)
+        write(path, checkpoint if replaced is None else replaced)
 
     return make
 
@@ -94,7 +97,7 @@ def model(name, /, **args):
 
 def part(**args):
     parts = model_spec()["args"] | args
-    return about(model=spec("models.encoder_decoder.VisionLanguageModel", **parts))
+    return about(model=spec("VisionLanguageModel", **parts))
 
 
 def stored(change):
@@ -109,7 +112,7 @@ def pickled(content):
 
 
 def zip_bomb(path):
-    ckpt.write(path, good())
+    write(path, good())
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data/bomb", "w") as member:
         for _ in range(2**9):
             member.write(bytes(2**20))
@@ -117,7 +120,7 @@ def zip_bomb(path):
 
 def packed_weights(path):
     """The same checkpoint, its parts compressed: they may unpack to anything."""
-    ckpt.write(path, good())
+    write(path, good())
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -127,7 +130,7 @@ def packed_weights(path):
 
 def cut_storage(path):
     """A tensor of which the file holds a hundredth."""
-    ckpt.write(path, good() | {"more": torch.zeros(10_000)})
+    write(path, good() | {"more": torch.zeros(10_000)})
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -143,9 +146,9 @@ def laughs(depth=60):
 
 
 def doubled_parts(depth=40):
-    value = spec("nn.position.Positions")
+    value = spec("Positions")
     for _ in range(depth):
-        value = spec("models.encoder_decoder.VisionLanguageModel", encoder=value, decoder=value)
+        value = spec("VisionLanguageModel", encoder=value, decoder=value)
     return value
 
 
@@ -206,16 +209,16 @@ CHECKPOINTS = {
     "names a dotted path": model("..os.system"),
     "names a path": model("models/vit.ViT"),
     "names a nested stranger": part(encoder=spec("subprocess.Popen", args=["touch", CANARY])),
-    "names a nested function": part(encoder=spec("models.pretrained.load.load_hugging_face", model=None, folder="/")),
-    "hub backbone": part(encoder=spec("models.timm_encoder.TimmEncoder", name="hf-hub:stranger/net", **TIMM)),
-    "local backbone": part(encoder=spec("models.timm_encoder.TimmEncoder", name="local-dir:/", **TIMM)),
-    "backbone with ../": part(encoder=spec("models.timm_encoder.TimmEncoder", name="../../net", **TIMM)),
-    "backbone of wrong type": part(encoder=spec("models.timm_encoder.TimmEncoder", name=["resnet18"], **TIMM)),
-    "giant model": part(encoder=spec("models.vit.ViT", **VIT | {"dim": 10**9})),
-    "endless model": part(encoder=spec("models.vit.ViT", **VIT | {"depth": 10**9})),
+    "names a nested function": part(encoder=spec("load_hugging_face", model=None, folder="/")),
+    "hub backbone": part(encoder=spec("TimmEncoder", name="hf-hub:stranger/net", **TIMM)),
+    "local backbone": part(encoder=spec("TimmEncoder", name="local-dir:/", **TIMM)),
+    "backbone with ../": part(encoder=spec("TimmEncoder", name="../../net", **TIMM)),
+    "backbone of wrong type": part(encoder=spec("TimmEncoder", name=["resnet18"], **TIMM)),
+    "giant model": part(encoder=spec("ViT", **VIT | {"dim": 10**9})),
+    "endless model": part(encoder=spec("ViT", **VIT | {"depth": 10**9})),
     "doubled parts": about(model=doubled_parts()),
     "spec of wrong type": about(model=[1, 2]),
-    "spec without arguments": about(model={"name": "models.vit.ViT"}),
+    "spec without arguments": about(model={"name": "ViT"}),
     "vlm of wrong type": changed(lambda checkpoint: checkpoint.update(vlm=[])),
     "task of wrong type": about(task=["captioning"]),
     "task with ../": about(task="../../captioning"),
@@ -231,7 +234,7 @@ CHECKPOINTS = {
     "preprocess of other images": about(preprocess=Preprocess(image_size=8).state() | {"image_size": 64}),
     "preprocess of nothing": about(preprocess=Preprocess(image_size=8).state() | {"std": [0, 0, 0]}),
     "preprocess of wrong type": about(preprocess="crop"),
-    "another format": changed(lambda checkpoint: checkpoint.update(format=2)),
+    "another format": changed(lambda checkpoint: checkpoint.update(format=1)),
     "format of wrong type": changed(lambda checkpoint: checkpoint.update(format={"a": 1})),
 }
 
@@ -248,17 +251,17 @@ def target(path, value):
 
 # Checkpoints whose config would do harm where it is built: `vlm evaluate`, and `resume`.
 CONFIGS = {
-    "config names os.system": target("data.source._target_", "os.system"),
-    "config names a function of ours": target("callbacks.x", {"_target_": "vlm.checkpoint.load.write", "path": CANARY}),
+    "config names os.system": target("data.source._class_", "os.system"),
+    "config names a function of ours": target("callbacks.x", {"_class_": "vlm.checkpoint.save.write", "path": CANARY}),
+    "config names a target": target("callbacks.x", {"_target_": "vlm.training.callbacks.ema.EMA", "decay": 0.9}),
+    "config names a dotted class of ours": target("callbacks.x", {"_class_": "vlm.training.callbacks.ema.EMA"}),
     "config writes elsewhere": target(
-        "callbacks.x", {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": f"../{CANARY}"}
+        "callbacks.x", {"_class_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": f"../{CANARY}"}
     ),
-    "config logs elsewhere": target(
-        "logger.csv", {"_target_": "vlm.training.callbacks.csv_logger.CSVLogger", "folder": CANARY}
-    ),
-    "config reaches the network": target("logger.x", {"_target_": "lightning.pytorch.loggers.WandbLogger"}),
+    "config logs elsewhere": target("logger.csv", {"_class_": "CSVLogger", "folder": CANARY}),
+    "config reaches the network": target("logger.x", {"_class_": "lightning.pytorch.loggers.WandbLogger"}),
     "config sets the trainer's folder": target("trainer.default_root_dir", f"../{CANARY}"),
-    "config with a plugin": target("trainer.plugins", [{"_target_": "lightning.pytorch.plugins.io.TorchCheckpointIO"}]),
+    "config with a plugin": target("trainer.plugins", [{"_class_": "lightning.pytorch.plugins.io.TorchCheckpointIO"}]),
     "config of wrong type": changed(lambda checkpoint: checkpoint["vlm"].update(config=[])),
     "config without groups": changed(lambda checkpoint: checkpoint["vlm"].update(config={"seed": 0})),
     "config with a wrong key": target("data.nothing", 1),

@@ -32,8 +32,8 @@ PRELOADED += (
 )
 PRELOADED += (
     "vlm.data.sources.captions",
-    "vlm.training.class_data",
-    "vlm.training.text_data",
+    "vlm.training.data_module",
+    "vlm.data.text.text_field",
     "vlm.training.callbacks.ema",
     "torch._dynamo",
 )
@@ -110,7 +110,7 @@ class Nursery:
 def main() -> None:
     import importlib
 
-    from vlm.config.config import compose
+    from vlm.config.compose import compose
     from vlm.training.fit import check
 
     for name in PRELOADED:

@@ -222,7 +222,7 @@ HYDRA = "# @package _global_\nhydra:\n"
 HANDLER = "    handlers:\n      x:\n"
 CONFIG_FILES = {
     "names os.system": "# @package _global_\nmodel:\n  encoder:\n    _target_: os.system\n    x: touch canary\n",
-    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.load.write\n"
+    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.save.write\n"
     "    path: canary\n    checkpoint: {}\n",
     "has hydra call": f"{HYDRA}  callbacks:\n    x:\n      _target_: os.mkdir\n      path: canary\n",
     "sets the environment": f"{HYDRA}  job:\n    env_set:\n      LD_PRELOAD: evil.so\n",
@@ -270,25 +270,26 @@ def told_of(use):
 
 def listed(path):
     """Every image of a tar, in memory."""
-    from vlm.data.sources.image_tar import ImageTar
+    from vlm.data.sources.class_folders import ClassFolders
 
-    source = ImageTar(path=str(path))
-    names = [file.path for name in source.splits for file in source.split(name).files]
-    print(json.dumps(sorted(names)))
-    for name in names:
-        source.read(name)
+    source = ClassFolders(path=str(path))
+    records = [record for name in source.splits for record in source.split(name).records()]
+    print(json.dumps(sorted(record.id for record in records)))
+    for record in records:
+        record.read_file()
     return 0
 
 
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
-    from vlm.config import config
+    from vlm.config.compose import override
+    from vlm.config.override import check_resume_overrides
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"
     found = [
-        config.override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
-        config.check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
+        override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
+        check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
     ]
     print(json.dumps([one["name"] for one in found]))
     return 0

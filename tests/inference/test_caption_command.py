@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,3 +206,76 @@ def test_paths_from_stdin(caption, monkeypatch, tmp_path):
 def test_wrong_use_is_told(checkpoint, options, named, capsys):
     assert run(["caption", SCENES, "-c", checkpoint, *options]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "image.png"
+    Image.effect_noise((32, 32), 80).convert("RGB").save(path)
+    return path
+
+
+def test_no_file_that_is_read_is_written_over(checkpoint, image, tmp_path, capsys):
+    copy = tmp_path / "copy.ckpt"
+    copy.write_bytes(Path(checkpoint).read_bytes())
+    for option in ("--out", "--trace"):
+        for path in (image, copy):
+            before = path.read_bytes()
+            assert run(["caption", str(image), "-c", str(copy), "--beam", "2", option, str(path)]) == 2
+            assert f"error: {option} {path}: is also read" in capsys.readouterr().err
+            assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-c", "none.ckpt"],
+        ["--device", "tpu"],
+        ["--precision", "int4"],
+        ["--top-k", "0", "--sample"],
+        ["--format", "x"],
+    ],
+)
+def test_a_command_that_fails_leaves_yesterdays_result(checkpoint, image, tmp_path, options, capsys):
+    out = tmp_path / "captions.txt"
+    out.write_text("yesterday")
+    assert run(["caption", str(image), "-c", checkpoint, "--out", str(out), *options]) == 2
+    assert out.read_text() == "yesterday" and not list(tmp_path.glob("*.part"))
+
+
+def test_continue_refuses_a_foreign_file(checkpoint, image, tmp_path, capsys):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("a line without newline")
+    assert run(["caption", str(image), "-c", checkpoint, "--out", str(notes), "--continue"]) == 2
+    assert "was not written by this command" in capsys.readouterr().err
+    assert notes.read_text() == "a line without newline"
+
+
+def test_names_that_are_no_utf8_or_hold_a_newline(checkpoint, tmp_path):
+    """In a process of its own: what stdin and stdout do with names is theirs."""
+    odd = [os.fsencode(tmp_path) + name for name in (b"/\xff\xfe.png", b"/new\nerror: x.png", b"/\xffbad.png")]
+    for path in odd[:2]:
+        Image.effect_noise((32, 32), 80).convert("RGB").save(os.fsdecode(path))
+    Path(os.fsdecode(odd[2])).write_bytes(b"no image")
+    command = [sys.executable, "-c", "from vlm.cli.main import main; main()", "caption", "-c", checkpoint]
+    options = ["--device", "cpu", "--format", "jsonl"]
+    named = subprocess.run([*command, *options, *odd], capture_output=True)
+    assert named.returncode == 1, named.stderr
+    assert [os.fsencode(json.loads(line)["image"]) for line in named.stdout.splitlines()] == odd[:2]
+    (error,) = [line for line in named.stderr.decode().splitlines() if line.startswith("error:")]
+    assert error.startswith(f"error: {tmp_path}/\\udcffbad.png: damaged")
+    listed = subprocess.run([*command, *options, "-"], input=odd[0] + b"\n", capture_output=True)
+    assert listed.returncode == 0 and os.fsencode(json.loads(listed.stdout)["image"]) == odd[0]
+    gone = subprocess.run([*command, b"/\xff\nerror: forged*.png"], capture_output=True, text=True)
+    assert gone.returncode == 2 and sum(line.startswith("error:") for line in gone.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["caption", SCENES, "--device", "cpu"]])
+def test_a_full_stdout_is_a_line_and_status_1(checkpoint, arguments):
+    program = "from vlm.cli.main import main; main()"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", program, *arguments, "-c", checkpoint]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,11 +1,7 @@
-import csv
-import io
-import json
-
 import pytest
 
 from vlm.errors import UserError
-from vlm.inference.files import Writer, find_images, printable
+from vlm.inference.files import find_images
 
 
 @pytest.fixture
@@ -38,44 +34,3 @@ def test_inputs_that_name_no_image_are_refused(folder, given):
     (folder / "deep" / "empty").mkdir()
     with pytest.raises(UserError, match="no images found"):
         find_images(["b.jpg", given])
-
-
-RECORDS = [
-    {"image": "a b,c.jpg", "caption": 'a "red"\tsquare\n', "logprob": -1.5},
-    {"image": "ü.jpg", "caption": "\x1b[31mrot und grün", "logprob": -2.0},
-]
-
-
-def written(tmp_path, form):
-    writer = Writer(form=form, fields=("image", "caption"), out=str(tmp_path / "out"))
-    for record in RECORDS:
-        writer.write(record)
-    writer.close()
-    return (tmp_path / "out").read_text(encoding="utf-8")
-
-
-def test_text_is_a_line_a_record_that_no_caption_can_break(tmp_path):
-    assert written(tmp_path, "text") == 'a b,c.jpg\ta "red"\\tsquare\\n\nü.jpg\t\\x1b[31mrot und grün\n'
-
-
-def test_jsonl_and_csv_give_every_field_back(tmp_path):
-    assert [json.loads(line) for line in written(tmp_path, "jsonl").splitlines()] == RECORDS
-    rows = list(csv.DictReader(io.StringIO(written(tmp_path, "csv"), newline="")))
-    assert [row | {"logprob": float(row["logprob"])} for row in rows] == RECORDS
-
-
-def test_records_are_written_as_they_come(tmp_path, capsys):
-    writer = Writer(form="text", fields=("image",))
-    writer.write(RECORDS[0])
-    assert capsys.readouterr().out == "a b,c.jpg\n"
-
-
-def test_writers_that_cannot_be_are_refused(tmp_path):
-    with pytest.raises(UserError, match="--format: 'xml' is unknown"):
-        Writer(form="xml", fields=())
-    with pytest.raises(UserError, match=r"--out .*cannot be written \(Is a directory\)"):
-        Writer(form="text", fields=(), out=str(tmp_path))
-
-
-def test_printable_keeps_letters_of_any_script():
-    assert printable("ein Rotkehlchen 知更鳥\u2028\u202e\r") == "ein Rotkehlchen 知更鳥\\u2028\\u202e\\r"

@@ -1,6 +1,7 @@
 """Continuing prompts by search and under rules, with a small model that was never trained."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ import torch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.generating import Generator, generate
-from vlm.inference.searching import search_text
+from vlm.inference.language_modeling import Generator, generate, search_text, search_texts
 from vlm.models.decoder import Decoder
 
 
@@ -84,7 +84,19 @@ def test_draws_repeat_with_the_seed_alone(generator):
 
 
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
-    (found,) = search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=99)))
-    assert len(found.text) == 16 - len("bcab")
+    (found,) = search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=12)))
+    assert len(found.text) == 16 - len("bcab") == 12
+    with pytest.raises(UserError, match=r"--min-tokens: .* 17 tokens .* at most 16"):
+        search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
         search_text(generator, "abcd" * 5, Decoding(beam=2))
+
+
+def test_fewer_results_than_asked_for_are_named(generator, capsys):
+    decoding = Decoding(beam=4, results=4, max_tokens=0)  # cut to nothing, all texts are the same
+    records = []
+    writer = SimpleNamespace(live=False, write=records.append)
+    search_texts(generator, ["a", "d"], writer, decoding=decoding)
+    printed = capsys.readouterr()
+    assert {record["prompt"] for record in records} == {"a", "d"}
+    assert printed.err.startswith("note: fewer texts than --results 4 for 2 of 2 inputs;")

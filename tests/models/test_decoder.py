@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from vlm.data.batch import Targets, next_token_labels
 from vlm.decoding.search import greedy
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
@@ -16,7 +17,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import token_loss
 
 V, MAX_LEN, D, DEPTH, N = 31, 20, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
@@ -244,6 +245,6 @@ def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(plain, context):
     torch.nn.init.zeros_(plain.token_embed.weight)
     tokens = tokens_like(SEGMENTS)
     hidden = plain(tokens, SEGMENTS, context)
-    total, count = token_loss(hidden, next_token_labels(tokens, SEGMENTS), plain.head_weight)
+    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, SEGMENTS)), plain.head_weight)
     assert count == 9
     assert (total / count).item() == pytest.approx(math.log(V), rel=1e-6)

@@ -16,30 +16,66 @@ def few(request, monkeypatch):
     monkeypatch.setattr(vocabulary, "MOST", {"cpu": request.param})
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("count", [1, 7, 20])
-def test_loss_and_gradients_are_those_of_one_product(few, count, smoothing):
+def check(count, smoothing, biased):
+    """Compares loss and gradients of so many tokens with those of one product in double precision."""
     torch.manual_seed(count)
     hidden, weight = (torch.randn(n, D, dtype=torch.float64) for n in (count, V))
+    parts = [hidden, weight, torch.randn(V, dtype=torch.float64)] if biased else [hidden, weight]
     labels = torch.randint(V, (count,))
-    truth_of = [part.clone().requires_grad_() for part in (hidden, weight)]
+    truth_of = [part.clone().requires_grad_() for part in parts]
     logits = F.linear(*truth_of)
     truth = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
     (truth * 0.3).backward()
-    mine_of = [part.float().requires_grad_() for part in (hidden, weight)]
-    mine = vocabulary_loss(mine_of[0], labels, mine_of[1], label_smoothing=smoothing)
+    mine_of = [part.float().requires_grad_() for part in parts]
+    mine = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing)
     (mine * 0.3).backward()
     assert mine.item() == pytest.approx(truth.item(), rel=1e-6)
     for own, other in zip(mine_of, truth_of, strict=True):
         torch.testing.assert_close(own.grad, other.grad.float(), rtol=1e-5, atol=1e-6)
-    each = token_losses(*(part.detach() for part in (mine_of[0], labels, mine_of[1])))
+    with torch.no_grad():
+        again = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing)
+    assert again.item() == mine.item()
+    each = token_losses(mine_of[0], labels, *mine_of[1:])
     torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("count", [1, 7, 20])
+def test_loss_and_gradients_are_those_of_one_product(few, count, smoothing, biased):
+    check(count, smoothing, biased)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, biased, monkeypatch):
+    seen = []
+    linear = F.linear
+    monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
+    monkeypatch.setattr(F, "linear", lambda x, w, b: seen.append(len(w)) or linear(x, w, b))
+    vocabulary_loss(torch.randn(20, D, requires_grad=True), torch.zeros(20).long(), torch.randn(V, D))
+    assert set(seen) == {16}  # 11 words and 5 more columns
+    monkeypatch.setattr(F, "linear", linear)
+    check(20, smoothing, biased)
+
+
+def test_the_body_of_a_part_can_be_traced(few, monkeypatch):
+    monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
+    traced = torch.compile(vocabulary._loss, backend="aot_eager", fullgraph=True)
+    monkeypatch.setitem(vocabulary._body, "cpu", traced)
+    check(20, 0.1, biased=True)
+
+
+def test_no_token_at_all(few):
+    hidden, weight = torch.randn(0, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
+    vocabulary_loss(hidden, torch.zeros(0).long(), weight).backward()
+    assert torch.equal(weight.grad, torch.zeros(V, D))
 
 
 def test_no_logits_of_all_tokens_are_made(few, monkeypatch):
     seen = []
     linear = F.linear
-    monkeypatch.setattr(F, "linear", lambda x, weight: seen.append(len(x)) or linear(x, weight))
+    monkeypatch.setattr(F, "linear", lambda x, *rest: seen.append(len(x)) or linear(x, *rest))
     vocabulary_loss(torch.randn(20, D, requires_grad=True), torch.zeros(20, dtype=torch.long), torch.randn(V, D))
     assert sum(seen) == 20 and max(seen) <= 7
 

@@ -24,8 +24,8 @@ MOMENTS = [
 
 DIE = """
 import os, signal, tempfile, torch
-from vlm.checkpoint import load as ckpt
-saves, calls, write, function = 0, 0, ckpt.write, {name}
+from vlm.checkpoint import save
+saves, calls, write, function = 0, 0, save.write, {name}
 def counted(path, *args, **kwargs):
     global saves, calls
     if str(path).endswith("last.ckpt"):
@@ -41,7 +41,7 @@ def dying(*args, **kwargs):
     if here:
         os.kill(os.getpid(), signal.SIGKILL)
     return done
-ckpt.write = counted
+save.write = counted
 {name} = dying
 """
 

@@ -15,7 +15,9 @@ from small import command
 from vlm.checkpoint import load as ckpt
 from vlm.training import run as run_module
 from vlm.training.fit import main
-from vlm.training.step import NotFiniteError, Step, refuse_non_finite
+from vlm.training.loss_sums import Step
+from vlm.training.losses import Term
+from vlm.training.step import NotFiniteError, refuse_non_finite
 from vlm.training.task import Task
 
 SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")
@@ -138,11 +140,11 @@ def test_a_scaled_step_clips_as_an_unscaled_one(tmp_path, monkeypatch) -> None:
 
 
 def test_only_the_batches_at_fault_are_named() -> None:
-    step, one = Step(), torch.tensor(1)
-    step.add(["a", "b"], torch.tensor(2.0), one)
-    step.add(["c"], torch.tensor(float("inf")), one)
+    step = Step()
+    step.add(["a", "b"], {"tokens": Term(torch.tensor(2.0), 1)})
+    step.add(["c"], {"tokens": Term(torch.tensor(float("inf")), torch.tensor(1))})
     assert step.suspects() == (True, ["c"])
-    assert step.sums().tolist() == [float("inf"), 2]
+    assert step.sums().tolist() == [[float("inf"), 2]]
 
 
 def test_a_non_finite_tensor_is_found_wherever_it_is() -> None:

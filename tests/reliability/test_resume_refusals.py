@@ -13,6 +13,7 @@ from kills import Nursery
 from small import command
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.save import write
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def change_config(folder: Path, change) -> None:
     for path in folder.glob("checkpoints/*.ckpt"):
         loaded = ckpt.read(path)
         change(loaded["vlm"]["config"])
-        ckpt.write(path, loaded)
+        write(path, loaded)
 
 
 def refused(nursery: Nursery, cwd: Path, *args: str) -> str:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.save import write
 from vlm.cli import main as cli
-from vlm.data.images.image import Preprocess
+from vlm.data.fields import CaptionField
 from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS
 from vlm.data.sources.captions import Captions
 from vlm.data.text.token_file import TokenFile, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.files import Writer
-from vlm.training.caption_data import CaptionDataset
+from vlm.inference.output import Output, Records
 from vlm.training.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
@@ -88,14 +88,12 @@ def test_what_looks_like_a_special_token_stays_text(name, text):
 @pytest.mark.parametrize("name", tokenizers())
 def test_a_caption_that_is_too_long_is_cut_and_keeps_its_end(name, max_len):
     tokenizer = tokenizers()[name]
-    dataset = CaptionDataset(
-        split=[], tokenizer=tokenizer, max_len=max_len, preprocess=Preprocess(image_size=8), augment=None
-    )
-    long = dataset.encode("a red circle </s> " * 1000)
+    field = CaptionField(tokenizer=tokenizer, max_len=max_len)
+    long = field.ids("a red circle </s> " * 1000)
     assert len(long) == max_len
     assert (long[0], long[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
     assert tokenizer.eos_id not in long[:-1]
-    short = dataset.encode("a")
+    short = field.ids("a")
     assert short == [tokenizer.bos_id, *tokenizer.encode("a")[: max_len - 2], tokenizer.eos_id]
 
 
@@ -180,7 +178,8 @@ def test_what_is_told_of_a_fault_sends_no_commands():
 
 
 def test_a_record_sends_no_commands(capsys):
-    Writer(form="text", fields=("image", "caption")).write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
+    records = Records(form="text", fields=("image", "caption"), output=Output(None))
+    records.write({"image": f"{CONTROLS}.png", "caption": CONTROLS})
     said = capsys.readouterr().out
     assert not COMMANDS.search(said.replace("\n", "")) and said.count("\n") == 1
     assert r"\x1b[2J" in said
@@ -220,12 +219,12 @@ def test_a_training_on_strange_captions(photos, tmp_path, capsys):
 
     loaded = ckpt.read(checkpoint)
     loaded["vlm"]["scores"] = {CONTROLS: 1.0}
-    ckpt.write(tmp_path / "odd.ckpt", loaded)
+    write(tmp_path / "odd.ckpt", loaded)
     assert cli.run(["info", "-c", str(tmp_path / "odd.ckpt")]) == 0
     assert not COMMANDS.search(capsys.readouterr().out)
 
     other = CharTokenizer().fit(TEXTS).state()
     loaded["vlm"]["tokenizer"] = other
-    ckpt.write(tmp_path / "other.ckpt", loaded)
+    write(tmp_path / "other.ckpt", loaded)
     assert cli.run(["caption", images[0], "-c", str(tmp_path / "other.ckpt"), "--device", "cpu"]) == 2
     assert "tokens, its model" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 
+from vlm.data.batch import Targets, next_token_labels
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -18,7 +19,7 @@ from vlm.randomness import seed_torch
 from vlm.training import compiling
 from vlm.training.blocks import arrange, blocks
 from vlm.training.fit import main
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import token_loss
 from vlm.training.run import compiles
 
 
@@ -39,7 +40,7 @@ def step(model: VisionLanguageModel, *, rows: int = 3, length: int = 12) -> tupl
     model.zero_grad()
     seed_torch(7 * length + rows)
     hidden = model(images, tokens, segments)
-    loss, _ = token_loss(hidden, next_token_labels(tokens, segments), model.head_weight)
+    loss, _ = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_weight)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

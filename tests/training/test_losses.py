@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vlm.data.batch import pack
-from vlm.training.losses import IGNORE, next_token_labels, token_loss
+from vlm.data.batch import IGNORE, Targets, next_token_labels, pack
+from vlm.training.losses import token_loss
 
 BOS, EOS, V = 1, 2, 11
 ROWS = [[[BOS, 5, 6, EOS], [BOS, 7, EOS]], [[BOS, 8, 8, EOS]]]
@@ -38,10 +38,10 @@ def one_hot(tokens):
 
 def test_loss_is_zero_for_logits_that_predict_the_next_token_and_only_then():
     tokens, segments = pack(ROWS, pad_id=0)
-    labels = next_token_labels(tokens, segments)
-    following, _ = token_loss(one_hot(tokens.roll(-1, 1)), labels, torch.eye(V))
-    same, count = token_loss(one_hot(tokens), labels, torch.eye(V))
-    after, _ = token_loss(one_hot(tokens.roll(-2, 1)), labels, torch.eye(V))
+    targets = Targets.of(next_token_labels(tokens, segments))
+    following, _ = token_loss(one_hot(tokens.roll(-1, 1)), targets, torch.eye(V))
+    same, count = token_loss(one_hot(tokens), targets, torch.eye(V))
+    after, _ = token_loss(one_hot(tokens.roll(-2, 1)), targets, torch.eye(V))
     assert following == 0
     assert min(same, after) > 50 * count
 
@@ -52,7 +52,7 @@ def test_loss_equals_that_of_all_logits(label_smoothing):
     labels = next_token_labels(tokens, segments)
     hidden = torch.randn(*tokens.shape, 6, requires_grad=True)
     head = nn.Linear(6, V, bias=False)
-    total, count = token_loss(hidden, labels, head.weight, label_smoothing=label_smoothing)
+    total, count = token_loss(hidden, Targets.of(labels), head.weight, label_smoothing=label_smoothing)
     logs = head(hidden).double().log_softmax(-1)
     wanted = (1 - label_smoothing) * F.one_hot(labels.clamp(min=0), V) + label_smoothing / V
     truth = -(wanted * logs).sum(-1)[labels != IGNORE].sum()
@@ -67,5 +67,5 @@ def test_only_labelled_positions_go_through_the_head(monkeypatch):
     seen = []
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda x, *rest: seen.append(x.shape) or linear(x, *rest))
-    token_loss(torch.randn(*tokens.shape, 6), next_token_labels(tokens, segments), torch.randn(V, 6))
+    token_loss(torch.randn(*tokens.shape, 6), Targets.of(next_token_labels(tokens, segments)), torch.randn(V, 6))
     assert seen == [(8, 6)]

@@ -18,6 +18,17 @@ from vlm.errors import UserError
 MAX_VALUES = 1_000_000  # of all containers together, those counted again that several refer to
 MAX_DEPTH = 100
 MAX_TEXT = 2**28  # characters
+# Least and most of the sizes that no stored tensor bounds; far above those of any model or data set of ours.
+BOUNDS = {
+    **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
+    **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
+    **dict.fromkeys(("max_len", "max_tokens", "prompt_tokens", "batch_size", "eval_batch_size"), (1, 2**20)),
+    **dict.fromkeys(("num_workers", "repeats", "num_nodes"), (0, 1024)),
+    **dict.fromkeys(("train_scenes", "val_scenes", "test_scenes"), (0, 10**8)),
+    **dict.fromkeys(("train_documents", "val_documents", "test_documents"), (0, 10**8)),
+    **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
+    "devices": (-1, 128),  # -1: all there are
+}
 # What a file may name: dictionaries, and tensors with their kinds of storage.
 GLOBALS = {
     "collections.OrderedDict",
@@ -97,6 +108,23 @@ def _check_leaf(value: Any) -> None:
             raise ValueError("a tensor claims more than it holds")
     elif isinstance(value, int) and value.bit_length() > 64:
         raise ValueError("a number is too large")
+
+
+def check_sizes(value: Any, path: str = "") -> None:
+    """Checks the sizes that a file states, wherever they stand, before anything is built of them.
+
+    Raises:
+        ValueError: One is out of its bounds.
+    """
+    children = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    for key, child in children:
+        where = f"{path}.{key}" if path else str(key)
+        bounds = BOUNDS.get(key) if isinstance(key, str) else None
+        if bounds and isinstance(child, int | float) and not bounds[0] <= child <= bounds[1]:
+            raise ValueError(f"{where}={child} is out of bounds, {bounds[0]} to {bounds[1]}")
+        check_sizes(child, where)
 
 
 @contextmanager

@@ -90,8 +90,8 @@ class Trial:
         with trained(config, peak, steps=STEPS) as run:
             self.device = run.trainer.strategy.root_device.type
             self.samples = len(run.data.samples("train", training=True))
-            loader = run.data.train_dataloader
-            run.data.train_dataloader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
+            loader = run.data.train_loader
+            run.data.train_loader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
             run.fit()
         self.peak = peak.bytes
 

@@ -1,12 +1,12 @@
 """`vlm check-data`: looks a data set over before hours are spent on it."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
-from vlm.data.fields import Captions, Labels
+from vlm.config.compose import compose
+from vlm.data.fields import CaptionField, LabelField
 from vlm.data.records import NAMES, lenient
+from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
     Faults,
     caption_faults,
@@ -16,6 +16,7 @@ from vlm.evaluation.data_check.faults import (
     source_faults,
 )
 from vlm.evaluation.report.data_page import data_page, write_page
+from vlm.inference.output import output_folder
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
@@ -32,10 +33,12 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
+    from vlm.training import fit
     from vlm.training.run import build_data, check_fit
 
-    config = conf.compose(overrides)
+    config = compose(overrides, fit.check)
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     with lenient():
         data: Any = build_data(config)
     faults = Faults()
@@ -45,10 +48,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
     else:
         about += image_lines(data, splits, faults, limit)
-    print("\n".join([*about, *fault_lines(faults)]), flush=True)
-    if out is not None:
-        write_page(Path(out), data_page(about, faults, splits, seed=seed))
-        print(f"page        {Path(out) / 'report.html'}")
+    print("\n".join(map(printable, [*about, *fault_lines(faults)])), flush=True)
+    if folder is not None:
+        write_page(folder, data_page(about, faults, splits, seed=seed))
+        print(f"page        {folder / 'report.html'}")
     return 1 if faults.spoiling else 0
 
 
@@ -61,12 +64,12 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
     fields = data.fields.values()
-    for field in (field for field in fields if isinstance(field, Captions)):
+    for field in (field for field in fields if isinstance(field, CaptionField)):
         field.prepare()
         shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
         coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")
-    for labels in (field for field in fields if isinstance(field, Labels)):
+    for labels in (field for field in fields if isinstance(field, LabelField)):
         counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
         lines.append(f"classes     {len(counts)}; {counts[least]:,} images of {least} to {counts[most]:,} of {most}")

@@ -1,14 +1,13 @@
 """`vlm shard`: writes a data set as shards."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.records import NAMES
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error, printable
 
 
 def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> int:
@@ -22,9 +21,10 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
+    from vlm.training.fit import check
     from vlm.training.run import build_data, check_fit, skipped_lines
 
-    config = conf.compose(overrides)
+    config = compose(overrides, check)
     check_fit(config)
     folder = _empty(Path(out))
     data: Any = build_data(config)
@@ -50,7 +50,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
         ) from fault
     print("\n".join(_lines(splits)))
     for reason in lost:
-        print(f"error: {reason}", file=sys.stderr)
+        print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"
     print(f"try         python train.py task={config['task_name']} data={option} data.root={out}")
     return 1 if lost else 0

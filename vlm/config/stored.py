@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.config import target
+from vlm.checkpoint import names
+from vlm.config.links import COMPUTED, FED, split_links
+from vlm.config.target import arguments, find
 from vlm.errors import UserError
 
+TARGET, CLASS = "_target_", "_class_"  # the key of a class's name, composed and stored
+MAX_LINKS = 2000
 GROUPS = ("data", "model", "task", "optim", "schedule", "trainer", "callbacks", "logger")
 # Of Lightning, what neither writes outside of the run's folder nor reaches the network.
 _LIGHTNING = {
@@ -18,14 +22,22 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
-# Of data sources: what lets them reach a network, run commands or write, and the variable by which a user allows it.
-_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "commands": "VLM_COMMANDS", "write_index": ""}
+# Of data sources: what lets them reach a network or write, and the variable by which a user allows it.
+_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
 # Arguments that say where something is written; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
 
-def check_stored(config: Any) -> None:
-    """Refuses a checkpoint's config that could do more than a run of vlm does.
+def freeze(config: Any) -> Any:
+    """A config as checkpoints store it: classes by names that moving a module does not change."""
+    if isinstance(config, dict):
+        named = {key: freeze(child) for key, child in config.items() if key != TARGET}
+        return {CLASS: names.short(str(config[TARGET])), **named} if TARGET in config else named
+    return [freeze(child) for child in config] if isinstance(config, list) else config
+
+
+def thaw(config: Any) -> dict[str, Any]:
+    """The config that a checkpoint stores, as it was composed, with the dotted names of this vlm.
 
     Raises:
         UserError: It is no config, or it names a class or a place that only its user may choose.
@@ -34,6 +46,7 @@ def check_stored(config: Any) -> None:
     wrong = [
         key for key, kind in kinds.items() if not isinstance(config, dict) or not isinstance(config.get(key), kind)
     ]
+    wrong += _wrong_links(config) if not wrong else []
     if wrong:
         raise UserError(f"the checkpoint's config is none of vlm ({', '.join(wrong)}); use another checkpoint")
     faults = list(_faults(config, ""))
@@ -41,26 +54,49 @@ def check_stored(config: Any) -> None:
         raise UserError(
             f"the checkpoint's config is refused, for anybody may have written it:\n{'; '.join(faults[:5])}"
         )
+    return _thawed(config)
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = {key: _thawed(child) for key, child in value.items() if key != CLASS}
+        return {TARGET: names.full(value[CLASS]), **named} if CLASS in value else named
+    return [_thawed(child) for child in value] if isinstance(value, list) else value
+
+
+def _wrong_links(config: dict[str, Any]) -> list[str]:
+    found = split_links(config)[1]
+    fed, computed = found.get(FED, {}), found.get(COMPUTED, {})
+    right = (
+        isinstance(fed, dict)
+        and isinstance(computed, dict)
+        and all(isinstance(targets, list) for targets in fed.values())
+        and all(isinstance(key, str) for source, targets in fed.items() for key in (source, *targets))
+        and sum(map(len, fed.values())) <= MAX_LINKS
+    )
+    return [] if right else [FED]
 
 
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A checkpoint's config that fetches nothing, and whose cache lies where the checkpoint does.
 
-    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names,
-    with VLM_COMMANDS=1 it may run the commands that it names.
+    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
 
     Args:
         folder: The checkpoint's run.
     """
-    runs = Path(config["runs"])
-    inside = folder.resolve().is_relative_to(runs.resolve())
-    return {**config, "runs": str(runs if inside else folder), "data": _offline(config["data"])}
+    # The cache of all runs is used where the run lies among them and the cache is there: nothing else is made there.
+    runs = folder.resolve().parent.parent
+    own = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
+    return {**config, "runs": str(config["runs"] if own else folder), "data": _offline(config["data"])}
 
 
 def _offline(value: Any) -> Any:
     if isinstance(value, dict):
         off = {key for key, allowed in _NOT_ITS_OWN.items() if os.environ.get(allowed) != "1"}
-        return {key: key not in off and _offline(child) for key, child in value.items()}
+        kept = {key: _offline(child) for key, child in value.items() if key not in off}
+        taken = arguments(find(value[TARGET])) if TARGET in value else {}
+        return kept | {key: False for key in off if key in value or key in taken}
     return [_offline(child) for child in value] if isinstance(value, list) else value
 
 
@@ -71,16 +107,24 @@ def _faults(value: Any, path: str) -> Iterator[str]:
         return
     for key, child in value.items():
         where = f"{path}.{key}" if path else str(key)
-        if key == "_target_" and not _harmless(child):
-            yield f"{where}: {str(child)[:100]} is not built for a checkpoint"
+        if key == TARGET:
+            yield f"{where}: a checkpoint names classes by {CLASS}"
+        elif key == CLASS and (fault := _class_fault(child)):
+            yield f"{where}: {fault}"
         elif key in _PLACES and path.split(".")[0] in ("callbacks", "logger", "trainer"):
             yield f"{where}: is not the checkpoint's to choose"
         yield from _faults(child, where)
 
 
-def _harmless(name: Any) -> bool:
+def _class_fault(name: Any) -> str | None:
+    """The reason why a checkpoint may not name a class."""
     try:
-        target.find(name)
-    except UserError:
-        return False
-    return name in _ALLOWED or not name.startswith("lightning.")
+        target = names.full(name)
+        find(target)
+    except UserError as fault:
+        package = str(name).partition(".")[0]
+        theirs = "." in str(name) and package not in ("vlm", "lightning", "torch")
+        return f"{fault}{f'; if you trust its author, use --trust {package}' if theirs else ''}"
+    if target in _ALLOWED or not target.startswith("lightning."):
+        return None
+    return f"{str(name)[:100]} is not built for a checkpoint"

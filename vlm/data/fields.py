@@ -3,19 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import TextRows, pack
+from vlm.data.batch import Targets, TextRows, next_token_labels, pack
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import Range, UserError
 from vlm.models.frozen_features import Features
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
@@ -29,6 +29,7 @@ class Field:
 
     needs: ClassVar[tuple[str, ...]] = ()
     stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are drawn in equal shares
+    tokenizer: Tokenizer | None = None  # of a field of text
     reads_whole: ClassVar[bool] = False  # whether samples are made of a whole split, so that a limit counts those
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
@@ -89,7 +90,7 @@ class Field:
         return 0
 
 
-class Images(Field):
+class ImageField(Field):
     """The image of a record as pixels.
 
     Args:
@@ -148,7 +149,7 @@ class CachedImages(Split):
         return record
 
 
-class KeptFeatures(Images):
+class FeatureField(ImageField):
     """Features of a frozen encoder, kept on disk, in the place of the image.
 
     Args:
@@ -158,7 +159,7 @@ class KeptFeatures(Images):
         Features of values (B, S, C)
     """
 
-    def __init__(self, images: Images, file: FeatureFile) -> None:
+    def __init__(self, images: ImageField, file: FeatureFile) -> None:
         super().__init__(preprocess=images.preprocess, augment=images.augment)
         self.file = file
 
@@ -171,7 +172,7 @@ class KeptFeatures(Images):
         return Features(torch.stack(list(values)) if values else torch.empty(0, layout.states, layout.width))
 
 
-class Captions(Field):
+class CaptionField(Field):
     """All captions of a record as one row of tokens, end to end; in evaluation beside their references.
 
     Args:
@@ -182,8 +183,9 @@ class Captions(Field):
     """
 
     needs = ("captions",)
+    tokenizer: Tokenizer
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: int) -> None:
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
         self._ids: dict[str, list[int]] = {}
 
@@ -226,10 +228,11 @@ class Captions(Field):
 
     def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
         tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)
-        return TextRows(tokens, segments, references=[references for _, references in values])
+        targets = Targets.of(next_token_labels(tokens, segments))
+        return TextRows(tokens, segments, targets, references=[references for _, references in values])
 
 
-class Labels(Field):
+class LabelField(Field):
     """The class of a record.
 
     Shapes:

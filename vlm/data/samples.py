@@ -13,7 +13,7 @@ from vlm.data.order import Key
 from vlm.data.records import Split
 
 
-class Samples(Dataset):
+class RecordDataset(Dataset):
     """The samples of a split, read a batch at a time; whatever worker reads one, it is the same.
 
     Args:
@@ -74,5 +74,5 @@ def fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
 
 
 def whole(batch: Any) -> Any:
-    """A batch that `Samples` made, for a loader that would collate it."""
+    """A batch that `RecordDataset` made, for a loader that would collate it."""
     return batch

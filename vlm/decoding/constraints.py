@@ -1,4 +1,4 @@
-"""What a text may and must say: changes of the scores before a token is chosen."""
+"""Constraints on texts: rules that change scores before a token is chosen, and words that a text must hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 from vlm.errors import UserError
 
 Words = tuple[int, ...]
+Required = Sequence[Sequence[Words]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Rules:
         banned: Runs of tokens that no text holds.
         required: What each text must hold: at least one run of tokens of each of these lists.
     Raises:
-        UserError: A value is outside its range.
+        UserError: A value is outside its range, or rules contradict each other.
     """
 
     repetition_penalty: float = 1.0
@@ -41,6 +42,18 @@ class Rules:
         for name, value in (("--no-repeat-ngram", self.no_repeat_ngram), ("--min-tokens", self.min_tokens)):
             if value < 0:
                 raise UserError(f"{name} {value} is not possible; give 0 or more")
+        if not all(self.banned) or not all(all(ways) for ways in self.required):
+            raise UserError("--ban, --require: a word without tokens is not possible; give words that have letters")
+        for count, ways in enumerate(self.required, start=1):
+            if not any(self._allows(words) for words in ways):
+                also = "--ban or --no-repeat-ngram" if self.no_repeat_ngram else "--ban"
+                raise UserError(f"--require: {also} forbids its word {count}; leave one of them out")
+
+    def _allows(self, words: Words) -> bool:
+        """Whether a text with this run of tokens keeps the rules on runs of tokens."""
+        ngrams = _runs(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
+        banned = any(run in _runs(words, len(run)) for run in self.banned)
+        return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
     def read_texts(self) -> bool:
@@ -48,21 +61,17 @@ class Rules:
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
         return bool(texts or self.banned)
 
-    def apply(self, scores: Tensor, texts: Tensor, lengths: Tensor, *, eos_id: int) -> Tensor:
-        """Scores after all rules but the required words, -inf where a token may not come.
 
-        Shapes:
-            scores (R, V), texts (R, T) from the begin token on and filled up with -1, lengths (R,) -> (R, V)
-        """
-        if self.repetition_penalty != 1:
-            scores = penalise(scores, texts, self.repetition_penalty)
-        if self.no_repeat_ngram:
-            scores = scores.masked_fill(repeats(texts, lengths, self.no_repeat_ngram, scores.shape[1]), -torch.inf)
-        for words in self.banned:
-            scores[follows(texts, lengths, words[:-1]), words[-1]] = -torch.inf
-        if self.min_tokens and 0 <= eos_id < scores.shape[1]:
-            scores[lengths <= self.min_tokens, eos_id] = -torch.inf  # the begin token makes one more
-        return scores
+def allow_end(scores: Tensor, eos_id: int) -> None:
+    """Allows the end token, in place, where the rules leave no token at all: scores (R, V)."""
+    if 0 <= eos_id < scores.shape[1]:
+        none = scores.amax(-1) == -torch.inf
+        scores[:, eos_id].masked_fill_(none, 0.0)
+
+
+def _runs(words: Words, length: int) -> list[Words]:
+    """The runs of a length that stand in these words."""
+    return [words[at : at + length] for at in range(len(words) - length + 1)]
 
 
 def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
@@ -83,14 +92,75 @@ def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
     return banned[:, :vocab_size]
 
 
-def follows(texts: Tensor, lengths: Tensor, words: Sequence[int]) -> Tensor:
-    """Which texts end in these words: bool (R,)."""
-    if not words:
-        return torch.ones(len(texts), dtype=torch.bool, device=texts.device)
-    return (_tail(texts, lengths, len(words)) == texts.new_tensor(words)).all(-1)
+def follows(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
+    """Which texts end in these words (W,): bool (R,)."""
+    return (_tail(texts, lengths, len(words)) == words).all(-1)
 
 
 def _tail(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
     """The last tokens of each text, -2 where it has not as many: (R, count)."""
     places = lengths[:, None] + torch.arange(-count, 0, device=texts.device)
     return torch.where(places < 0, -2, texts.gather(1, places.clamp(min=0)))
+
+
+def missing(text: Sequence[int], required: Required) -> list[Sequence[Words]]:
+    """The requirements that a text does not meet yet."""
+    return [ways for ways in required if not any(_holds(text, words) for words in ways)]
+
+
+def room_needed(text: Sequence[int], lacking: Required) -> int:
+    """Tokens that must still follow: the rest of one requirement that the text is in the middle of, all of the others.
+
+    Two requirements that share tokens count as if they did not.
+    """
+    whole = [min(map(len, ways)) for ways in lacking]
+    saved = [full - min(len(rest(text, words)) for words in ways) for full, ways in zip(whole, lacking, strict=True)]
+    return sum(whole) - max(0, max(saved, default=0))
+
+
+def next_tokens(text: Sequence[int], lacking: Required) -> set[int]:
+    """Tokens that begin or continue a missing requirement."""
+    return {words[0] for ways in lacking for way in ways for words in (rest(text, way), way)}
+
+
+def progress(text: Sequence[int], required: Required) -> int:
+    """How many tokens of what is required a text has: the bank it stands in (Post and Vilar 2018)."""
+    return sum(min(map(len, ways)) for ways in required) - room_needed(text, missing(text, required))
+
+
+def keep_possible(scores: Tensor, texts: Sequence[Sequence[int]], required: Required, room: int, eos_id: int) -> None:
+    """Sets to -inf, in place, each token after which a text could not hold what is required any more.
+
+    Args:
+        texts: One a row of scores, as far as they have come.
+        room: Tokens that may follow the next one, the end token not counted.
+    Shapes:
+        scores (R, V)
+    """
+    for row, text in zip(scores, texts, strict=True):
+        lacking = missing(text, required)
+        if not lacking:
+            continue
+        if 0 <= eos_id < len(row):
+            row[eos_id] = -torch.inf
+        if room_needed((), lacking) > room:
+            useful = [t for t in next_tokens(text, lacking) if _possible([*text, t], lacking, room)]
+            index = torch.tensor(sorted(useful), dtype=torch.long, device=row.device)
+            kept = row[index].clone()
+            row.fill_(-torch.inf)[index] = kept
+
+
+def rest(text: Sequence[int], words: Words) -> Words:
+    """What of these words must still follow a text that may end in the middle of them."""
+    for count in range(min(len(words) - 1, len(text)), 0, -1):
+        if tuple(text[-count:]) == words[:count]:
+            return words[count:]
+    return words
+
+
+def _possible(text: Sequence[int], lacking: Required, room: int) -> bool:
+    return room_needed(text, missing(text, lacking)) <= room
+
+
+def _holds(text: Sequence[int], words: Words) -> bool:
+    return any(tuple(text[at : at + len(words)]) == words for at in range(len(text) - len(words) + 1))

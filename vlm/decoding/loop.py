@@ -1,7 +1,7 @@
 """The loop over decode steps: images wait in a queue, and take the places of those whose texts have ended."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from vlm.decoding.beam import Beam
 from vlm.decoding.options import Decoding, Hypothesis
-from vlm.decoding.stepwise import Single
-from vlm.decoding.token_history import Texts
-from vlm.errors import UserError
+from vlm.decoding.stepwise import Stepwise
+from vlm.decoding.token_history import TokenHistory
 from vlm.models.context import Context
-from vlm.nn.step.replay import Stepper
+from vlm.nn.step import replay
 
 # Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
 Chunk = tuple[Sequence[int | str], Context | None]
@@ -31,6 +30,20 @@ class StepDecoder(Protocol):
     def head(self, hidden: Tensor) -> Tensor: ...
 
 
+class Chooser(Protocol):
+    """A search: chooses the next tokens of R rows of G texts, and tells which rows have ended.
+
+    `begin` takes the images of all rows, `replace` others for some rows, `select` keeps some; each index holds rows on
+    the device. `choose` must not wait for the device, `settle` may.
+    """
+
+    def begin(self, ids: Sequence[int | str], device: torch.device) -> None: ...
+    def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None: ...
+    def select(self, rows: Sequence[int], index: Tensor) -> None: ...
+    def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor | None]: ...
+    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
+
+
 def decode(
     decoder: StepDecoder,
     chunks: Iterable[Chunk],
@@ -41,6 +54,7 @@ def decode(
     rows: int,
     device: torch.device | str = "cpu",
     trees: dict[int, list] | None = None,
+    pool: replay.StepperPool | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Finds texts for a queue of images, at most `rows` at a time.
 
@@ -49,13 +63,15 @@ def decode(
     Args:
         chunks: Encoded images, taken as there is room for them.
         trees: Takes the candidates of each step of each image's beam search, by its place.
+        pool: Recorded steps of calls before, and for calls to come; by default none.
     Yields:
         The place of an image in the queue and its texts, best first, as soon as they are found.
     Raises:
-        UserError: The prefix, or what is required, is longer than a text may be.
+        UserError: The rules ask for more than a text has room for.
     """
     with torch.inference_mode():
-        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees)
+        pool = replay.StepperPool() if pool is None else pool
+        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool)
     while True:
         with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
             found = loop.advance()
@@ -82,24 +98,24 @@ class _Loop:
         rows: int,
         device: torch.device,
         trees: dict[int, list] | None,
+        pool: replay.StepperPool,
     ) -> None:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
-        self.room, self.device, self.trees = rows, device, trees
-        prefix, limit = len(decoding.rules.prefix), _longest(decoding, decoder.max_len)
+        self.room, self.device, self.trees, self.pool = rows, device, trees, pool
+        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(decoder.max_len)
         self.max_len = min(limit + 1, decoder.max_len)  # the last step is there for an end token only
         options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
-        beams = decoding.beam > 1
-        self.chooser: Any = (
-            Beam(decoding, **options, traced=trees is not None) if beams else Single(decoding, **options)
+        self.chooser: Chooser = (
+            Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
         )
         self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
         self.came = 0  # images so far
-        self.steps: Stepper | None = None
-        self.texts: Texts | None = None
+        self.steps: replay.Stepper | None = None
+        self.history: TokenHistory | None = None
         self.tokens = torch.empty(0)
-        # Reading what was chosen waits for the device. On a GPU the host runs ahead of it instead.
-        waits = device.type == "cpu" or beams or bool(decoding.rules.required)
-        self.pace = 1 if waits else 8
+        # Reading chosen tokens waits for the device. On a GPU the host runs ahead of it instead.
+        self.ahead = replay.replayed(device)
+        self.pace = 8 if self.ahead and not decoding.rules.required else 1
         self.free: list[int] = []  # rows whose texts have ended
         self.left = 0  # steps until a text must have ended
 
@@ -110,11 +126,11 @@ class _Loop:
         for step in range(1, self.max_len + 1):
             assert self.steps is not None
             logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
-            tokens, parents = self.chooser.choose(logits, self.texts)
+            tokens, parents = self.chooser.choose(logits, self.history)
             if parents is not None:
                 self.steps.state.descend(parents)
-            if self.texts is not None:
-                self.texts.append(tokens, parents)
+            if self.history is not None:
+                self.history.append(tokens, parents)
             self.tokens = tokens
             self.left -= 1
             if step % self.pace == 0 or self.left <= 0:
@@ -128,20 +144,21 @@ class _Loop:
         if not new:
             return False
         columns, context = self.decoding.columns, _joined(new)
-        state = self.decoder.start(context, rows=len(new) * columns, max_len=self.max_len, beams=columns)
-        self.steps = Stepper(self.decoder, state)
-        self.chooser.rows = [self.chooser.begin(item.id) for item in new]
+        self.steps = self.pool.begin(
+            self.decoder, context, rows=len(new) * columns, max_len=self.max_len, beams=columns, device=self.device
+        )
+        self.chooser.begin([item.id for item in new], self.device)
         self.places, self.free, self.left = [item.place for item in new], [], self.max_len
         if self.decoding.rules.read_texts:
             sizes = {"rows": len(new), "beams": columns, "max_len": self.max_len}
-            self.texts = Texts(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
+            self.history = TokenHistory(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
         self.tokens = torch.full((len(new), columns), self.bos_id, device=self.device)
         return True
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
         ended = self.chooser.settle(self.free)
         found = [(self.places[row], texts) for row, texts in ended]
-        if self.trees is not None and self.decoding.beam > 1:
+        if self.trees is not None and isinstance(self.chooser, Beam):
             self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}
         self.free += [row for row, _ in ended]
         # Images join a few at a time: each time costs a pass over their keys and values.
@@ -150,35 +167,47 @@ class _Loop:
         return found
 
     def _refill(self) -> None:
-        assert self.steps is not None
+        """Gives the rows of ended texts to waiting images; without any, goes on with fewer rows, or ends.
+
+            rows     0   1   2   3   4   5           0   1   2   3   4   5
+            images   a   -   b   -   c   d    ->     a   e   b   f   c   d       e and f waited
+                         free    free                    begin now
+
+        With none waiting, rows of ended texts are dropped once they are half of all. A GPU keeps them: a step was
+        recorded for so many rows, and takes as long with fewer.
+        """
         new = self._take(len(self.free))
-        rows, self.free = sorted(self.free)[: len(new)], sorted(self.free)[len(new) :]
         if new:
-            index = torch.tensor(rows, device=self.device)
-            context = _joined(new)
-            mask = None if context is None else context.mask
-            self.steps.state.replace(index, self.decoder.keys_values(context), mask)
-            if self.texts is not None:
-                self.texts.begin(index)
-            self.tokens[index] = self.bos_id
-            for row, item in zip(rows, new, strict=True):
-                self.chooser.rows[row] = self.chooser.begin(item.id)
-                self.places[row] = item.place
-            self.left = self.max_len
+            rows, self.free = sorted(self.free)[: len(new)], sorted(self.free)[len(new) :]
+            self._replace(rows, new)
         elif len(self.free) == len(self.places):
             self.steps = None
-        elif 2 * len(self.free) >= len(self.places):
+        elif 2 * len(self.free) >= len(self.places) and not self.ahead:
             self._keep([row for row in range(len(self.places)) if row not in self.free])
+
+    def _replace(self, rows: list[int], new: list["_Waiting"]) -> None:
+        """Gives rows to new images, whose texts begin at this step."""
+        assert self.steps is not None
+        index, context = torch.tensor(rows, device=self.device), _joined(new)
+        mask = None if context is None else context.mask
+        self.steps.state.replace(index, self.decoder.keys_values(context), mask)
+        if self.history is not None:
+            self.history.begin(index)
+        self.tokens[index] = self.bos_id
+        self.chooser.replace(rows, index, [item.id for item in new])
+        for row, item in zip(rows, new, strict=True):
+            self.places[row] = item.place
+        self.left = self.max_len
 
     def _keep(self, rows: list[int]) -> None:
         """Goes on with these rows alone."""
         assert self.steps is not None
         index = torch.tensor(rows, device=self.device)
         self.steps.state.select(index)
-        if self.texts is not None:
-            self.texts.select(index)
+        if self.history is not None:
+            self.history.select(index)
         self.tokens = self.tokens[index]
-        self.chooser.rows = [self.chooser.rows[row] for row in rows]
+        self.chooser.select(rows, index)
         self.places, self.free = [self.places[row] for row in rows], []
 
     def _take(self, count: int) -> list[_Waiting]:
@@ -193,18 +222,6 @@ class _Loop:
                 self.waiting.append(_Waiting(self.came, id, one))
                 self.came += 1
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
-
-
-def _longest(decoding: Decoding, max_len: int) -> int:
-    """The longest text in tokens, the end token not counted."""
-    longest = max_len if decoding.max_tokens is None else min(decoding.max_tokens, max_len)
-    rules = decoding.rules
-    if rules.prefix and len(rules.prefix) >= longest:
-        raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
-    needed = len(rules.prefix) + sum(min(map(len, ways)) for ways in rules.required)
-    if rules.required and needed > longest:
-        raise UserError(f"--require: these words need {needed} tokens, a text has at most {longest}; give fewer")
-    return longest
 
 
 def _row(context: Context, place: int) -> Context:

@@ -1,5 +1,6 @@
 """What may be asked of a search."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vlm.decoding.constraints import Rules
@@ -63,6 +64,28 @@ class Decoding:
         """Texts of an image that are decoded side by side."""
         return self.beam if self.sampling is None else self.results
 
+    def longest_text(self, max_len: int) -> int:
+        """The longest text in tokens, the prefix counted and the end token not.
+
+        Args:
+            max_len: The decoder's.
+        Raises:
+            UserError: The rules ask for more than a text has room for.
+        """
+        longest = max_len if self.max_tokens is None else min(self.max_tokens, max_len)
+        rules = self.rules
+        if rules.prefix and len(rules.prefix) >= longest:
+            raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
+        if rules.min_tokens > longest:
+            raise UserError(
+                f"--min-tokens: a text of {rules.min_tokens} tokens is asked for (prefix or prompt counted), "
+                f"one has at most {longest}; give less"
+            )
+        needed = len(rules.prefix) + sum(min(map(len, ways)) for ways in rules.required)
+        if rules.required and needed > longest:
+            raise UserError(f"--require: these words need {needed} tokens, a text has at most {longest}; give fewer")
+        return longest
+
 
 @dataclass
 class Hypothesis:
@@ -77,3 +100,17 @@ class Hypothesis:
     tokens: list[int]
     logprobs: list[float]
     score: float
+
+
+def shortfall(counts: Iterable[int], decoding: Decoding) -> str | None:
+    """A line for the user where inputs have fewer texts than results were asked for.
+
+    Args:
+        counts: Texts of each input.
+    """
+    counts = list(counts)
+    fewer = sum(count < decoding.results for count in counts)
+    if not fewer:
+        return None
+    few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
+    return f"note: fewer texts than --results {decoding.results} for {few}; more --beam may find others"

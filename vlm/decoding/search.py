@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vlm.decoding.loop import StepDecoder, decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.models.context import Context
+from vlm.nn.step.replay import StepperPool
 
 
 @dataclass
@@ -37,12 +38,13 @@ def search(
     eos_id: int,
     ids: Sequence[int | str] | None = None,
     trees: dict[int, list] | None = None,
+    pool: StepperPool | None = None,
 ) -> list[list[Hypothesis]]:
     """Texts for each image of a batch, best first.
 
     Args:
         ids: Of the images, for what is drawn; by default their places.
-        trees: As in `decode`.
+        trees, pool: As in `decode`.
     """
     count = len(context.states)
     chunks = [(range(count) if ids is None else ids, context)] if count else []
@@ -56,6 +58,7 @@ def search(
             rows=max(1, count),
             device=context.states.device,
             trees=trees,
+            pool=pool,
         )
     )
     return [found[place] for place in range(count)]

@@ -1,15 +1,15 @@
-"""Choosing one token a text: the most probable one, or one drawn."""
+"""One token a text at each step: the most probable one, or one drawn."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vlm.decoding.constraints import allow_end, keep_possible
 from vlm.decoding.options import Decoding, Hypothesis
-from vlm.decoding.required import keep_possible
-from vlm.decoding.token_history import Texts
+from vlm.decoding.token_history import TokenHistory
 from vlm.randomness import numpy_rng
 
 
@@ -19,53 +19,70 @@ class _Row:
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
-    draws: np.ndarray | None
-    age: int = 0  # steps since the row began
-    read: int = 0  # of these, how many the host has seen
+    age: int = 0  # steps that the host has read
     ended: list[bool] = field(default_factory=list)
 
 
-class Single:
-    """Greedy search and sampling. What was chosen is read by the host only in `settle`, which may wait.
+class Stepwise:
+    """Greedy search and sampling. Chosen tokens are read by the host only in `settle`, which may wait.
 
     Args:
         steps: Tokens that may be chosen for a text, the end token counted.
         limit: Tokens at which a text is cut that did not end.
+    Shapes:
+        draws (R, G, steps): uniform numbers, all of a text's at once; ages (R,): steps taken
     """
 
     def __init__(self, decoding: Decoding, *, steps: int, limit: int, eos_id: int) -> None:
         self.decoding, self.steps, self.limit, self.eos_id = decoding, steps, limit, eos_id
         self.prefix = decoding.rules.prefix
         self.rows: list[_Row] = []
+        self.draws: Tensor | None = None
         self._unread: list[tuple[Tensor, Tensor | None]] = []
 
-    def begin(self, id: int | str) -> _Row:
-        columns, draws = range(self.decoding.columns), None
+    def begin(self, ids: Sequence[int | str], device: torch.device) -> None:
+        """Begins texts for these images."""
+        self.rows = [self._row() for _ in ids]
+        self.ages = torch.zeros(len(ids), dtype=torch.long, device=device)
+        self.forced = torch.tensor(self.prefix, dtype=torch.long, device=device)
         if self.decoding.sampling is not None:
-            seed = self.decoding.seed
-            draws = np.array([numpy_rng(seed, "caption", id, n).random(self.steps) for n in columns])
-        return _Row([[] for _ in columns], [[] for _ in columns], draws, ended=[False] * len(columns))
+            self.draws = self._drawn(ids).to(device)
 
-    def choose(self, logits: Tensor, texts: Texts | None) -> tuple[Tensor, None]:
+    def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None:
+        """Gives rows to other images; index holds the same rows on the device."""
+        for row in rows:
+            self.rows[row] = self._row()
+        self.ages[index] = 0
+        if self.draws is not None:
+            self.draws[index] = self._drawn(ids).to(index.device)
+
+    def select(self, rows: Sequence[int], index: Tensor) -> None:
+        """Keeps these rows, in this order."""
+        self.rows = [self.rows[row] for row in rows]
+        self.ages = self.ages[index]
+        self.draws = None if self.draws is None else self.draws[index]
+
+    def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, None]:
         """The next token of each text: logits (R * G, V) -> (R, G)."""
         columns, sampling = self.decoding.columns, self.decoding.sampling
         raw = logits
-        if texts is not None:
-            logits = texts.rule(logits.clone(), self.eos_id)
+        if history is not None:
+            logits = history.constrain(logits.clone(), self.eos_id)
         if self.decoding.rules.required:
-            logits = self._require(logits.clone() if texts is None else logits)
-        tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform().to(logits.device))
+            logits = self._require(logits.clone() if history is None else logits)
+        if logits is not raw:
+            allow_end(logits, self.eos_id)
+        tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform())
         logprobs = None
         if self.decoding.logprobs:
             logprobs = (raw.gather(1, tokens[:, None])[:, 0] - raw.logsumexp(-1)).view(-1, columns)
         tokens = self._force(tokens.view(-1, columns))
         self._unread.append((tokens, logprobs))
-        for row in self.rows:
-            row.age += 1
+        self.ages += 1
         return tokens, None
 
     def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """Reads what was chosen; returns the rows that have ended, but for those known of, with their texts."""
+        """Reads chosen tokens; returns the rows that have ended, but for those known of, with their texts."""
         for tokens, logprobs in self._unread:
             chosen = tokens.tolist()
             logs = None if logprobs is None else logprobs.tolist()
@@ -75,9 +92,18 @@ class Single:
         ended = (place for place, row in enumerate(self.rows) if place not in known and all(row.ended))
         return [(place, self._hypotheses(self.rows[place])) for place in ended]
 
+    def _row(self) -> _Row:
+        columns = range(self.decoding.columns)
+        return _Row([[] for _ in columns], [[] for _ in columns], ended=[False] * len(columns))
+
+    def _drawn(self, ids: Sequence[int | str]) -> Tensor:
+        seed, columns = self.decoding.seed, range(self.decoding.columns)
+        draws = [[numpy_rng(seed, "caption", id, n).random(self.steps) for n in columns] for id in ids]
+        return torch.from_numpy(np.array(draws))
+
     def _read(self, row: _Row, tokens: list[int], logprobs: list[float] | None) -> None:
-        row.read += 1
-        if row.read <= len(self.prefix):
+        row.age += 1
+        if row.age <= len(self.prefix):
             return
         for column, token in enumerate(tokens):
             if row.ended[column]:
@@ -88,27 +114,27 @@ class Single:
             row.ended[column] = token == self.eos_id or len(row.tokens[column]) == self.steps
 
     def _hypotheses(self, row: _Row) -> list[Hypothesis]:
-        found = []
+        texts = []
         for tokens, logprobs in zip(row.tokens, row.logprobs, strict=True):
             end = len(tokens) if tokens[-1:] == [self.eos_id] else self.limit
-            found.append(Hypothesis(tokens[:end], logprobs[:end], sum(logprobs[:end])))
-        return found
+            texts.append(Hypothesis(tokens[:end], logprobs[:end], sum(logprobs[:end])))
+        return texts
 
     def _force(self, tokens: Tensor) -> Tensor:
-        """Puts the prefix in the place of what was chosen for texts that are still within it."""
-        if not any(row.age < len(self.prefix) for row in self.rows):
+        """Puts the prefix in the place of chosen tokens for texts that are still within it."""
+        if not self.prefix:
             return tokens
-        forced = [self.prefix[row.age] if row.age < len(self.prefix) else -1 for row in self.rows]
-        fixed = torch.tensor(forced, device=tokens.device)[:, None]
-        return torch.where(fixed < 0, tokens, fixed)
+        forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)]
+        return torch.where((self.ages < len(self.prefix))[:, None], forced[:, None], tokens)
 
     def _uniform(self) -> Tensor:
-        # Texts that have ended draw on until the host knows of it.
-        at = [min(max(row.age - len(self.prefix), 0), self.steps - 1) for row in self.rows]
-        drawn = [row.draws[:, place] for row, place in zip(self.rows, at, strict=True) if row.draws is not None]
-        return torch.from_numpy(np.concatenate(drawn))
+        """The numbers of this step, (R * G,); texts that have ended draw on until the host knows of it."""
+        assert self.draws is not None
+        at = (self.ages - len(self.prefix)).clamp(0, self.steps - 1)[:, None, None]
+        return self.draws.gather(2, at.expand(-1, self.draws.shape[1], 1)).flatten()
 
     def _require(self, logits: Tensor) -> Tensor:
+        """Logits with the tokens left that required words allow; needs texts that are read."""
         columns = self.decoding.columns
         for place, row in enumerate(self.rows):
             if row.age >= len(self.prefix):

@@ -1,12 +1,12 @@
-"""The texts so far, as the rules read them: on the device, beside the model."""
+"""The texts so far, on the device beside the model, and their rules."""
 
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import Rules
+from vlm.decoding.constraints import Rules, follows, penalise, repeats
 
 
-class Texts:
+class TokenHistory:
     """Texts of R rows of G beams from the begin token on, in memory allocated once; kept only if a rule reads them.
 
     Args:
@@ -19,6 +19,8 @@ class Texts:
         self.rules, self.bos_id = rules, bos_id
         self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # one more: what is never read
         self.lengths = torch.zeros(rows, 1, 1, dtype=torch.long, device=device)
+        # Copied to the device here, once: each copy in a step would wait for it.
+        self.banned = [(torch.tensor(run[:-1], dtype=torch.long, device=device), run[-1]) for run in rules.banned]
         self.begin(torch.arange(rows, device=device))
 
     def begin(self, rows: Tensor) -> None:
@@ -30,15 +32,26 @@ class Texts:
         """Adds a token to each text: tokens (R, G); parents (R, G) or None are the beams that they follow."""
         if parents is not None:
             self.tokens = self.tokens.gather(1, parents[..., None].expand_as(self.tokens))
-        last = self.tokens.shape[2] - 1
-        self.tokens.scatter_(2, self.lengths.clamp(max=last).expand(-1, tokens.shape[1], 1), tokens[..., None])
-        self.lengths += 1
+        self.tokens.scatter_(2, self.lengths.expand(-1, tokens.shape[1], 1), tokens[..., None])
+        # Texts that have ended go on until others take their rows: their tokens pile up in the place never read.
+        self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[rows], self.lengths[rows]
 
-    def rule(self, scores: Tensor, eos_id: int) -> Tensor:
-        """Scores (R * G, V) after the rules; changes its argument."""
-        beams = self.tokens.shape[1]
-        lengths = self.lengths.expand(-1, beams, 1).reshape(-1)
-        return self.rules.apply(scores, self.tokens[:, :, :-1].flatten(0, 1), lengths, eos_id=eos_id)
+    def constrain(self, scores: Tensor, eos_id: int) -> Tensor:
+        """Scores (R * G, V) after all rules but the required words, -inf where a token may not come.
+
+        Changes its argument. Masks are applied whole: picking rows by a bool mask would wait for the device.
+        """
+        rules, texts = self.rules, self.tokens[:, :, :-1].flatten(0, 1)
+        lengths = self.lengths.expand(-1, self.tokens.shape[1], 1).reshape(-1)
+        if rules.repetition_penalty != 1:
+            scores = penalise(scores, texts, rules.repetition_penalty)
+        if rules.no_repeat_ngram:
+            scores.masked_fill_(repeats(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
+        for before, token in self.banned:
+            scores[:, token].masked_fill_(follows(texts, lengths, before), -torch.inf)
+        if rules.min_tokens and 0 <= eos_id < scores.shape[1]:
+            scores[:, eos_id].masked_fill_(lengths <= rules.min_tokens, -torch.inf)  # the begin token makes one more
+        return scores

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlm.decoding.beam import Node
+from vlm.decoding.beam_row import Node
 
 
 def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """`vlm score`: COCO's caption metrics of any two files in COCO's formats. It needs no checkpoint and no torch."""
 
-import csv
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
+from vlm.inference.output import Output, csv_text, text_line
 
-FORMS = ("text", "json", "csv")
 NAMED = 10  # images without a caption or a reference that are named; JSON names them all
 
 
@@ -63,6 +61,7 @@ def score_files(
     """
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
+    output = Output(out, inputs=[results, references])
     given = bring_together(read_results(results), read_references(references))
     named = [(given.without_caption, "caption", results), (given.without_reference, "reference", references)]
     for images, what, file in named:
@@ -70,7 +69,8 @@ def score_files(
     if not given.predictions:
         raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
     scores = score(given, java=java)
-    write(given, scores, per_image=per_image, form=form, out=out)
+    with output:
+        output.write(FORMS[form](given, scores, per_image))
     return 1 if given.without_caption or given.without_reference else 0
 
 
@@ -158,54 +158,39 @@ def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequ
 def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:
     """Says on stderr which images could not be scored, and how many they are."""
     for image in images[:NAMED]:
-        print(f"error: image {image}: no {what} in {file}", file=sys.stderr)
+        print_error(printable(f"image {image}: no {what} in {file}"))
     if images:
         more = f" ({len(images) - NAMED} more than are named here)" if len(images) > NAMED else ""
         said = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
-        print(f"error: {said}; the scores are of the other {scored}", file=sys.stderr)
+        print_error(f"{said}; the scores are of the other {scored}")
 
 
-def write(given: Captioned, scores: Scores, *, per_image: bool, form: str, out: str | None) -> None:
-    """Writes the scores in a form, to a file or to stdout."""
-    writer = {"text": _write_text, "json": _write_json, "csv": _write_csv}[form]
-    if out is None:
-        return writer(sys.stdout, given, scores, per_image)
-    try:
-        with open(out, "w", encoding="utf-8", newline="") as file:
-            writer(file, given, scores, per_image)
-    except OSError as fault:
-        raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
-
-
-def _write_text(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
+def as_text(given: Captioned, scores: Scores, per_image: bool) -> str:
     lines = [f"images    {len(given.predictions):>10,}"]
     lines += [f"{name:<10}{value:>10.4f}" for name, value in scores.corpus.items()]
     lines += [f"{name:<10}{'absent':>10}  {why}" for name, why in scores.absent.items()]
-    if per_image:
-        lines += ["", "\t".join(["image", *scores.corpus])]
-        lines += ["\t".join([image, *(f"{row[name]:.4f}" for name in scores.corpus)]) for image, row in _each(scores)]
-    file.write("\n".join(lines) + "\n")
+    text = "\n".join([*lines, ""])
+    if not per_image:
+        return text
+    rows = ([image, *(f"{row[name]:.4f}" for name in scores.corpus)] for image, row in scores.per_image.items())
+    return text + "\n" + "".join(map(text_line, [["image", *scores.corpus], *rows]))
 
 
-def _write_json(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
+def as_json(given: Captioned, scores: Scores, per_image: bool) -> str:
     content: dict[str, Any] = {**scores.corpus, "images": len(given.predictions)}
     content |= {"without_caption": given.without_caption, "without_reference": given.without_reference}
     content |= {"absent": scores.absent} if scores.absent else {}
-    content |= {"per_image": dict(_each(scores))} if per_image else {}
-    json.dump(content, file, indent=1, ensure_ascii=False)
-    file.write("\n")
+    content |= {"per_image": scores.per_image} if per_image else {}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _write_csv(file: TextIO, given: Captioned, scores: Scores, per_image: bool) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*(["image"] if per_image else []), *scores.corpus])
-    if not per_image:
-        writer.writerow(scores.corpus.values())
-    for image, row in _each(scores) if per_image else ():
-        writer.writerow([image, *(row[name] for name in scores.corpus)])
+def as_csv(given: Captioned, scores: Scores, per_image: bool) -> str:
     for name, why in scores.absent.items():
-        print(f"{name}: absent, {why}", file=sys.stderr)
+        print_error(f"{name}: absent, {why}", "warning")
+    if not per_image:
+        return csv_text([scores.corpus, scores.corpus.values()])
+    rows = ([image, *(row[name] for name in scores.corpus)] for image, row in scores.per_image.items())
+    return csv_text([["image", *scores.corpus], *rows])
 
 
-def _each(scores: Scores) -> Iterable[tuple[str, dict[str, float]]]:
-    return scores.per_image.items()
+FORMS = {"text": as_text, "json": as_json, "csv": as_csv}

@@ -1,17 +1,15 @@
-"""Inputs and outputs of the commands that use a model."""
+"""Images that the commands read, and how far they are."""
 
-import csv
 import glob
-import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any
 
 from vlm.data.images.image import SUFFIXES
-from vlm.errors import UserError, printable
+from vlm.errors import UserError
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
@@ -35,47 +33,6 @@ def find_images(inputs: Sequence[str]) -> list[str]:
             raise UserError(f"{given}: no images found; give image files, a folder that holds some, or a pattern")
         found += matches
     return list(dict.fromkeys(found))
-
-
-class Writer:
-    """Writes records as they come, to a file or to stdout.
-
-    Args:
-        form: "text" (the given fields between tabs), "jsonl" or "csv".
-        fields: The fields of a line of text.
-        out: Path of the file; None for stdout.
-        append: Whether to go on after what the file holds.
-    Raises:
-        UserError: The form is unknown, or the file cannot be written.
-    """
-
-    def __init__(self, *, form: str, fields: Sequence[str], out: str | None = None, append: bool = False) -> None:
-        if form not in ("text", "jsonl", "csv"):
-            raise UserError(f"--format: {form!r} is unknown; choose text, jsonl or csv")
-        self.form, self.fields = form, fields
-        try:
-            mode: Literal["a", "w"] = "a" if append else "w"
-            self.file: TextIO = sys.stdout if out is None else open(out, mode, encoding="utf-8", newline="")  # noqa: SIM115
-        except OSError as fault:
-            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
-        self._header = form == "csv" and not (append and out is not None and os.path.getsize(out))
-
-    def write(self, record: dict[str, Any]) -> None:
-        if self.form == "text":
-            self.file.write("\t".join(printable(str(record[field])) for field in self.fields) + "\n")
-        elif self.form == "jsonl":
-            self.file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        else:
-            writer = csv.DictWriter(self.file, list(record), lineterminator="\n")
-            if self._header:
-                writer.writeheader()
-                self._header = False
-            writer.writerow(record)
-        self.file.flush()
-
-    def close(self) -> None:
-        if self.file is not sys.stdout:
-            self.file.close()
 
 
 def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Reading images ahead of the model that takes them."""
 
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import ImageError, load_image
+from vlm.errors import print_error
 from vlm.inference.files import progress
 
 Read = Tensor | ImageError
@@ -45,7 +45,7 @@ def read_images(
             good, read = [], []
             for path, one in zip(batch, found, strict=False):  # the batch ends first
                 if isinstance(one, ImageError):
-                    print(f"error: {one}", file=sys.stderr)
+                    print_error(one)
                 else:
                     good.append(path)
                     read.append(one)

@@ -1,13 +1,15 @@
 """The causal text decoder, with or without context."""
 
 from collections.abc import Iterable
-from typing import cast
+from contextlib import nullcontext
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within
+from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within, changing_lengths
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
@@ -34,22 +36,22 @@ class Decoder(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: int,
-        max_len: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        mlp_ratio: float = 4.0,
+        vocab_size: Supplied[int],
+        max_len: Count,
+        dim: Count,
+        depth: Count,
+        num_heads: Count,
+        head_dim: Count | None = None,
+        num_kv_heads: Count | None = None,
+        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
         activation: Activation = "gelu",
         norm: Norm = "layer",
         norm_eps: float = 1e-5,
         pre_norm: bool = True,
         qk_norm: bool = False,
         bias: bool = True,
-        dropout: float = 0.0,
-        context_dim: int | None = None,
+        dropout: Rate = 0.0,
+        context_dim: Count | None = None,
         positions: Positions | None = None,
     ) -> None:
         super().__init__()
@@ -86,8 +88,11 @@ class Decoder(nn.Module):
         x = self.embed(tokens, positions)
         placed = self.positions.place(positions, keys=length)
         states, mask = (None, None) if context is None else (context.states, context.mask)
-        for block in self._blocks():
-            x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
+        # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
+        changing = context is not None or not self.training
+        with changing_lengths(x.device) if changing else nullcontext():
+            for block in self._blocks():
+                x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:

@@ -5,12 +5,13 @@ Legend of shapes, used in the whole package:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
 from vlm.nn.position import NOWHERE, Placed
@@ -70,6 +71,25 @@ def attention(
     if bias is None and isinstance(may_attend, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=_mask(q, k, may_attend, bias), **options)
+
+
+@contextmanager
+def changing_lengths(device: torch.device) -> Iterator[None]:
+    """Attention whose numbers of tokens change from call to call; nothing but the time depends on it.
+
+    On a GPU, cuDNN's kernels are left out: they make a plan for each new shape, which takes up to a second.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
+
+
+def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a forward pass and of its recomputation, which must choose the kernels that are allowed now."""
+    device = torch.device("cpu" if torch.backends.cuda.cudnn_sdp_enabled() else "cuda")
+    return nullcontext(), changing_lengths(device)
 
 
 def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:

@@ -5,7 +5,7 @@ system and given back at every step. Here a few hundred tokens go through the he
 taken on the way, so that nothing is computed twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,34 +14,47 @@ from torch import Tensor
 
 # Logits that may stand at once. A GPU wants large products; a CPU wants what it has just written to be near.
 MOST = {"cpu": 1 << 22, "cuda": 1 << 28}
+# Columns of a product come in multiples of this: a GPU's matrix units read whole ones only.
+MULTIPLE = {"cpu": 1, "cuda": 64}
 
 
-def vocabulary_loss(hidden: Tensor, labels: Tensor, weight: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+def vocabulary_loss(
+    hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None = None, *, label_smoothing: float = 0.0
+) -> Tensor:
     """Summed cross-entropy in nats.
 
     Args:
+        weight, bias: Of the head.
         label_smoothing: Share of the target spread evenly over the vocabulary.
     Shapes:
-        hidden (T, D), labels (T,), weight (V, D) -> ()
+        hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> ()
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if len(labels) <= _rows(weight):
-        logits = F.linear(hidden, weight).float()  # (T, V)
+    if len(labels) <= _rows(weight) and device == "cpu":
+        logits = F.linear(hidden, weight, bias).float()  # (T, V)
         return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
-    return _InParts.apply(hidden, labels, weight, label_smoothing)
+    return _InParts.apply(hidden, labels, weight, bias, label_smoothing)
 
 
 @torch.no_grad()
-def token_losses(hidden: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy of each token in nats, without a gradient: hidden (T, D), labels (T,), weight (V, D) -> (T,)."""
+def token_losses(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each token in nats, without a gradient.
+
+    Shapes:
+        hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> (T,)
+    """
     parts = _parts(hidden, labels, weight)
-    return torch.cat([F.cross_entropy(F.linear(x, weight).float(), y, reduction="none") for x, y in parts])
+    return torch.cat([F.cross_entropy(F.linear(x, weight, bias).float(), y, reduction="none") for x, y in parts])
+
+
+def _kind(weight: Tensor) -> str:
+    return "cpu" if weight.device.type == "cpu" else "cuda"
 
 
 def _rows(weight: Tensor) -> int:
-    return max(1, MOST["cpu" if weight.device.type == "cpu" else "cuda"] // len(weight))
+    return max(1, MOST[_kind(weight)] // len(weight))
 
 
 def _parts(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -49,34 +62,81 @@ def _parts(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Ten
     return zip(hidden.split(rows), labels.split(rows), strict=True)
 
 
+def _loss(
+    logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, words: int, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Adds the cross-entropy of logits to a total; its gradient, softmax(logits) - target, if it is wanted.
+
+    Columns from `words` on belong to no word: their logits are -inf.
+
+    Shapes:
+        logits (T, V), targets (T,), total () -> (), (T, V)
+    """
+    logprobs = logits.float().log_softmax(-1)  # (T, V)
+    own = logprobs.gather(1, targets[:, None])
+    total = total - (1 - smoothing) * own.sum()
+    spread = smoothing / words
+    if spread:
+        total = total - spread * logprobs[:, :words].sum()
+    if not wanted:
+        return total, None
+    error = logprobs.exp_()
+    if spread:
+        error[:, :words].sub_(spread)
+    error.scatter_add_(1, targets[:, None], torch.full_like(own, smoothing - 1))
+    return total, error.to(logits.dtype)
+
+
+_body: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"cpu": _loss, "cuda": _loss}
+
+
+def compile_on_gpu(compiled: Callable[[Any], Any]) -> None:
+    """Has the element-wise body of a part run compiled on a GPU: as single operations it reads its logits ten times."""
+    _body["cuda"] = compiled(_loss)
+
+
 class _InParts(torch.autograd.Function):
-    """Sums over parts; dL/dlogits = softmax(logits) - target is used for both gradients while it is there."""
+    """Sums over parts; the gradient with respect to a part's logits is used for all others while it is there."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, label_smoothing: float) -> Tensor:
-        spread = label_smoothing / len(weight)
-        low = weight.to(hidden.dtype)  # once, and not for each part
+    def forward(
+        ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, label_smoothing: float
+    ) -> Tensor:
+        kind, words = _kind(weight), len(weight)
+        low, shift = _padded(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once, and not for each part
         total = torch.zeros((), device=hidden.device)
         wanted = any(ctx.needs_input_grad)
         grads, grad_weight = [], torch.zeros_like(weight) if wanted else None
+        grad_bias = torch.zeros_like(bias) if wanted and bias is not None else None
         for part, targets in _parts(hidden, labels, weight):
-            logprobs = F.linear(part, low).float().log_softmax(-1)  # (T, V)
-            own = logprobs.gather(1, targets[:, None])
-            total -= (1 - label_smoothing) * own.sum()
-            if spread:
-                total -= spread * logprobs.sum()
-            if grad_weight is None:
+            logits = F.linear(part, low, shift)
+            total, error = _body[kind](logits, targets, total, label_smoothing, words, wanted)
+            if grad_weight is None or error is None:
                 continue
-            error = logprobs.exp_().sub_(spread) if spread else logprobs.exp_()
-            error.scatter_add_(1, targets[:, None], torch.full_like(own, label_smoothing - 1))
-            error = error.to(hidden.dtype)
             grads.append(error @ low)
-            grad_weight += error.t() @ part
-        if grads:
-            ctx.save_for_backward(torch.cat(grads), grad_weight)
+            grad_weight += (error.t() @ part)[:words]
+            if grad_bias is not None:
+                grad_bias += error.sum(0, dtype=grad_bias.dtype)[:words]
+        if grad_weight is not None:
+            ctx.save_for_backward(torch.cat(grads), grad_weight, grad_bias)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grads[0], None, grad_weight * grads[0], None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        grad_bias = None if grad_bias is None else grad_bias * grads[0]
+        return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None
+
+
+def _padded(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a head with columns added, up to a multiple, whose logits are -inf.
+
+    Shapes:
+        weight (V, D), bias (V,) or None -> (V + n, D), (V + n,) or None
+    """
+    missing = -len(weight) % multiple
+    bias = None if bias is None else bias.to(weight.dtype)
+    if not missing:
+        return weight, bias
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)

@@ -4,24 +4,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
+from vlm.inference.attention import word_maps
+from vlm.inference.attention_picture import attention_picture
 from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
+from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
-from vlm.training.losses import next_token_labels, token_loss
+from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task
+
+LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
 class Captioning(Task):
@@ -36,6 +41,8 @@ class Captioning(Task):
     """
 
     name = "captioning"
+    headlines = ("cider", "bleu4", "rouge_l", "exact_match")
+    curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
     model: VisionLanguageModel
 
     def __init__(
@@ -44,11 +51,11 @@ class Captioning(Task):
         model: VisionLanguageModel,
         fields: Mapping[str, Any],
         seed: int,
-        max_tokens: int,
+        max_tokens: Count,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        val_captions: int | None = None,
+        label_smoothing: Share = 0.0,
+        val_captions: Count | None = None,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_captions = max_tokens, val_captions
@@ -58,7 +65,7 @@ class Captioning(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         """Reads and writes captions."""
-        return self.fields["captions"].tokenizer  # type: ignore[attr-defined]
+        return self.fields["captions"].tokenizer  # type: ignore[return-value]
 
     @property
     def preprocess(self) -> Preprocess:
@@ -69,25 +76,28 @@ class Captioning(Task):
         rows, length = batch["captions"].tokens.shape
         return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch["captions"]
         hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
-        labels = next_token_labels(rows.tokens, rows.segments)
-        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=self.label_smoothing)
+        smoothing = self.label_smoothing
+        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
+        self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
         own, losses = self.grounding.read(self.model, self.preprocess.normalize(pixels), rows, controls=controls)
-        self.add_loss(*own)
+        self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)
+        captions = caption_pixels(
+            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
+        )
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
@@ -102,6 +112,7 @@ class Captioning(Task):
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
@@ -116,6 +127,27 @@ class Captioning(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
+    def report(self) -> list[Section]:
+        """Captions at random, the best and the worst by CIDEr and ROUGE-L, and where the model looked."""
+        images = self.captions.per_image()
+        ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
+        count = min(SHOWN, -(-len(ranked) // 2))
+        kinds = {"Random captions": [ranked[at] for at in random_places(len(ranked))]}
+        kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
+        sections = [
+            Section(title, [Cards([_card(name, images[name]) for name in names])]) for title, names in kinds.items()
+        ]
+        if drawn := [picture for sample in self.samples[:LOOKED_AT] for picture in self._attention(sample)]:
+            note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
+            sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        return sections
+
+    def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """A sample's caption with a picture of where the model looked, if its layers offer that."""
+        pixels = sample["image"].to(self.device)
+        maps = word_maps(self.model, self.tokenizer, self.preprocess, pixels, sample["caption"])
+        return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
+
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["captions"]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
@@ -127,3 +159,9 @@ class Captioning(Task):
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), "max_tokens": self.max_tokens}
+
+
+def _card(name: str, row: Mapping[str, Any]) -> Card:
+    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
+    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
+    return Card(image=name, text=row["caption"], lines=[scores, name], references=row["references"])

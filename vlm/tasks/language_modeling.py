@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
-from vlm.data.text.text_field import Text
+from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.files import printable
-from vlm.inference.generating import generate
+from vlm.errors import Count, Share, printable
+from vlm.evaluation.report.sections import Section, Texts
+from vlm.inference.language_modeling import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
-from vlm.training.losses import IGNORE, next_token_labels, token_loss
+from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import first_row, text_shape
 from vlm.training.task import Task
@@ -34,6 +35,8 @@ class LanguageModeling(Task):
     """
 
     name = "language_modeling"
+    headlines = ("bits_per_byte", "perplexity")
+    curves = ("bits_per_byte",)
     unit = "tokens"
     model: Decoder
 
@@ -45,17 +48,17 @@ class LanguageModeling(Task):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        sampled_batches: int = 200,
+        label_smoothing: Share = 0.0,
+        sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
-        prompt_tokens: int = 64,
+        prompt_tokens: Count = 64,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.label_smoothing, self.sampled_batches = label_smoothing, sampled_batches
         self.prompts, self.prompt_tokens = prompts, prompt_tokens
 
     @property
-    def text(self) -> Text:
+    def text(self) -> TextField:
         """The field of the text."""
         return self.fields["text"]  # type: ignore[return-value]
 
@@ -70,23 +73,20 @@ class LanguageModeling(Task):
     def work(self, batch: Batch) -> Work:
         return Work(0, *batch["text"].tokens[:, 1:].shape)
 
-    def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
-        labels = next_token_labels(rows.tokens, rows.segments)[:, :-1]  # the last token only is a target
-        if rows.scored is not None:
-            labels = labels.masked_fill(~rows.scored[:, 1:], IGNORE)
         segments = None if rows.segments is None else rows.segments[:, :-1]
         hidden = self.model(rows.tokens[:, :-1], segments)
-        return token_loss(hidden, labels, self.model.head_weight, label_smoothing=label_smoothing)
+        return token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=label_smoothing)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.token_loss(batch["text"], label_smoothing=self.label_smoothing)
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch["text"]))
+        self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.add_loss(*self.token_loss(batch["text"]))
+        self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         tokens, size, words = self.text.counts(split)
@@ -108,6 +108,10 @@ class LanguageModeling(Task):
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.samples]
+
+    def report(self) -> list[Section]:
+        """The texts that go on from the prompts."""
+        return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.samples])])]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["text"]

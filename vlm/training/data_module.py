@@ -3,19 +3,21 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import lightning as L
 from torch.utils.data import DataLoader
 
 from vlm.data.features.feature_file import FeatureFile
-from vlm.data.fields import Field, Images, KeptFeatures
+from vlm.data.fields import FeatureField, Field, ImageField
 from vlm.data.hold_out import stratified, validation
 from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.records import Part, Source, Split
-from vlm.data.samples import Samples, fingerprint, whole
-from vlm.data.workers import leave_signals_to_owner
-from vlm.errors import UserError
+from vlm.data.samples import RecordDataset, fingerprint, whole
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
+from vlm.errors import Count, Range, Supplied, UserError
+from vlm.training.step_loader import StepLoader
 
 
 class Data(L.LightningDataModule):
@@ -26,8 +28,8 @@ class Data(L.LightningDataModule):
     Args:
         source: The data set.
         fields: What the task reads of each record, by name.
-        batch_size: Samples of a training step's global batch, over all devices.
-        eval_batch_size: Samples of an evaluation batch, over all devices.
+        batch_size: RecordDataset of a training step's global batch, over all devices.
+        eval_batch_size: RecordDataset of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
@@ -45,16 +47,16 @@ class Data(L.LightningDataModule):
         self,
         *,
         source: Source,
-        fields: Mapping[str, Field],
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        seed: int,
-        bucket: int = 1,
-        repeats: int = 1,
-        train_samples: int | None = None,
+        fields: Supplied[Mapping[str, Field]],
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
+        seed: Supplied[int],
+        bucket: Count = 1,
+        repeats: Count = 1,
+        train_samples: Count | None = None,
         cache_features: bool = False,
-        cache: str | None = None,
+        cache: Supplied[str | None] = None,
     ) -> None:
         super().__init__()
         counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "train_samples": train_samples}
@@ -70,7 +72,7 @@ class Data(L.LightningDataModule):
         reads_whole = any(field.reads_whole for field in self.fields.values())
         self.splits = self._open(None if reads_whole else train_samples)
         self._limit = train_samples if reads_whole else None
-        self._samples: dict[tuple[str, bool], Samples] = {}
+        self._samples: dict[tuple[str, bool], RecordDataset] = {}
         self._training_fields = self.fields
         self.test_split = self.final_split
         for field in self.fields.values():
@@ -120,7 +122,7 @@ class Data(L.LightningDataModule):
         """A hash of the training split: a resumed run must go on with the same."""
         return fingerprint(self.samples("train", training=True).split, self.fields)
 
-    def samples(self, name: str, *, training: bool = False) -> Samples:
+    def samples(self, name: str, *, training: bool = False) -> RecordDataset:
         """The samples of a split as training or evaluation reads them, opened when they are first asked for."""
         if (name, training) not in self._samples:
             split, fields = self.split(name), self._training_fields if training else self.fields
@@ -128,25 +130,30 @@ class Data(L.LightningDataModule):
             for field in fields.values():
                 split = field.view(name, split, training=training, limit=limit)
             seed, repeats = (self.seed, self.repeats) if training else (None, 1)
-            self._samples[name, training] = Samples(split, fields, seed=seed, repeats=repeats)
+            self._samples[name, training] = RecordDataset(split, fields, seed=seed, repeats=repeats)
         return self._samples[name, training]
 
     @property
-    def images(self) -> tuple[str, Images]:
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the task's text; None for a task without."""
+        return next((field.tokenizer for field in self.fields.values() if field.tokenizer), None)
+
+    @property
+    def images(self) -> tuple[str, ImageField]:
         """Name of the field of images, and the field.
 
         Raises:
             UserError: The task reads no images.
         """
         for name, field in self.fields.items():
-            if isinstance(field, Images):
+            if isinstance(field, ImageField):
                 return name, field
         raise UserError("data: the task reads no images; choose another one")
 
     def use_features(self, file: FeatureFile) -> None:
         """Lets training read features of its images in their place."""
         name, images = self.images
-        self._training_fields = {**self.fields, name: KeptFeatures(images, file)}
+        self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
 
     def split(self, name: str) -> Split:
@@ -183,12 +190,20 @@ class Data(L.LightningDataModule):
             **self._ranks(),
         )
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
+        loader = self.train_loader()
+        return loader if self.trainer is None else StepLoader(loader, self.trainer)
+
+    def train_loader(self) -> DataLoader[Any]:
+        """Batches of the training split, from where training stands to the end of the epoch."""
         return self.loader(self.samples("train", training=True), self.train_order())
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
         samples = self.samples(name)
         return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
+
+    def on_exception(self, exception: BaseException) -> None:
+        end_workers()  # the trainer ends only those of the loop that the fault struck
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
@@ -200,7 +215,7 @@ class Data(L.LightningDataModule):
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def loader(self, samples: Samples, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
+    def loader(self, samples: RecordDataset, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
         """A loader of these batches; it runs no further process where the samples are read by itself."""
         return DataLoader(
             samples,
@@ -208,6 +223,7 @@ class Data(L.LightningDataModule):
             collate_fn=whole,
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,
+            multiprocessing_context=worker_context() if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )

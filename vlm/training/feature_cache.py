@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.config import config as conf
+from vlm.config.build import build
+from vlm.config.target import find
 from vlm.data.batch import Batch
 from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
 from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
 from vlm.data.order import Key
-from vlm.data.samples import Samples
+from vlm.data.samples import RecordDataset
 from vlm.data.store.cache_file import alone
 from vlm.inference.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
@@ -33,10 +34,10 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
     data, encoder = config["data"], config["model"].get("encoder")
     if not data.get("cache_features") or not encoder:
         return
-    parts = ["encoder", *(["encoder.backbone"] if projects(conf.load(encoder["_target_"])) else [])]
+    parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, and what it makes changes; set task.freeze=[{parts[-1]}]"
-    fault = augment_fault(conf.build(data["augment"], "data.augment"))
+    fault = augment_fault(build(data["augment"], "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"
     for name in ("mixup", "cutmix"):
@@ -165,7 +166,7 @@ class FeatureCacheBuilder:
         """Batches of pixels with the indices of their images, those of bad ones too."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
         parts = [indices[at : at + size] for at in range(0, len(indices), size)]
-        samples = Samples(self.split, {"images": self.images}, seed=self.data.seed)
+        samples = RecordDataset(self.split, {"images": self.images}, seed=self.data.seed)
         loader = self.data.loader(samples, [[Key(0, index) for index in part] for part in parts])
         yield from zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True)
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from vlm.data.batch import TextRows
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.training.losses import next_token_labels, row_losses, token_loss
+from vlm.training.losses import row_losses, token_loss
 
 BATCHES = 8  # of a validation, on each process, that are read thrice; a final evaluation reads all so
 
-Loss = tuple[Tensor, Tensor]  # summed, and the count that it is a sum over
+Loss = tuple[Tensor, Tensor | int]  # summed, and the count that it is a sum over
 
 
 class GroundingLosses:
@@ -33,14 +33,13 @@ class GroundingLosses:
         self, model: VisionLanguageModel, images: Tensor, rows: TextRows, *, controls: bool
     ) -> tuple[Loss, list[float]]:
         """The loss of a batch, and that of each of its images; under control too, if asked to."""
-        labels = next_token_labels(rows.tokens, rows.segments)
         context = model.encode(images)
         hidden = model.decoder(rows.tokens, rows.segments, context)
 
         def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(rows.tokens, rows.segments, other), labels, model.head_weight)
+            return token_loss(model.decoder(rows.tokens, rows.segments, other), rows.targets, model.head_weight)
 
-        sums, counts = row_losses(hidden, labels, model.head_weight)
+        sums, counts = row_losses(hidden, rows.targets, model.head_weight)
         own = sums.sum(), counts.sum()
         if controls:
             blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
@@ -64,7 +63,8 @@ class GroundingLosses:
         for place, other in enumerate((others, _rows(blank, torch.zeros(size, dtype=torch.long)))):
             if other is not None:
                 total, count = loss(other)
-                self._sums[place] += torch.stack([total.double() - own[0].double(), count.double()])
+                self._sums[place, 0] += total.double() - own[0].double()
+                self._sums[place, 1] += count
 
     def _others(self, context: Context) -> Context | None:
         """The states of another image for each: that half a batch away, since neighbours may be alike."""

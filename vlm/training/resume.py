@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.override import check_resume_overrides
+from vlm.config.stored import thaw
 from vlm.errors import UserError
 from vlm.training.processes import agree, first
 from vlm.training.run_folder import check_same_run, claim, run_folders
@@ -22,18 +23,19 @@ def resume_run(where: str, overrides: list[str]) -> int:
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.training.fit import train
+    from vlm.training.fit import check, train
 
     path = Path(agree(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
     with refusing(path):
-        conf.check_stored(loaded["vlm"]["config"])
-        finished(loaded, loaded["vlm"]["config"])
-    config = conf.check_resume_overrides(overrides, loaded["vlm"]["config"])
+        saved = thaw(loaded["vlm"]["config"])
+        finished(loaded, saved)
+    config = check_resume_overrides(overrides, saved)
+    check(config)
     check_steps(loaded, config)
     if first():
-        check_same_run(folder, loaded["vlm"]["config"])
+        check_same_run(folder, saved)
     if finished(loaded, config) and (folder / "evaluation").is_dir():
         print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
         return 0

@@ -7,6 +7,8 @@ from typing import IO, Any
 
 import yaml
 
+from vlm.atomic import remove_unfinished
+from vlm.config.stored import freeze
 from vlm.errors import UserError
 
 CONFIG = "config.yaml"
@@ -88,7 +90,7 @@ def check_same_run(folder: Path, config: dict[str, Any]) -> None:
         check_content(own)
     except (yaml.YAMLError, RecursionError, ValueError) as fault:
         raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
-    for key, (here, there) in differences(own, config).items():
+    for key, (here, there) in differences(freeze(own), freeze(config)).items():
         raise UserError(
             f"{folder}: is the folder of another run, with {key}={here}; the checkpoint's has {key}={there}. "
             "Resume it in its own folder"
@@ -109,11 +111,8 @@ def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any
 
 def clean(folder: Path) -> None:
     """Removes what a process left that was killed while it wrote."""
-    from vlm.checkpoint.load import remove_unfinished
-
-    remove_unfinished(folder / "checkpoints")
-    for left in folder.glob("*.tmp"):
-        left.unlink(missing_ok=True)
+    for place in (folder, folder / "checkpoints"):
+        remove_unfinished(place)
 
 
 def run_folders(runs: Path) -> list[Path]:

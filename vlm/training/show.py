@@ -6,12 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vlm.data.batch import PADDING
+from vlm.data.batch import IGNORE, PADDING, next_token_labels
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.files import printable
+from vlm.errors import printable
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
-from vlm.training.losses import IGNORE, next_token_labels
 
 
 def first_row(tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, shown: int) -> list[str]:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from vlm.errors import SharedError
 from vlm.training.fsdp import local
+from vlm.training.loss_sums import Step
 
 SHOWN = 8  # names of samples in a message; a longer list goes into a file
 SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
@@ -24,31 +25,6 @@ class NotFiniteError(SharedError):
     """An update, or a checkpoint, would hold a number that is not finite."""
 
     repeats = True  # in a run that is resumed with nothing changed
-
-
-class Step:
-    """The batches of this rank that an optimiser step has read so far.
-
-    Their sums stay on the device: nothing here waits for it.
-    """
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[str], Tensor, Tensor]] = []
-
-    def add(self, ids: Sequence[str], total: Tensor, count: Tensor) -> None:
-        """Adds a batch: the names of its samples, its summed loss, and the count that it is a sum over."""
-        self.batches.append((ids, total.detach(), count))
-
-    def sums(self) -> Tensor:
-        """The summed loss and the count of all batches: (2,)."""
-        totals = sum((total for _, total, _ in self.batches[1:]), self.batches[0][1])
-        counts = sum((count for _, _, count in self.batches[1:]), self.batches[0][2])
-        return torch.stack([totals, counts.to(totals.dtype)])
-
-    def suspects(self) -> tuple[bool, list[str]]:
-        """Whether a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
-        bad = [ids for ids, total, _ in self.batches if not bool(torch.isfinite(total))]
-        return bool(bad), [str(id) for ids in bad or [ids for ids, *_ in self.batches] for id in ids]
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -10,14 +10,17 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vlm.checkpoint.load import FORMAT
+from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
+from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
 from vlm.training.loop_counters import settle, total_steps, validates
+from vlm.training.loss_sums import SplitLoss, Step
+from vlm.training.losses import Term
 from vlm.training.optim import Optimization
 
 
@@ -25,15 +28,18 @@ class Task(L.LightningModule):
     """A model with its loss and metrics.
 
     The loss of an optimiser step is a sum over tokens divided by their count over all ranks and accumulated batches:
-    a batch returns its sum, and the gradients are divided once, after unscaling and before clipping.
+    a batch returns its sum, and the gradients are divided once, after unscaling and before clipping. A loss of several
+    terms is the weighted sum of such means; the counts of a step are then known before its first backward pass.
 
     Attributes:
         samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
             at least "line", what is printed.
+        used: Samples of the last test.
         unread: A reason for each sample of the last evaluation that could not be read.
         validation_due: Whether what is saved now goes on with a validation; set by who saves.
-        counted: What the losses of training steps were sums over: tokens, or images of a classifier. It stays on the
-            device; who reads it, sets it back.
+        counted: Count of the first loss term since it was last set back: tokens, or images of a classifier.
+        step_counts: Counts of the loss terms in this rank's batches of an optimiser step; set by the training loader.
+        step_loss: Loss of the last optimiser step, on the device.
     Args:
         model: What is trained.
         fields: What the task reads of each record, by the names that its batches have.
@@ -56,21 +62,42 @@ class Task(L.LightningModule):
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer leaves modes as they are
-        self._step = steps.Step()
+        self._step = Step()
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
+        self.used = 0
         self.validation_due = False
         self.counted: Tensor | int = 0
+        self.step_counts: Mapping[str, int] = {}
+        self.step_loss: Tensor | None = None
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
-    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The summed loss of a batch, and the count that it is a sum over."""
+    name = ""  # of the task, as checkpoints and configs have it
+    headlines: Sequence[str] = ()  # the few metrics that say most, for the report
+    curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
+    unit = "images"  # what `size` counts
+
+    def loss(self, batch: Any) -> dict[str, Term]:
+        """The terms of a batch's loss, the same ones for each batch."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
-    name = ""  # of the task, as checkpoints and configs have it
-    unit = "images"  # what `size` counts
+    def counts(self, batch: Any) -> dict[str, int] | None:
+        """The counts of a batch's loss terms, read on the host before it is sent to the device.
+
+        None for a loss of one term, whose count may be known as late as its sum.
+        """
+        return None
+
+    @classmethod
+    def compares_samples(cls, options: Mapping[str, Any]) -> bool:
+        """Whether a loss term compares the samples of a batch with one another, as a contrastive one does.
+
+        Args:
+            options: The task's config.
+        """
+        return False
 
     def size(self, batch: Any) -> int:
         """How much training reads in a batch, for the progress bar."""
@@ -100,19 +127,25 @@ class Task(L.LightningModule):
         seed_torch(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank), self.device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        total, count = self.loss(batch)
-        self._step.add(batch.ids, total, count)
-        self.counted = self.counted + count
+        terms = self.loss(batch)
+        self._step.add(batch.ids, terms)
+        self.counted = self.counted + next(iter(terms.values())).count
         # Lightning will divide by the accumulated batches, and DDP by the ranks.
+        total = self._step.weighted(terms, self.step_counts, self._summed)
         return total * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         steps.unscale(optimizer, self.trainer)
-        total, count = self._summed(self._step.sums())
+        totals, counts = self._summed(self._step.sums()).unbind(1)
+        counts = counts.clamp(min=1)
         gradients = steps.gradients(optimizer)
-        torch._foreach_div_(gradients, count.clamp(min=1).to(gradients[0].dtype))
-        self._loss = total / count.clamp(min=1)
-        self.log("train/loss", self._loss, prog_bar=True)
+        torch._foreach_div_(gradients, counts[0].to(gradients[0].dtype))
+        weights = self._step.weights
+        means = dict(zip(weights, totals / counts, strict=True))
+        self.step_loss = torch.stack([weight * means[name] for name, weight in weights.items()]).sum()
+        self.log("train/loss", self.step_loss)
+        if len(means) > 1:
+            self.log_dict({f"train/loss_{name}": mean for name, mean in means.items()})
 
     def configure_gradient_clipping(
         self,
@@ -122,17 +155,21 @@ class Task(L.LightningModule):
     ) -> None:
         """Clips the gradients, and stops the run before the update if they or the loss are not finite."""
         norm = steps.total_norm(optimizer)
-        steps.check(self.trainer, self.model, self._step, self._loss, norm)
-        self._step = steps.Step()
+        assert self.step_loss is not None
+        steps.check(self.trainer, self.model, self._step, self.step_loss, norm)
+        self._step = Step()
         if gradient_clip_val:
             steps.clip(optimizer, gradient_clip_val, None if gradient_clip_algorithm == "value" else norm)
 
     def on_train_start(self) -> None:
-        self._step = steps.Step()
+        self._step = Step()
 
     def _summed(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
-        return self.trainer.strategy.reduce(tensor, reduce_op="sum") if self.trainer.world_size > 1 else tensor
+        if self.trainer.world_size > 1:
+            tensor = tensor.clone()
+            torch.distributed.all_reduce(tensor)  # the strategy's own would wait at a barrier first
+        return tensor
 
     # Validation and test are one evaluation: a loss over the whole split, and what a task adds to it.
 
@@ -141,13 +178,12 @@ class Task(L.LightningModule):
         gather(self.model)
         self.samples = []
         self.unread = []
-        self._eval_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._eval_count = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._split_loss = SplitLoss(self.device)
+        self.used = 0
 
-    def add_loss(self, total: Tensor, count: Tensor) -> None:
-        """Adds a batch's summed loss to that of the split."""
-        self._eval_sum += total
-        self._eval_count += count
+    def add_loss(self, terms: Mapping[str, Term]) -> None:
+        """Adds the terms of a batch's loss to those of the split."""
+        self._split_loss.add(terms)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         """What the task measures beside the split's mean loss; with its controls if the evaluation is final."""
@@ -155,10 +191,9 @@ class Task(L.LightningModule):
 
     def on_evaluation_end(self, split: str, *, final: bool) -> None:
         """Logs the results of an evaluation as split/metric."""
-        total, count = self._summed(torch.stack([self._eval_sum, self._eval_count]))
-        loss = (total / count).item()
-        results = self.evaluation_results(split, loss, final=final)
-        self.results = {f"{split}/{name}": value for name, value in {"loss": loss, **results}.items()}
+        losses = self._split_loss.means(self.trainer.world_size)
+        results = self.evaluation_results(split, losses["loss"], final=final)
+        self.results = {f"{split}/{name}": value for name, value in {**losses, **results}.items()}
         self.log_dict(self.results, rank_zero_only=False)
 
     def on_validation_epoch_start(self) -> None:
@@ -170,8 +205,12 @@ class Task(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         self.on_evaluation_start()
 
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.used += len(batch.ids)
+
     def on_test_epoch_end(self) -> None:
         self.on_evaluation_end(self.test_split, final=True)
+        self.used = int(self._summed(torch.tensor(self.used, device=self.device)))
 
     def on_validation_end(self) -> None:
         scatter(self.model)  # after the callbacks, which may look at the model too
@@ -197,6 +236,10 @@ class Task(L.LightningModule):
     def details(self) -> dict[str, Any]:
         """What the last evaluation found out of each class or image, in plain containers."""
         return {}
+
+    def report(self) -> list[Section]:
+        """The task's own part of the last evaluation's report."""
+        return []
 
     def reading(self, batch: Any, tokens: int) -> list[str]:
         """Lines that show what a training batch holds, with up to so many tokens of its first sample."""

@@ -4,7 +4,7 @@ import json
 from hashlib import blake2b
 from typing import Any
 
-from vlm.data.fields import Images
+from vlm.data.fields import ImageField
 from vlm.data.records import Split
 from vlm.errors import UserError
 
@@ -33,7 +33,7 @@ def check_split(split: Split) -> None:
         raise UserError("data.cache_features: these records have no read_stamp, which shows that an image changed")
 
 
-def fingerprint(split: Split, images: Images) -> str:
+def fingerprint(split: Split, images: ImageField) -> str:
     """A hash of the images of a split and of what is done to them."""
     digest, augment = blake2b(digest_size=16), images.augment or images.preprocess
     transform = {"augment": vars(augment), "preprocess": images.preprocess.state()}

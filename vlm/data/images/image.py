@@ -10,7 +10,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from threading import Lock
 from typing import Any
@@ -26,7 +26,7 @@ from PIL import (
 
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import square
-from vlm.errors import UserError
+from vlm.errors import Count, UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -71,7 +71,7 @@ class ImageError(UserError):
     """An image that cannot be read; the message is ``PATH: reason``."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message, status)
+        super().__init__(printable(message), status)
 
 
 def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
@@ -231,6 +231,13 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
     return numbers
 
 
+@lru_cache(maxsize=64)
+def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """A value for each channel, (3, 1, 1); kept, since sending it to a GPU at each step would wait for the GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)[:, None, None]
+
+
 class Preprocess:
     """Deterministic preprocessing; a checkpoint records its `state`.
 
@@ -250,7 +257,7 @@ class Preprocess:
     def __init__(
         self,
         *,
-        image_size: int,
+        image_size: Count,
         resize: str = "crop",
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
@@ -270,8 +277,7 @@ class Preprocess:
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
-        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
-        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        mean, std = (_channels(tuple(values), images.device) for values in (self.mean, self.std))
         return images.to(torch.float32).div(255).sub_(mean).div_(std)
 
     def state(self) -> dict[str, Any]:

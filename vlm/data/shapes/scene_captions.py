@@ -6,7 +6,6 @@ or ``test`` by recalling pictures it was trained on. `scenes` says what a scene 
 
 import argparse
 import json
-import sys
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place, valid_captions
-from vlm.errors import UserError
+from vlm.errors import Count, UserError, print_error
 from vlm.randomness import key, numpy_rng
 
 MIN_IMAGE_SIZE = 32
@@ -129,16 +128,16 @@ class Shapes(Source):
         self,
         *,
         seed: int,
-        image_size: int = 64,
+        image_size: Count = 64,
         shapes: list[str],
         colors: list[str],
         sizes: list[str],
-        max_objects: int = 3,
+        max_objects: Count = 3,
         object_weights: Sequence[float] = (1, 2, 1),
-        train_scenes: int,
-        val_scenes: int,
-        test_scenes: int,
-        captions_per_image: int | None,
+        train_scenes: Count,
+        val_scenes: Count,
+        test_scenes: Count,
+        captions_per_image: Count | None,
     ) -> None:
         self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
         check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)
@@ -274,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(write_coco(source, args.folder, args.split, args.count))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return error.status
     return 0
 

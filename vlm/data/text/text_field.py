@@ -16,7 +16,7 @@ from vlm.data.text.documents import Document
 from vlm.data.text.token_file import TokenFile, open_tokens
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.data.text.windows import RandomWindows, SlidingWindows, Window, Windows
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.randomness import numpy_rng
 
 LEARNED_FROM = 2**26  # bytes of text, about, that are enough to learn a tokenizer from
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     words: int
 
 
-class Text(Field):
+class TextField(Field):
     """Documents as windows of tokens, each a token longer than what a model reads: the last one is only predicted.
 
     The documents of a split are encoded once into a file that is mapped into memory.
@@ -48,8 +48,9 @@ class Text(Field):
 
     needs = ("document",)
     reads_whole = True
+    tokenizer: Tokenizer
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: int, stride: int | None = None) -> None:
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Count, stride: Count | None = None) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
         self.stride = max(1, max_len // 2) if stride is None else stride
         self._files: dict[str, TokenFile] = {}

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vlm.data.batch import PADDING, TextRows
+from vlm.data.batch import IGNORE, PADDING, Targets, TextRows, next_token_labels
 from vlm.data.records import Record, Split
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import Tokenizer
@@ -69,7 +70,8 @@ class Windows(Split):
             segments = np.ones_like(tokens)
             segments[:, 1:] += begins.cumsum(1)
             segments[~inside] = PADDING
-        return TextRows(torch.from_numpy(tokens), None if segments is None else torch.from_numpy(segments))
+        rows = torch.from_numpy(tokens), None if segments is None else torch.from_numpy(segments)
+        return TextRows(*rows, window_targets(*rows))
 
 
 class RandomWindows(Windows):
@@ -137,5 +139,17 @@ class SlidingWindows(Windows):
         scored = torch.from_numpy(self._span >= seen[:, None])  # (B, L+1)
         if rows.segments is not None:
             scored &= (rows.segments != PADDING) & (rows.tokens != self.bos_id)
-        rows.scored = scored
+        rows.scored, rows.targets = scored, window_targets(rows.tokens, rows.segments, scored)
         return rows
+
+
+def window_targets(tokens: Tensor, segments: Tensor | None, scored: Tensor | None = None) -> Targets:
+    """The targets of all tokens but each row's last, which is only predicted.
+
+    Args:
+        scored: The tokens that count when they are predicted; None for all.
+    Shapes:
+        tokens (B, L+1), segments (B, L+1) or None, scored bool (B, L+1) or None -> targets of (B, L)
+    """
+    labels = next_token_labels(tokens, segments)[:, :-1]
+    return Targets.of(labels if scored is None else labels.masked_fill(~scored[:, 1:], IGNORE))

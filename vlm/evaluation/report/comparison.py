@@ -1,7 +1,6 @@
 """`vlm compare`: several runs' evaluations side by side, with the significance of their differences."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, Scorer, caption_scorer, mean_scorer, paired
 from vlm.evaluation.metrics.coco import KEYS, References
-from vlm.evaluation.report import page
 from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.inference import page
+from vlm.inference.output import Output, aligned
 
 
 @dataclass
-class Evaluation:
+class StoredEvaluation:
     """An evaluation's folder.
 
     Attributes:
@@ -47,34 +47,33 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
+    files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
+    output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
     differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
     header, rows = lines(runs, differences)
-    print(_text([header, *rows]))
+    print(aligned([header, *rows]))
     if out is not None:
         body = [page.section("Scores", page.table(header, rows), page.paragraph(_legend(runs), "soft small"))]
         title = "Comparison of " + ", ".join(run.name for run in runs)
-        try:
-            Path(out).write_text(page.page(title, f"{runs[0].split} split", body), encoding="utf-8")
-        except OSError as fault:
-            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file", 1) from fault
+        with output:
+            output.write(page.page(title, f"{runs[0].split} split", body))
     return 0
 
 
-def read(folder: Path, name: str) -> Evaluation:
+def read(folder: Path, name: str) -> StoredEvaluation:
     """Reads an evaluation's folder, or the one of the run whose folder is given.
 
     Raises:
         UserError: There is none, or it is damaged.
     """
-    places = [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
-    place = next((place for place in places if (place / "metrics.json").is_file()), None)
+    place = next((place for place in places(folder) if (place / "metrics.json").is_file()), None)
     if place is None:
         raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
     metrics, details, predictions = (_json(place / f"{part}.json") for part in ("metrics", "details", "predictions"))
     try:
         split = next(iter(metrics)).split("/")[0]
-        run = Evaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
+        run = StoredEvaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
         images = (details or {}).get("images", {})
         run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
         known = (row for row in predictions or () if "label" in row)
@@ -82,6 +81,11 @@ def read(folder: Path, name: str) -> Evaluation:
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return run
+
+
+def places(folder: Path) -> list[Path]:
+    """Where an evaluation may lie in a folder."""
+    return [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
 
 
 def _json(path: Path) -> Any:
@@ -104,14 +108,14 @@ def short_names(folders: Sequence[str]) -> list[str]:
     return ["/".join(name) for name in names]
 
 
-def differences_of(one: Evaluation, other: Evaluation, *, seed: int) -> dict[str, Difference]:
+def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
     """The metrics that are known of each image, compared on the images that both have."""
     known = (one.captions, other.captions) if one.captions else (one.right, other.right)
     shared = sorted(set(known[0]) & set(known[1]))
     left_out = len(set(known[0]) ^ set(known[1]))
     if left_out:
         said = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
-        print(f"warning: {said}", file=sys.stderr)
+        print_error(printable(said), "warning")
     if len(shared) < 2:
         return {}
     if one.captions:
@@ -131,7 +135,7 @@ def _caption_scorers(
 
 
 def lines(
-    runs: Sequence[Evaluation], differences: Sequence[Mapping[str, Difference]]
+    runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
     """A row a metric: the score of each run, and of each but the first the difference with its interval and p."""
     header = ["", runs[0].name]
@@ -154,18 +158,8 @@ def _cells(difference: Difference | None) -> list[str]:
     return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
 
 
-def _legend(runs: Sequence[Evaluation]) -> str:
+def _legend(runs: Sequence[StoredEvaluation]) -> str:
     return (
         f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples of the images (Koehn 2004); "
         "those marked * have an interval without 0."
     )
-
-
-def _text(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    made = []
-    for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        made.append("  ".join(cells).rstrip())
-    return "\n".join(made)

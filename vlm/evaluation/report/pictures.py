@@ -1,14 +1,13 @@
 """Pictures of what a model does: `python -m vlm.evaluation.report.pictures IMAGES... -c CKPT --out FILE.png`."""
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 
 from PIL import Image
 
 from vlm.data.images.image import load_image
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 from vlm.inference.captioning import Captioner
 from vlm.inference.files import find_images
 
@@ -40,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         captions = captioner.caption([captioner.pixels(image) for image in images])
         contact_sheet(images, [caption.text for caption in captions], args.out)
     except UserError as fault:
-        print(f"error: {fault}", file=sys.stderr)
+        print_error(fault)
         return fault.status
     return 0
 

@@ -5,8 +5,6 @@ over on either side is named. Nothing is fetched and no pickle is read.
 """
 
 import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +28,7 @@ from vlm.models.pretrained.names import (
     sizes_stored,
     vit_sources,
 )
+from vlm.models.pretrained.report import grouped
 from vlm.models.vit import ViT
 
 JOINED = "vision-encoder-decoder"
@@ -242,27 +241,12 @@ def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder
 
 def _report(sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str) -> list[str]:
     taken = {name for names, _ in sources.values() for name in names}
-    left = _grouped(stored.keys() - taken, taken)
+    left = grouped(stored.keys() - taken, taken)
     for name, (names, _) in sources.items():
         rows, kept = len(stored[names[0]]), len(state[name])
         if names[0].endswith("wpe.weight") and kept < rows:
             left.append(f"rows {kept} to {rows - 1} of {names[0]}")
-    fresh = _grouped(state.keys() - sources.keys(), sources.keys())
+    fresh = grouped(state.keys() - sources.keys(), sources.keys())
     lines = [f"{folder}: {len(taken)} tensors taken"]
     lines += [f"{folder}: left over: {', '.join(left)}"] if left else []
     return lines + ([f"model: not in {folder}, stays as it was: {', '.join(fresh)}"] if fresh else [])
-
-
-def _grouped(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Names by the largest module of which none is among the others, the modules of all layers together."""
-    parents = {prefix for name in others for prefix in _prefixes(name)}
-    groups = Counter(
-        re.sub(r"\.\d+(?=\.|$)", ".*", next(prefix for prefix in _prefixes(name) if prefix not in parents))
-        for name in names
-    )
-    return [f"{group} ({count} {'tensor' if count == 1 else 'tensors'})" for group, count in sorted(groups.items())]
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[: end + 1]) for end in range(len(parts))]

@@ -1,16 +1,24 @@
 """Decode steps, one after the other; on a GPU, replayed."""
 
 import logging
+from collections.abc import Hashable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vlm.nn.attention import changing_lengths
 from vlm.nn.step.fixed_state import FixedDecodeState
 from vlm.nn.step.state import DecodeState
 
 WARM = 3  # steps before one is recorded, in which libraries set themselves up
 log = logging.getLogger(__name__)
+
+
+def replayed(device: torch.device) -> bool:
+    """Whether steps are recorded and replayed there, and the host runs ahead of them."""
+    return device.type == "cuda"
 
 
 class Stepper:
@@ -32,7 +40,7 @@ class Stepper:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Takes a step: tokens (R, L) -> logits after the last of them, float32 (R, V), until the next step."""
-        if tokens.device.type != "cuda" or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
+        if not replayed(tokens.device) or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
             return self._launch(tokens)
         if not isinstance(self.state, FixedDecodeState):
             self.state = FixedDecodeState(self.state)
@@ -49,16 +57,55 @@ class Stepper:
         return self._logits
 
     def _launch(self, tokens: Tensor) -> Tensor:
-        hidden = self.decoder.step(tokens, self.state)
-        return self.decoder.head(hidden[:, -1]).float()
+        with changing_lengths(tokens.device):
+            hidden = self.decoder.step(tokens, self.state)
+            return self.decoder.head(hidden[:, -1]).float()
 
     def _record(self, tokens: Tensor) -> None:
         """Records a step without taking it. A model that cannot be recorded, as one that waits for results, goes on."""
         self._tokens, graph = tokens.clone(), torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(tokens.device)
         try:
-            with torch.cuda.graph(graph):
+            # Only this thread must not wait: the threads of loaders pin memory meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self._launch(self._tokens)
         except RuntimeError as fault:
+            torch.cuda.set_stream(stream)  # a recording that cannot be ended leaves its own
+            graph.reset()
             log.warning("decode steps are not replayed as a CUDA graph (%s)", str(fault).splitlines()[0])
             return
         self._graph = graph
+
+
+class StepperPool:
+    """Steppers that go on with the next batch of their shape, so that a step is recorded once for a whole evaluation.
+
+    It holds the memory of their caches: whoever evaluates makes one, and lets go of it at the end. Texts begin anew in
+    a used state as they do in the rows of others that have ended, so that no text depends on those before it.
+    """
+
+    def __init__(self) -> None:
+        self._steppers: dict[Hashable, Stepper] = {}
+
+    def begin(
+        self, decoder: Any, context: Any, *, rows: int, max_len: int, beams: int, device: torch.device
+    ) -> Stepper:
+        """A stepper for new texts: rows sequences, `beams` of them side by side, of up to max_len tokens."""
+        sizes = {"rows": rows, "max_len": max_len, "beams": beams}
+        if not replayed(device):
+            return Stepper(decoder, decoder.start(context, **sizes))
+        key = _places(decoder, context, *sizes.values())
+        stepper = self._steppers.get(key)
+        if stepper is None:
+            stepper = self._steppers[key] = Stepper(decoder, decoder.start(context, **sizes))
+        else:
+            mask = None if context is None else context.mask
+            stepper.state.replace(torch.arange(rows // beams, device=device), decoder.keys_values(context), mask)
+        return stepper
+
+
+def _places(decoder: torch.nn.Module, context: Any, *sizes: int) -> Hashable:
+    """Sizes of a step's tensors, and the places of its weights: a recorded step reads these, whatever lies there."""
+    weights = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
+    shape = None if context is None else (context.states.shape, context.states.dtype, context.mask is None)
+    return sizes, weights, shape

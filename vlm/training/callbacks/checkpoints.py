@@ -9,6 +9,8 @@ import lightning as L
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint import save
+from vlm.errors import Count
 from vlm.training.loop_counters import validates
 from vlm.training.task import Task
 
@@ -16,7 +18,7 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class VerifiedIO(CheckpointIO):
-    """Leads every save and load of Lightning through vlm.checkpoint.load: atomic writes, verified and safe reads.
+    """Leads every save and load of Lightning through vlm.checkpoint: atomic writes, verified and safe reads.
 
     The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
     must not take the place of a good one.
@@ -28,7 +30,7 @@ class VerifiedIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
         place = Path(path).resolve()
         keep = place.with_name(PREVIOUS) if place.name == LAST and place in self._whole else None
-        ckpt.write(path, checkpoint, keep=keep)
+        save.write(path, checkpoint, keep=keep)
         self._whole.add(place)
 
     def load_checkpoint(
@@ -51,7 +53,7 @@ class Checkpoints(L.Callback):
         every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
     """
 
-    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: int) -> None:
+    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: Count) -> None:
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None

@@ -34,6 +34,8 @@ class Progress(TQDMProgressBar):
         shown = super().get_metrics(trainer, pl_module)
         shown.pop("v_num", None)
         named = {name.removeprefix("train/"): value for name, value in shown.items()}
+        loss = cast(Task, pl_module).step_loss  # logged for the bar, it would be read from the device in every step
+        named |= {} if loss is None else {"loss": f"{float(loss):.3f}"}
         rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else 0.0
         unit = cast(Task, pl_module).unit
         return {**named, "lr": f"{rate:.1e}", f"{unit}/s": f"{self._rate:.0f}"}

@@ -54,6 +54,8 @@ def leave_signals_to_us(trainer: L.Trainer) -> None:
     """Keeps Lightning from handling signals: it broadcasts inside the handler, which deadlocks when all ranks get one,
     and under SLURM it saves wherever the signal strikes, in the middle of a step too."""
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    # Else ranks ask each other in each batch, and wait for the device, whether one of those handlers was called.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 class StopOnSignal(L.Callback):
@@ -88,8 +90,7 @@ class StopOnSignal(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A rank may have one batch more than another; what all have is where they can agree.
-        batches = torch.tensor(int(trainer.num_val_batches[0]), device=pl_module.device)
-        self._common_batches = int(trainer.strategy.reduce(batches, reduce_op="min"))
+        self._common_batches = _reduced(trainer, int(trainer.num_val_batches[0]), "min")
 
     def on_validation_batch_end(
         self,
@@ -116,13 +117,20 @@ class StopOnSignal(L.Callback):
 
     def _agreed(self, trainer: L.Trainer) -> int:
         """The signal that any rank received, the same on all ranks; 0 for none."""
-        received = torch.tensor(self.received, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(received, reduce_op="max"))
+        return _reduced(trainer, self.received, "max")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()
+
+
+def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
+    """The least or largest of all ranks' values. One process alone waits for no device."""
+    if trainer.world_size == 1:
+        return value
+    tensor = torch.tensor(value, device=trainer.strategy.root_device)
+    return int(trainer.strategy.reduce(tensor, reduce_op=reduce_op))
 
 
 def checkpoints(trainer: L.Trainer) -> Checkpoints:

@@ -12,10 +12,10 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from vlm.config.check import parameters
-from vlm.config.types import did_you_mean, nearest
+from vlm.config.links import feed, has, select, split_links, without
+from vlm.config.target import arguments, find
 from vlm.config.untrusted import readable
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, nearest
 
 RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 _PATH_KEYS = ("root", "path")  # by convention a folder and a file
@@ -72,24 +72,34 @@ def check_resume_overrides(overrides: list[str], saved_config: dict[str, Any]) -
     faults = [fault for text in overrides for fault in _resume_fault(text, saved_config)]
     if faults:
         raise UserError("\n".join(faults))
-    return apply(saved_config, overrides)
+    config, taken = apply(saved_config, overrides)
+    fixed = [(key, place) for key, places in taken.items() for place in places if not _resumable(place)]
+    for key, place in fixed:
+        if select(config, place) != select(saved_config, place):
+            raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
+    return config
 
 
-def apply(config: dict[str, Any], overrides: list[str], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def apply(
+    config: dict[str, Any], overrides: list[str], chosen: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Applies overrides to a config of plain containers, as Hydra would to one that it composes.
 
     Args:
-        config: A resolved config.
+        config: A resolved config, with its links.
         overrides: KEY=VALUE, quoted or not.
         chosen: Key -> what takes its place first; its interpolations are resolved in the config.
+    Returns:
+        The config, and for each overridden key those that it feeds.
     Raises:
         UserError: With a line for each that cannot be applied.
     """
+    config, links = split_links(config)
     tree = OmegaConf.create(escape(config))
     for key, node in (chosen or {}).items():
         OmegaConf.update(tree, key, node, merge=False, force_add=True)
     OmegaConf.set_struct(tree, True)
-    faults = []
+    faults, keys = [], []
     for text in overrides:
         parsed = parse(quote(text))
         if parsed is None or parsed.is_sweep_override():
@@ -97,12 +107,39 @@ def apply(config: dict[str, Any], overrides: list[str], chosen: Mapping[str, Any
             continue
         try:
             _apply(tree, parsed)
+            keys.append(parsed.key_or_group)
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(parsed.key_or_group, config))
     if faults:
         raise UserError("\n".join(faults))
     with readable(overrides):
-        return plain(tree)
+        applied = plain(tree)
+    links = without(links, [*(chosen or ())])  # of a group that was chosen anew, links are live in its own tree
+    return {**applied, **links}, feed(applied, links, keys)
+
+
+def check_effective(
+    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Collection[str]
+) -> None:
+    """Refuses overrides that change nothing.
+
+    Args:
+        before: The config that was saved.
+        after: The same with the overrides applied.
+        taken: Overridden key -> the keys that took its value.
+        unread: Keys that the command reads neither themselves nor below.
+    Raises:
+        UserError: With a line for each override that changes nothing.
+    """
+    faults = []
+    for key, places in taken.items():
+        read = [place for place in (key, *places) if not any(f"{place}.".startswith(f"{one}.") for one in unread)]
+        if not read:
+            faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
+        elif all(select(before, place) == select(after, place) and has(after, place) for place in read):
+            faults.append(f"{key}: is {_short(select(before, key))} already and changes nothing; leave it out")
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def plain(tree: DictConfig) -> dict[str, Any]:
@@ -150,7 +187,7 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
             break
         node = node[part]
     known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
-    settable = parameters(node["_target_"]) if isinstance(node, dict) and "_target_" in node else []
+    settable = _settable(node)
     if part in settable and depth == len(parts) - 1:
         return f"{key}: is not in this config; write +{key}=VALUE to add it"
     known |= set(settable) if depth else set(groups)
@@ -158,6 +195,14 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
     elsewhere = sorted(path for path in _paths(config) if f".{path}".endswith(tail))[:3]
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
+
+
+def _settable(node: Any) -> list[str]:
+    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    try:
+        return list(arguments(find(node["_target_"]))) if isinstance(node, dict) and "_target_" in node else []
+    except UserError:
+        return []
 
 
 @cache
@@ -206,22 +251,19 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
         yield f"{text}: is not of the form KEY=VALUE"
         return
     key = parsed.key_or_group
-    if not any(key == name or key.startswith(f"{name}.") for name in RESUMABLE):
+    if not _resumable(key):
         given = _short(None if parsed.is_delete() else text.partition("=")[2])
+        before = _short(select(saved, key.replace("/", "."), "not set"))
         yield (
-            f"{key}: was {_short(_select(saved, key))} and cannot become {given} in a resumed run; leave it out, or "
+            f"{key}: was {before} and cannot become {given} in a resumed run; leave it out, or "
             f"start a new run (only {', '.join(RESUMABLE)} may change)"
         )
     elif key in RESUMABLE and isinstance(parsed.value(), str):
         yield f"{text}: a group cannot be chosen anew in a resumed run; set its values, such as trainer.accelerator=cpu"
 
 
-def _select(config: Any, key: str) -> Any:
-    for part in key.replace("/", ".").split("."):
-        if not isinstance(config, dict) or part not in config:
-            return "not set"
-        config = config[part]
-    return config
+def _resumable(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
 
 
 def _short(value: Any) -> str:

@@ -1,44 +1,38 @@
 """A page of images with their captions, for `vlm caption --format html`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.errors import UserError
-from vlm.evaluation.report import page
+from vlm.inference import page
+from vlm.inference.output import Output, Records
 
 
-class CaptionPage:
-    """Takes records of captions as `vlm.inference.files.Writer` does, and writes one page of them when it is closed.
+class CaptionPage(Records):
+    """Records of captions, written as one page at the end.
 
     Args:
-        out: The file.
-    Raises:
-        UserError: The file cannot be written.
+        output: The file.
     """
 
-    def __init__(self, out: str) -> None:
-        self.out = out
-        self.records: list[dict[str, Any]] = []
-        try:
-            self.file = open(out, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as fault:
-            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another file") from fault
+    def __init__(self, output: Output) -> None:
+        self.form, self.output = "html", output
+        self.records: list[Mapping[str, Any]] = []
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         self.records.append(record)
 
-    def close(self) -> None:
+    def __exit__(self, *fault: object) -> None:
         images = [(path, list(records)) for path, records in groupby(self.records, lambda record: record["image"])]
-        made = page.cards(self._card(path, records) for path, records in images)
-        with self.file:
-            self.file.write(page.page("Captions", f"{len(images)} images", [made]))
+        if images:
+            made = page.cards(self._card(path, records) for path, records in images)
+            self.output.write(page.page("Captions", f"{len(images)} images", [made]))
 
-    def _card(self, path: str, records: Sequence[dict[str, Any]]) -> str:
+    def _card(self, path: str, records: Sequence[Mapping[str, Any]]) -> str:
         try:
             thumbnail: str | None = page.thumbnail(load_image(path))
         except ImageError:  # gone since it was captioned
@@ -52,4 +46,4 @@ class CaptionPage:
 
     def _link(self, path: str) -> str:
         """A file as the page reaches it, wherever both are moved to together."""
-        return quote(Path(os.path.relpath(path, os.path.dirname(self.out) or ".")).as_posix())
+        return quote(os.fsencode(Path(os.path.relpath(path, os.path.dirname(str(self.output.path)) or ".")).as_posix()))

@@ -1,0 +1,75 @@
+"""Waits for the device in an optimiser step, counted on CPU tensors: what the host would have to read from a GPU."""
+
+import traceback
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from small import TASKS, command
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from vlm.training.fit import main
+
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "_unique2"}
+FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then
+
+
+class Waits(TorchDispatchMode):
+    """Counts, by line of the package, operations that would wait for a GPU.
+
+    These are reads of a value, indexing by a mask of bools (whose size is a value) and tensors made from Python numbers
+    (on a GPU, copies that are waited for).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if name in READS or masks or name == "lift_fresh":
+            self.lines[_line(name)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _line(name: str) -> str:
+    frames = [f for f in traceback.extract_stack() if "/vlm/" in f.filename or "/lightning/" in f.filename]
+    own = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-2:]))
+    return f"{name} {own}"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    """Counts in some steps of a training, from each batch's arrival on."""
+    counter, fetch, advance = Waits(), _DataFetcher.__next__, _TrainingEpochLoop.advance
+
+    def fetch_uncounted(self: Any) -> Any:
+        with _disable_current_modes():
+            return fetch(self)
+
+    def advance_counted(self: Any, data_fetcher: Any) -> None:
+        with counter if FIRST <= self.global_step < LAST else nullcontext():
+            advance(self, data_fetcher)
+
+    monkeypatch.setattr(_DataFetcher, "__next__", fetch_uncounted)
+    monkeypatch.setattr(_TrainingEpochLoop, "advance", advance_counted)
+    return counter
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_waits_once(task: str, waits: Waits, tmp_path: Path) -> None:
+    options = [option for option in command(task) if option != "callbacks.progress=null"]
+    unmixed = ["task.mixup=0", "task.cutmix=0"] if task == "classification" else []  # torchvision draws on the CPU
+    rare = ["callbacks.checkpoints.every_n_steps=100", "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]
+    assert main([*options, *unmixed, *rare, "trainer.max_steps=8", f"runs={tmp_path}"]) == 0
+    print(*(f"{n / (LAST - FIRST):.2f} {line}" for line, n in waits.lines.items()), sep="\n")
+    found = {line: count / (LAST - FIRST) for line, count in waits.lines.items()}
+    assert sum(found.values()) <= 1, found

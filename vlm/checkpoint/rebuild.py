@@ -1,0 +1,103 @@
+"""Models rebuilt from names and plain arguments, within the size of the stored weights."""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vlm.checkpoint.names import MODELS, modules
+from vlm.errors import UserError
+
+MAX_PARTS = 1000  # of a specification: one may refer to the same part again and again
+
+
+def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
+    """Builds a module from {"name": "ViT", "args": {...}}; arguments may hold such nodes themselves.
+
+    Args:
+        trust: Packages of the user's own whose classes may be built too.
+    Raises:
+        UserError: A name is not a module class of vlm.models or vlm.nn, nor of a trusted package.
+    """
+    return _build(spec, (trust,) if isinstance(trust, str) else tuple(trust or ()), count())
+
+
+def _build(spec: Mapping[str, Any], trust: Sequence[str], built: Iterator[int]) -> nn.Module:
+    if next(built) >= MAX_PARTS:
+        raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
+    args = {
+        name: _build(value, trust, built) if _is_spec(value) else value for name, value in dict(spec["args"]).items()
+    }
+    name = spec["name"]
+    if name == "TimmEncoder":
+        # A backbone is built bare, whoever wrote the file: nothing is fetched, no other file is opened.
+        args |= {"pretrained": False, "weights": None}
+    return _find_class(name, trust)(**args)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"name", "args"}
+
+
+def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
+    module_name, _, class_name = str(name).rpartition(".")
+    ours = [module for module in modules().get(str(name), []) if module.split(".")[1] in MODELS]
+    if len(ours) == 1:
+        module = importlib.import_module(ours[0])
+    elif any(f"{module_name}.".startswith(f"{package}.") for package in trust if package):
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as fault:
+            raise UserError(
+                f"--trust {name.partition('.')[0]}: {fault}; install the package that the checkpoint needs"
+            ) from fault
+    else:
+        raise UserError(
+            f"the checkpoint names {name!r}, which is no model class of vlm; if you trust its author, "
+            "use --trust PACKAGE"
+        )
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == module.__name__):
+        raise UserError(f"the checkpoint names {name!r}, which is no module class; use another checkpoint")
+    return found
+
+
+class SizeLimit(TorchFunctionMode):
+    """Stops a specification from allocating more, or building more parts, than the stored weights could fill."""
+
+    FACTORIES = (
+        torch.empty,
+        torch.zeros,
+        torch.ones,
+        torch.rand,
+        torch.randn,
+        torch.full,
+        torch.arange,
+        torch.linspace,
+    )
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        # Counted by storage: a tensor that is expanded, or shares another's memory, claims more than the file holds.
+        storages = [(tensor.untyped_storage(), tensor.element_size()) for tensor in state.values() if tensor.is_cpu]
+        stored = sum({storage.data_ptr(): storage.nbytes() // size for storage, size in storages}.values())
+        # Twice, and some: there are buffers and temporaries beside the weights themselves.
+        self.elements = 2 * stored + 1_000_000
+        self.tensors = 2 * len(state) + 100
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.FACTORIES:
+            sizes = [a for a in args if isinstance(a, int | tuple | list)]
+            count = 1
+            for size in sizes:
+                for side in (size,) if isinstance(size, int) else size:
+                    count *= max(1, abs(int(side)))
+            self.elements -= count
+            self.tensors -= 1
+            if min(self.elements, self.tensors) < 0:
+                raise ValueError("the specification asks for more than the stored weights")
+        return func(*args, **(kwargs or {}))

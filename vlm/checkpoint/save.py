@@ -1,0 +1,39 @@
+"""Writing checkpoints: whole or not at all."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.atomic import remove_unfinished, replacing
+from vlm.errors import UserError
+
+
+def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
+    """Writes a checkpoint beside its place, syncs it, and renames it into its place: a kill leaves the old one whole.
+
+    Args:
+        keep: New name of the checkpoint that stood at the path; by default it is gone.
+    Raises:
+        UserError: The disk is full or the folder cannot be written; the old checkpoint is untouched.
+    """
+    path = Path(path)
+    try:
+        remove_unfinished(path.parent, path.name)
+        with replacing(path, keep=keep) as file:
+            torch.save(dict(checkpoint), file)
+    except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
+        reason = _reason(fault)
+        raise UserError(
+            f"{path}: cannot write the checkpoint ({reason}); free space or choose another folder", 1
+        ) from fault
+
+
+def _reason(fault: BaseException) -> str:
+    """The system's reason, which torch's writer may hide behind a complaint of its own."""
+    first: BaseException | None = fault
+    while first is not None and not isinstance(first, OSError):
+        first = first.__context__
+    return (first.strerror if isinstance(first, OSError) else None) or str(fault).splitlines()[0]

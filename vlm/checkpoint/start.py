@@ -1,0 +1,127 @@
+"""Starting a model from weights that another run left: those that fit by name and shape, all others named."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.checkpoint.load import read, weights
+from vlm.errors import UserError
+from vlm.models.pretrained.load import load_hugging_face
+from vlm.models.pretrained.report import grouped
+from vlm.models.pretrained.tokens import check_tokens
+
+BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
+
+
+def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = None) -> list[str]:
+    """Copies weights into a model, or into parts of it.
+
+    Args:
+        places: Name of a part ("" for the whole model) -> a checkpoint, a run's folder, or a Hugging Face folder.
+        tokenizer: The tokenizer of the run; weights of tokens are copied only where theirs was the same.
+    Returns:
+        Lines that name the weights that were copied, and each weight that fits nothing, on either side.
+    Raises:
+        UserError: A file cannot be read, nothing of it fits, or its tokens have other ids; the message names the key.
+    """
+    lines = []
+    for part, place in sorted(places.items()):
+        key = f"model.{part}.init_from" if part else "model.init_from"
+        try:
+            inner = model.get_submodule(part)
+        except AttributeError as fault:
+            raise UserError(f"{key}: the model has no {part}; take the key away") from fault
+        path = _checkpoint(place)
+        if path is not None:
+            lines += _from_checkpoint(inner, part, key, path, tokenizer)
+        else:
+            if tokenizer is not None:
+                check_tokens(place, tokenizer, key)
+            lines += _from_folder(inner, place, key)
+    return lines
+
+
+def _from_folder(model: nn.Module, place: str, key: str) -> list[str]:
+    try:
+        return load_hugging_face(model, place)
+    except UserError as fault:
+        raise UserError(str(fault).replace("model.init_from:", f"{key}:")) from fault
+
+
+def _checkpoint(place: str) -> Path | None:
+    """The checkpoint at a place; None where it is the folder of another library."""
+    path = Path(place)
+    if not path.is_dir():
+        return path
+    found = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
+    return next((one for one in found if one.is_file()), None)
+
+
+def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
+    loaded = read(path)
+    stored, whole = weights(loaded), model.state_dict()
+    head, fitting = _best(stored, whole, part)
+    if not fitting:
+        raise UserError(
+            f"{key}: nothing in {path} fits {part or 'the model'} ({type(model).__name__}); "
+            "give a checkpoint of a model that has this part, in the same sizes"
+        )
+    foreign = _of_other_tokens(model, loaded, tokenizer)
+    with torch.no_grad():
+        for name in fitting - foreign:
+            whole[name].copy_(stored[head + name])
+    return list(_report(str(path), part, head, stored, whole, fitting - foreign, fitting & foreign))
+
+
+def _best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) -> tuple[str, set[str]]:
+    """The prefix under which most of our weights stand in the file, and the names that fit there."""
+    found = {}
+    for head in dict.fromkeys([f"{part}." if part else "", "", *_prefixes(stored)]):
+        found[head] = {
+            name for name, tensor in ours.items() if head + name in stored and stored[head + name].shape == tensor.shape
+        }
+    head = max(found, key=lambda one: sum(ours[name].numel() for name in found[one]))
+    return head, found[head]
+
+
+def _prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
+    """The parts of a whole model, such as "encoder."."""
+    yield from dict.fromkeys(f"{name.partition('.')[0]}." for name in names)
+
+
+def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
+    """Names of the weights that have a row a token, where the file's tokens have other ids than ours."""
+    theirs = loaded["vlm"].get("tokenizer")
+    same = tokenizer is None or (isinstance(theirs, Mapping) and theirs.get("fingerprint") == tokenizer.fingerprint)
+    if same:
+        return set()
+    tables = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)]
+    return {name for name in tables if model.get_parameter(name).shape[0] == tokenizer.vocab_size}
+
+
+def _report(
+    path: str,
+    part: str,
+    head: str,
+    stored: Mapping[str, Tensor],
+    ours: Mapping[str, Tensor],
+    taken: set[str],
+    foreign: set[str],
+) -> Iterator[str]:
+    place = part or "model"
+    yield f"{path}: {len(taken)} tensors taken for {place}"
+    other = [name for name in ours if head + name in stored and name not in taken | foreign]
+    for name in sorted(other):
+        shapes = f"{tuple(ours[name].shape)}, in the file {tuple(stored[head + name].shape)}"
+        yield f"{place}: {name} is {shapes}; not taken"
+    for name in sorted(foreign):
+        yield f"{place}: {name} is of another tokenizer in the file; not taken"
+    fresh = [name for name in ours if head + name not in stored]
+    if fresh:
+        yield f"{place}: not in the file, stays as it was: {', '.join(grouped(fresh, taken))}"
+    left = [name for name in stored if not name.startswith(head) or name.removeprefix(head) not in ours]
+    if left:
+        yield f"{path}: left over: {', '.join(grouped(left, {head + name for name in taken}))}"

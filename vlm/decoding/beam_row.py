@@ -1,0 +1,188 @@
+"""The beam search of one image, as the host keeps it: a tree of hypotheses, those that are finished, and its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vlm.decoding.constraints import progress
+from vlm.decoding.options import Decoding, Hypothesis
+
+
+@dataclass(eq=False)
+class Node:
+    """A hypothesis: a token, and the hypothesis that it follows.
+
+    Args:
+        total: Sum of the scores, by which hypotheses of one length are ranked.
+        logprob: Log-probability that the model gave the token, before any rule.
+        depth: Number of tokens.
+        kept: Whether it was finished or went on.
+    """
+
+    parent: "Node | None"
+    token: int
+    total: float
+    logprob: float
+    depth: int
+    kept: bool = False
+
+    def path(self) -> list["Node"]:
+        """The nodes from the first token to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def tokens(self) -> list[int]:
+        return [node.token for node in self.path()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamLimits:
+    """Options that the searches of all images share.
+
+    Args:
+        steps: Tokens that may be chosen for a text, the end token counted.
+        limit: Tokens at which a text is cut that did not end.
+        traced: Whether every candidate of each step is kept.
+    """
+
+    decoding: Decoding
+    steps: int
+    limit: int
+    eos_id: int
+    traced: bool = False
+
+    @property
+    def width(self) -> int:
+        """Number W of beams of a group."""
+        return self.decoding.beam // self.decoding.groups
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.decoding.rules.prefix
+
+
+# The candidates of a group at a step, best first: places (beam * V + token), totals, log-probabilities and ranks.
+Candidates = Sequence[Sequence[float]]
+
+
+@dataclass
+class BeamRow:
+    """The search for the texts of one image.
+
+    Args:
+        beams: The hypotheses that go on, None where there are fewer than beams.
+        parents: The beam that each of these follows.
+        finished: For each group, scores and hypotheses, best first.
+        age: Steps taken, those of the prefix counted.
+        tree: Every candidate of each step, if traced.
+    """
+
+    limits: BeamLimits
+    beams: list[Node | None]
+    parents: list[int]
+    finished: list[list[tuple[float, Node]]]
+    age: int = 0
+    ended: bool = False
+    tree: list[list[Node]] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, limits: BeamLimits) -> "BeamRow":
+        groups, beams = limits.decoding.groups, limits.decoding.beam
+        first: list[Node | None] = [Node(None, -1, 0.0, 0.0, 0), *[None] * (limits.width - 1)]
+        return cls(limits, first * groups, list(range(beams)), [[] for _ in range(groups)])
+
+    @property
+    def in_prefix(self) -> bool:
+        return self.age < len(self.limits.prefix)
+
+    def group(self, number: int) -> list[Node | None]:
+        return self.beams[number * self.limits.width : (number + 1) * self.limits.width]
+
+    def text(self, node: Node) -> list[int]:
+        return [*self.limits.prefix, *node.tokens()]
+
+    def step(self, groups: Sequence[Candidates], vocab: int) -> None:
+        """Takes in the candidates of one step, those of each group."""
+        if not self.in_prefix and not self.ended:
+            for number, candidates in enumerate(groups):
+                self._grow(number, self._nodes(number, candidates, vocab))
+            # Groups end together, for the tokens of one bear on those after it.
+            self.ended = all(self._decided(number) for number in range(len(groups)))
+        self.age += 1
+
+    def _nodes(self, group: int, candidates: Candidates, vocab: int) -> list[tuple[Node, int]]:
+        """Candidates as nodes, each with the beam that it follows."""
+        beams, nodes = self.group(group), {}
+        for place, total, logprob, rank in zip(*candidates, strict=True):
+            beam, token = divmod(int(place), vocab)
+            parent = beams[beam]
+            if parent is not None and rank > float("-inf") and place not in nodes:
+                nodes[place] = Node(parent, token, total, logprob, parent.depth + 1), group * self.limits.width + beam
+        return list(nodes.values())
+
+    def _grow(self, group: int, candidates: list[tuple[Node, int]]) -> None:
+        """Finishes and keeps hypotheses of a group."""
+        limits, width = self.limits, self.limits.width
+        last = self.age - len(limits.prefix) + 1 == limits.steps
+        finished, going = self.finished[group], []
+        for rank, (node, beam) in enumerate(candidates):
+            if not (last or node.token == limits.eos_id):
+                going.append((node, beam))
+            elif rank < width or limits.decoding.rules.required:
+                finished.append((node.total / node.depth**limits.decoding.length_penalty, node))
+                node.kept = True
+        stuck = [node for node in self.group(group) if node is not None]
+        if stuck and not candidates and not finished:  # the rules leave no token: the best beam is cut here
+            finished.append((float("-inf"), stuck[0]))
+        finished.sort(key=lambda pair: -pair[0])
+        del finished[width:]
+        going = self._share_out(going)[:width]
+        for node, _ in going:
+            node.kept = True
+        spare, columns = width - len(going), slice(group * width, (group + 1) * width)
+        self.beams[columns] = [*(node for node, _ in going), *[None] * spare]
+        self.parents[columns] = [*(beam for _, beam in going), *[0] * spare]
+        if limits.traced:
+            self.tree.append([node for node, _ in candidates])
+
+    def _share_out(self, going: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
+        """Orders hypotheses so that the first W hold as many of each bank, where there are that many.
+
+        A bank holds those that have come equally far in the required words (Post and Vilar 2018).
+        """
+        required = self.limits.decoding.rules.required
+        if not required:
+            return going
+        banks: dict[int, list[tuple[Node, int]]] = {}
+        for pair in sorted(going, key=lambda pair: -pair[0].total):
+            banks.setdefault(progress(self.text(pair[0]), required), []).append(pair)
+        columns = [banks[bank] for bank in sorted(banks, reverse=True)]
+        return [bank[n] for n in range(max(map(len, columns), default=0)) for bank in columns if n < len(bank)]
+
+    def _decided(self, group: int) -> bool:
+        """Whether no continuation of a group's beams can come among the results.
+
+        Scores only fall as a text grows, so that what a beam may come to is bounded by its total over the greatest
+        length, where that makes most of it, or over the next one.
+        """
+        decoding = self.limits.decoding
+        going = [node for node in self.group(group) if node is not None]
+        finished, wanted = self.finished[group], min(decoding.results, self.limits.width)
+        if not going or len(finished) < wanted or not decoding.prune:
+            return not going
+        alpha = decoding.length_penalty
+        length = self.limits.steps if alpha > 0 else going[0].depth + 1
+        return max(node.total for node in going) / length**alpha <= finished[wanted - 1][0]
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The texts of the image, best first."""
+        finished = sorted((pair for group in self.finished for pair in group), key=lambda pair: -pair[0])
+        texts: dict[tuple[int, ...], Hypothesis] = {}  # texts that were cut may be the same
+        for score, node in finished:
+            path = node.path()
+            path = path if node.token == self.limits.eos_id else path[: self.limits.limit]
+            tokens = [step.token for step in path]
+            texts.setdefault(tuple(tokens), Hypothesis(tokens, [step.logprob for step in path], score))
+        return list(texts.values())[: self.limits.decoding.results]

@@ -1,0 +1,117 @@
+"""Classifying images with a trained model: load, preprocess, predict, format; the command `classify`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vlm.data.images.image import Preprocess
+from vlm.inference.files import find_images
+from vlm.inference.info import preprocess_line
+from vlm.inference.inputs import default_workers, read_images
+from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs, normalized
+from vlm.nn.step.packed import pack
+
+COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
+
+
+@torch.inference_mode()
+def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
+    """Probabilities of preprocessed images; validation, evaluation and `vlm classify` all go through here.
+
+    Shapes:
+        pixels uint8 (B, 3, H, W) -> (B, C), float64
+    """
+    # In float64 the probability of an improbable class is not yet 0, whose logarithm a loss could not take.
+    return model(normalized(model, preprocess, pixels)).double().softmax(-1)
+
+
+class ImageClassifier(Predictor):
+    """A trained classifier, ready to use; arguments as in Predictor."""
+
+    task = "classification"
+    fields = ("image", "classes")
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+        self.classes = ["".join(name) for name in about["classes"]]
+
+    def check(self) -> None:
+        blank = self.pixels(Image.new("RGB", (1, 1)))
+        check_outputs(self.classify([blank]), len(self.classes), "classes")
+
+    @staticmethod
+    def inputs(arguments: Sequence[str]) -> list[str]:
+        return find_images(arguments)
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        return classify_files(self, inputs, records, batch_size=batch_size, top=1, workers=default_workers())
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield preprocess_line(about["preprocess"])
+        yield f"classes     {', '.join(about['classes'])}"
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """An image as the model reads it, uint8 (3, H, W)."""
+        return self.preprocess(image)
+
+    def classify(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Probabilities (B, C) of a batch of images that `pixels` made."""
+        return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
+
+
+def classify_files(
+    classifier: ImageClassifier, paths: Sequence[str], records: Records, *, batch_size: int, top: int, workers: int = 0
+) -> int:
+    """Classifies image files in batches and writes a record for each; returns the exit status.
+
+    A file that cannot be read is named on stderr and does not keep the others from being classified.
+
+    Args:
+        top: Classes of an image that are written, the most probable first.
+        workers: As in `read_images`.
+    """
+    failed = 0
+    pack(classifier.model)
+    for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
+        failed += bad
+        if not good:
+            continue
+        values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
+        for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
+            found = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+            records.write(_record(records.form, path, found))
+    return 1 if failed else 0
+
+
+def _record(form: str, path: str, found: list[tuple[str, float]]) -> dict:
+    name, probability = found[0]
+    if form == "text":
+        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in found)}
+    record: dict = {"image": path, "class": name, "probability": probability}
+    if form == "jsonl":
+        return {**record, "top": dict(found)}
+    for rank, (name, value) in enumerate(found[1:], start=2):
+        record |= {f"class_{rank}": name, f"probability_{rank}": value}
+    return record
+
+
+def command(
+    images: Images,
+    model: ModelOptions,
+    top: Annotated[int, Option("Classes of an image that are written.", least=1)] = 1,
+    workers: Workers = None,
+) -> int:
+    """Classifies images as the options say; returns the exit status."""
+    paths = find_images(images)
+    output = Output(model.out, inputs=[*paths, model.checkpoint])
+    records = Records(form=model.form, fields=ImageClassifier.fields, output=output)
+    classifier = model.load(ImageClassifier)
+    options: Any = {"batch_size": model.batch_size, "top": top, "workers": choose_workers(workers)}
+    with output:
+        return classify_files(classifier, paths, records, **options)

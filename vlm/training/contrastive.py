@@ -1,0 +1,62 @@
+"""Contrastive loss of pairs, whose negatives are the other pairs of a batch over all ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor) -> tuple[Tensor, int]:
+    """Symmetric cross-entropy in nats of picking each pair's other half (Radford et al. 2021), summed over the pairs.
+
+    A pair is picked among all pairs of the batch, those of other ranks too, so that batches may not be accumulated: see
+    `Task.compares_samples`.
+
+    Args:
+        scale: Factor of the products, one over the temperature.
+    Shapes:
+        left (B, D), right (B, D) of norm 1, scale () -> sum (), and the number B of this rank's pairs
+    """
+    pairs, first = gather_rows(torch.cat([left, right], dim=1))
+    all_left, all_right = pairs.chunk(2, dim=1)
+    places = torch.arange(first, first + len(left), device=left.device)
+    logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
+    exact = torch.promote_types(logits[0].dtype, torch.float32)
+    both = [F.cross_entropy(x.to(exact), places, reduction="sum") for x in logits]
+    return (both[0] + both[1]) / 2, len(left)
+
+
+def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+    """The rows of all ranks end to end, and the index of this rank's first one. Gradients go back to their ranks.
+
+    Ranks may hold different numbers of rows, which they tell each other: with several ranks the host waits for it.
+
+    Shapes:
+        rows (B, D) -> (sum of all B, D)
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return rows, 0
+    sizes = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.full_like(sizes[0], len(rows)))
+    counts = torch.cat(sizes).tolist()
+    return _GatherRows.apply(rows, counts), sum(counts[: dist.get_rank()])
+
+
+class _GatherRows(torch.autograd.Function):
+    """Every rank's loss depends on every rank's rows: the gradient of a row is the sum of what all ranks give it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        own = F.pad(rows, (0, 0, 0, max(counts) - len(rows)))
+        everyone = [torch.empty_like(own) for _ in counts]
+        dist.all_gather(everyone, own)
+        return torch.cat([part[:count] for part, count in zip(everyone, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        summed = grads[0].contiguous().clone()
+        dist.all_reduce(summed)
+        return summed.split(ctx.counts)[dist.get_rank()], None

@@ -1,0 +1,49 @@
+"""Training batches by optimiser step, for losses whose terms are scaled by counts of the whole step."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import lightning as L
+
+
+class StepLoader:
+    """A training loader that knows the counts of a step's loss terms when it hands out the first of its batches.
+
+    Where a task states counts (`Task.counts`), the batches that a step accumulates are read before the first of them is
+    trained on. For any other task it is the loader that it wraps. No state is kept: a step ends where the trainer ends
+    it, at a multiple of `accumulate_grad_batches` or with the epoch.
+
+    Args:
+        loader: Batches on the host, from where the trainer stands to the end of the epoch.
+        trainer: The trainer of the task.
+    """
+
+    def __init__(self, loader: Iterable[Any], trainer: L.Trainer) -> None:
+        self.loader, self.trainer = loader, trainer
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._by_step(iter(self.loader))  # workers start here, and not with the first batch
+
+    def _by_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+        task: Any = self.trainer.lightning_module
+        for first in batches:
+            counts = task.counts(first)
+            if counts is None:
+                yield first
+                continue
+            total = Counter(counts)
+            step = [first, *islice(batches, self._batches_of_step() - 1)]
+            for batch in step[1:]:
+                total.update(task.counts(batch))
+            task.step_counts = total
+            yield from step
+
+    def _batches_of_step(self) -> int:
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        size = self.trainer.accumulate_grad_batches
+        return min(size - done % size, int(self.trainer.num_training_batches) - done)
