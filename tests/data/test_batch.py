@@ -2,7 +2,7 @@
 
 import torch
 
-from vlm.data.batch import PADDING, BadSample, Batch, TextRows, pack
+from vlm.data.batch import IGNORE, PADDING, BadSample, Batch, Targets, TextRows, pack
 from vlm.models.frozen_features import Features
 
 
@@ -20,12 +20,14 @@ def test_pack_of_nothing():
 
 
 def test_all_tensors_of_a_batch_move_and_nothing_else_changes():
-    text = TextRows(torch.ones(1, 2), None, torch.ones(1, 2, dtype=torch.bool), references=[["a"]])
+    targets = Targets.of(torch.tensor([[1, IGNORE]]))
+    text = TextRows(torch.ones(1, 2), None, targets, torch.ones(1, 2, dtype=torch.bool), references=[["a"]])
     values = {"images": torch.ones(1, 3), "features": Features(torch.ones(1, 2, 3)), "text": text, "names": ["x"]}
     batch = Batch(["x"], values, [BadSample("y", "cut short")])
     moved = batch.to("meta")
     assert moved["images"].device == moved["features"].values.device == torch.device("meta")
-    assert moved["text"].tokens.device == moved["text"].scored.device == torch.device("meta")
+    parts = moved["text"].tokens, moved["text"].scored, moved["text"].targets.labels, moved["text"].targets.places
+    assert {part.device for part in parts} == {torch.device("meta")}
     assert (moved["text"].segments, moved["text"].references) == (None, [["a"]])
     assert (moved.ids, moved.bad, moved["names"]) == (batch.ids, batch.bad, ["x"])
     assert batch["images"].device == torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 from captioned import refusal
 from PIL import Image
 
-from vlm.data.fields import CachedImages, Captions, Images, Labels
+from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
@@ -33,7 +33,7 @@ def opened(field):
 
 @pytest.fixture
 def captions():
-    return opened(Captions(tokenizer=CharTokenizer(), max_len=5))
+    return opened(CaptionField(tokenizer=CharTokenizer(), max_len=5))
 
 
 def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
@@ -62,7 +62,7 @@ def test_a_tokenizer_is_learned_from_train_alone_and_restored(captions):
 
 
 def test_labels_ask_for_the_checkpoints_classes():
-    labels = opened(Labels())
+    labels = opened(LabelField())
     labels.restore(labels.state())
     message = refusal(labels.restore, {"classes": ["cat", "wolf", "dog"]})
     assert "only there: wolf" in message
@@ -76,7 +76,7 @@ def test_images_are_cached_unless_they_are_fresh():
         return Record(f"{index}", open_image=lambda: opens.append(index) or Image.new("RGB", (4, 4), (epoch, 0, 0)))
 
     opens, split = [], Listed([0, 1], read)
-    images = Images(preprocess=Preprocess(image_size=4), cache_images=True)
+    images = ImageField(preprocess=Preprocess(image_size=4), cache_images=True)
     cached = images.view("train", split, training=True)
     assert isinstance(cached, CachedImages)
     assert cached.record(1).image() == cached.record(1).image() and opens == [1]

@@ -5,11 +5,11 @@ import torch
 from classed import lay_out
 
 from vlm.data.batch import BadSample
-from vlm.data.fields import Images, Labels
+from vlm.data.fields import ImageField, LabelField
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
 from vlm.data.order import Key
-from vlm.data.samples import Samples
+from vlm.data.samples import RecordDataset
 from vlm.data.sources.class_folders import ClassFolders
 
 KEYS = [Key(0, index) for index in range(6)]
@@ -23,10 +23,10 @@ def source(tmp_path):
 
 def samples(source, **options):
     augment = ClassAugment(image_size=16, policy="randaugment", min_scale=0.3)
-    labels = Labels()
+    labels = LabelField()
     labels.open(source, {}, seed=0, cache=None)
-    fields = {"images": Images(preprocess=Preprocess(image_size=16), augment=augment), "labels": labels}
-    return Samples(source.split("train"), fields, **options)
+    fields = {"images": ImageField(preprocess=Preprocess(image_size=16), augment=augment), "labels": labels}
+    return RecordDataset(source.split("train"), fields, **options)
 
 
 def test_the_good_are_kept_and_the_bad_are_named(source, tmp_path):

@@ -9,10 +9,10 @@ import torch
 from captioned import captions, picture
 from torch import nn
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.features import feature_file
 from vlm.data.features.fingerprint import augment_fault, check_split
-from vlm.data.fields import Captions, Images
+from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
@@ -73,8 +73,8 @@ def data(root, size=8, mean=(0.5, 0.5, 0.5)):
     found = Data(
         source=captions(root, path=str(root / "captions.csv")),
         fields={
-            "images": Images(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given)),
-            "captions": Captions(tokenizer=ByteTokenizer(), max_len=16),
+            "images": ImageField(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given)),
+            "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16),
         },
         **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "seed": 0},
     )
@@ -187,7 +187,7 @@ def test_random_transforms_are_refused(augment, said):
 
 
 def test_configs_that_cannot_keep_features_say_why():
-    config = conf.compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
+    config = compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
     assert not list(feature_faults(config))
     config["data"]["augment"]["horizontal_flip"] = True
     config["task"] |= {"freeze": ["decoder"], "mixup": 0.2}

@@ -103,7 +103,7 @@ def stratified(labels: Sequence[Hashable], names: Sequence[str], count: int, *, 
 
 
 def _quotas(sizes: Mapping[Hashable, int], count: int, *, seed: int, leave: int) -> dict[Hashable, int]:
-    """How many of each class, by the largest remainder; the seed decides among equal ones."""
+    """Number of samples to take of each class, by the largest remainder; the seed decides among equal ones."""
     total = sum(sizes.values())
     count = min(count, total)
     quotas = {label: min(count * size // total, max(0, size - leave)) for label, size in sizes.items()}

@@ -28,8 +28,8 @@ class Data(L.LightningDataModule):
     Args:
         source: The data set.
         fields: What the task reads of each record, by name.
-        batch_size: RecordDataset of a training step's global batch, over all devices.
-        eval_batch_size: RecordDataset of an evaluation batch, over all devices.
+        batch_size: Samples of a training step's global batch, over all devices.
+        eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
@@ -39,8 +39,7 @@ class Data(L.LightningDataModule):
         cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
         cache: Folder of what is kept from run to run; None for none.
     Raises:
-        UserError: A number is too small, repeats do not divide the batch size, or too few samples are there to hold any
-            out.
+        UserError: Repeats do not divide the batch size, or there are too few samples to hold any out.
     """
 
     def __init__(
@@ -59,10 +58,8 @@ class Data(L.LightningDataModule):
         cache: Supplied[str | None] = None,
     ) -> None:
         super().__init__()
-        counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "train_samples": train_samples}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise UserError(f"data.{name}: {count} is too small; give at least 1")
+        if train_samples is not None and train_samples < 1:
+            raise UserError(f"data.train_samples: {train_samples} is too small; give at least 1")
         if repeats < 1 or batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
         self.source, self.fields, self.seed = source, dict(fields), seed

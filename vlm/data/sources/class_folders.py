@@ -161,7 +161,7 @@ def _wrapping(images: Sequence[Parts]) -> Parts:
 
 
 def _says_splits(images: Sequence[Parts]) -> bool:
-    """Whether the first folders are splits; a class may be called train too, but its images lie right in it."""
+    """True where the first folders are splits; a class may be called train too, but its images lie right in it."""
     splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in images}
     return "train" in splits or None not in splits
 

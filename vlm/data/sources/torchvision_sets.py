@@ -13,7 +13,7 @@ from vlm.errors import UserError
 
 
 class _Files(NamedTuple):
-    """Where a set's files lie within the root, what they are called, and who gives them."""
+    """Files of a set: their folder within the root, their names, and their home."""
 
     folder: str
     names: str

@@ -54,8 +54,6 @@ class TextField(Field):
         self.tokenizer, self.max_len = tokenizer, max_len
         self.stride = max(1, max_len // 2) if stride is None else stride
         self._files: dict[str, TokenFile] = {}
-        if max_len < 1:
-            raise UserError(f"data.max_len: {max_len} is too small; give at least 1")
         if not 1 <= self.stride <= max_len:
             raise UserError(f"data.stride: {self.stride} skips tokens; give 1 to data.max_len, which is {max_len}")
 
@@ -113,7 +111,7 @@ class TextField(Field):
         return (record["document"] for record in self._splits[name].records())
 
     def counts(self, name: str) -> Counts:
-        """How much text a split is, and how many of its tokens an evaluation of the whole scores."""
+        """Amount of text of a split, with the number of tokens that an evaluation of the whole scores."""
         header = self.tokens(name).header
         return Counts(header.tokens - header.documents, header.bytes, header.words)
 
