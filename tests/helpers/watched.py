@@ -276,7 +276,7 @@ def listed(path):
     records = [record for name in source.splits for record in source.split(name).records()]
     print(json.dumps(sorted(record.id for record in records)))
     for record in records:
-        record.read_file()
+        record.image()
     return 0
 
 
