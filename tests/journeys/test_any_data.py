@@ -7,6 +7,7 @@ from captioned import picture
 from classed import pack
 from sharded import captioned, write_tar
 
+from vlm.config import target
 from vlm.training.fit import main
 
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "callbacks.progress=null", "data.image_size=32", "data.num_workers=0"]
@@ -62,6 +63,8 @@ def own(tmp_path, monkeypatch) -> list[str]:
     (tmp_path / "conf" / "data").mkdir(parents=True)
     (tmp_path / "conf" / "data" / "own.yaml").write_text(CONFIG)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(target, "_allowed", [*target._allowed])
+    target.trust("own_pictures", "other_pictures", "lacking_pictures")
     return ["--config-dir", str(tmp_path / "conf"), "data=own"]
 
 
@@ -97,9 +100,7 @@ def test_captions_of_a_tar(tmp_path):
 
 
 def test_a_source_that_does_not_hold_what_the_task_reads_is_refused(own, tmp_path, capsys):
-    module = tmp_path / "own_pictures.py"
-    module.write_text(SOURCE.replace(', "label")', ",)").replace("own_pictures", "other"))
-    (tmp_path / "other_pictures.py").write_text(module.read_text())
+    (tmp_path / "other_pictures.py").write_text(SOURCE.replace(', "label")', ")"))
     overrides = [*own, "data.source._target_=other_pictures.Pictures"]
     assert train("classification", tmp_path / "runs", *overrides) == 2
     said = capsys.readouterr().err
