@@ -128,7 +128,7 @@ class FeatureCacheBuilder:
         return file
 
     def layout(self) -> Layout:
-        """What a file of these features holds."""
+        """The layout of a file of these features."""
         size = self.images.preprocess.image_size
         states = self._features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
         return Layout(
