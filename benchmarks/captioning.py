@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm.config import config as conf
+from vlm.config.compose import compose, override
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -127,7 +127,7 @@ def config_of(root: str, name: str, images: int, precision: str, runs: str) -> d
     given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
     given += [f"trainer.precision={precision}"]
     given += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
-    return conf.compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
+    return compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
 def compare(
@@ -168,7 +168,7 @@ def memory(root: str, name: str, side: str, images: int, pairs: int, precision: 
 
 def print_memory(root: str, name: str, side: str, images: int, pairs: int, precision: str, steps: int = 4) -> None:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(conf.override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
+        run = Run(override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
         peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         before = _status("VmRSS")

@@ -19,7 +19,7 @@ from vlm.tuning import tune
 tune()  # of both sides alike
 
 from vlm.checkpoint import load as ckpt
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(conf.compose([*args.overrides, f"runs={runs}"]))
+        run = Run(compose([*args.overrides, f"runs={runs}"]))
         # Everything of a save counts: what the trainer gathers before it writes, too.
         save = Clock(run.trainer.save_checkpoint)
         run.trainer.save_checkpoint = save  # type: ignore[method-assign]

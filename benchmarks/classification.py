@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from interleaved import Interleaved, report
 from torch import nn
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -55,7 +55,7 @@ def compare(root: str, name: str, *, batch: int, block: int, rounds: int) -> dic
         given += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}", "trainer=cpu"]
         given += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
         given += [f"data.batch_size={batch}", "data.num_workers=1", f"runs={runs}", "schedule=constant"]
-        run = Run(conf.compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
+        run = Run(compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
         timed = Interleaved(peer_step(name, len(run.data.classes), batch), block=block, rounds=rounds)
         run.trainer.callbacks.append(timed)
         run.fit()

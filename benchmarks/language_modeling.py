@@ -28,7 +28,7 @@ from interleaved import Interleaved, report
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.training.fit import quiet
 from vlm.training.run import Run
 
@@ -108,7 +108,7 @@ def compare(text: str, peer: str, way: str, *, block: int, rounds: int) -> dict[
     with tempfile.TemporaryDirectory() as runs:
         given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu"]
         given += [f"trainer.precision={precision}", f"compile={compiled}"]
-        config = conf.compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
+        config = compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         timed = Interleaved(
             bare_step(peer, run.data.tokens("train").tokens, run.data.tokenizer.vocab_size),

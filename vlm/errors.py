@@ -1,6 +1,13 @@
-"""Faults as lines of text: the one exception that reaches a user without a traceback, and its printing."""
+"""Faults of a user as lines of text: the exception, its printing, and the bounds of arguments that they set."""
 
+import math
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
@@ -21,6 +28,68 @@ class UserError(Exception):
 
 class SharedError(UserError):
     """What all ranks of a run find together, each with the same message: the first one tells of it."""
+
+
+class Limit:
+    """A condition on an argument's value that its type does not state; it stands in the annotation.
+
+    The check of a config reads it there, and prints it as the text that follows the type.
+    """
+
+    def holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Range(Limit):
+    """Bounds of a finite number: ``dropout: Annotated[float, Range(0, 1)]``. Values of other types pass.
+
+    Args:
+        low: Least value.
+        high: Greatest value.
+        above: Excluded lower bound.
+        below: Excluded upper bound.
+        also: A value outside of the bounds with a meaning of its own, such as -1 for "no end".
+    """
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    also: float | None = None
+
+    def holds(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value == self.also:
+            return True
+        low = value > self.above if self.above is not None else self.low is None or value >= self.low
+        high = value < self.below if self.below is not None else self.high is None or value <= self.high
+        return math.isfinite(value) and low and high
+
+    def __str__(self) -> str:
+        words = {"at least": self.low, "above": self.above, "at most": self.high, "below": self.below}
+        bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+        return bounds if self.also is None else f"{bounds}, or {self.also}"
+
+
+Count = Annotated[int, Range(1)]
+Share = Annotated[float, Range(0, 1)]
+Rate = Annotated[float, Range(0, below=1)]
+
+SUPPLIED = "supplied"
+# An argument that no config sets: the program supplies it where it builds the class.
+Supplied = Annotated[T, SUPPLIED]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The most alike of the names, or nothing; capitals count for little."""
+    known = {known.lower(): known for known in sorted(names, reverse=True)}
+    alike = get_close_matches(name.lower(), known, n=1)
+    return known[alike[0]] if alike else ""
+
+
+def did_you_mean(name: str) -> str:
+    """The end of a message, where there is a nearest name."""
+    return f"; did you mean {name}?" if name else ""
 
 
 def printable(text: str) -> str:

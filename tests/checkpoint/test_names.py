@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from vlm.checkpoint import names
-from vlm.config.config import conf_dir
+from vlm.config.compose import conf_dir
 from vlm.errors import UserError
 
 

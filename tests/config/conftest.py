@@ -1,4 +1,4 @@
-"""A small folder of configs, a small package of classes, and ways of asking `vlm.config.config` about them."""
+"""A small folder of configs, a small package of classes, and ways of asking `vlm.config` about them."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.config import config, target
+from vlm.config import command, compose, target
 from vlm.errors import UserError
 
 FILES = {
@@ -39,7 +39,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from vlm.errors import Count, Range, Rate, Share, Supplied
 
 if TYPE_CHECKING:
     from nowhere import Ghost
@@ -103,6 +105,18 @@ class Lost:
         open(root)
 
 
+class Limited:
+    def __init__(
+        self,
+        *,
+        vocab_size: Supplied[int],
+        share: Share = 0.5,
+        count: Count | None = 1,
+        rates: tuple[Rate, ...] = (),
+        epochs: Annotated[int, Range(1, also=-1)] = 1,
+    ) -> None: ...
+
+
 class Loose:
     def __init__(self, *, dim: int, **rest: Any) -> None:
         self.rest = rest
@@ -130,12 +144,14 @@ def conf(tmp_path_factory):
 def only_a_seed(tmp_path, monkeypatch):
     """A config of one key, for what does not depend on it: composing takes Hydra a while."""
     folder = write(tmp_path / "seed", {"config.yaml": "seed: 0"})
-    monkeypatch.setattr(config, "conf_dir", lambda: folder)
+    monkeypatch.setattr(compose, "conf_dir", lambda: folder)
+    monkeypatch.setattr(command, "conf_dir", lambda: folder)
 
 
 @pytest.fixture(autouse=True)
 def _in_a_room_of_its_own(conf, tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "conf_dir", lambda: conf)
+    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
+    monkeypatch.setattr(command, "conf_dir", lambda: conf)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -164,7 +180,7 @@ def collect():
             seen.append(given)
             return status
 
-        return config.run(main, list(argv)), seen
+        return command.run(main, list(argv)), seen
 
     return collect
 
@@ -174,7 +190,7 @@ def refused(capsys):
     """Gives what `run` prints of a command line that it must refuse without calling main."""
 
     def refused(*argv, check=None):
-        status = config.run(lambda given: pytest.fail("main was called"), list(argv), check)
+        status = command.run(lambda given: pytest.fail("main was called"), list(argv), check)
         said = capsys.readouterr()
         assert status == 2
         assert said.err.startswith("error: ")
@@ -191,7 +207,7 @@ def fault():
 
     def fault(*overrides):
         with pytest.raises(UserError) as caught:
-            config.compose(list(overrides))
+            compose.compose(list(overrides))
         assert caught.value.status == 2
         return str(caught.value)
 
@@ -203,9 +219,9 @@ def python():
     """Runs a script in a process of its own, on the same folder of configs."""
 
     def python(script, also=""):
-        start = "import sys\nfrom pathlib import Path\nfrom vlm.config import config\n"
-        start += f"config.conf_dir = lambda: Path({str(config.conf_dir())!r})\n"
-        package = Path(config.__file__).parents[2]
+        start = "import sys\nfrom pathlib import Path\nfrom vlm.config import command, compose\n"
+        start += f"command.conf_dir = compose.conf_dir = lambda: Path({str(compose.conf_dir())!r})\n"
+        package = Path(compose.__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{also}"}
         command = [sys.executable, "-c", start + textwrap.dedent(script)]
         return subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -222,7 +238,7 @@ def strangers(tmp_path_factory):
     (package / "__init__.py").write_text("")
     (package / "parts.py").write_text(PARTS)
     quiet = "class Quiet:\n    def __init__(self, *, a: int) -> None: ...\n"
-    (package / "explosive.py").write_text(f"{quiet}\nraise SystemExit(9)\n")
+    (package / "explosive.py").write_text(f"{quiet}\n1 / 0\n")
     (package / "needy.py").write_text(f"import not_installed_anywhere\n{quiet}")
     sys.path.insert(0, str(root))
     allowed = list(target._allowed)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from vlm.config import config
+from vlm.config import compose as composing
+from vlm.config.compose import compose, override
 from vlm.errors import UserError
 
 
 class TestCompose:
     def test_gives_resolved_plain_containers(self):
-        got = config.compose(["seed=3", "model.dim=16"])
+        got = compose(["seed=3", "model.dim=16"])
         assert got == {
             "seed": 3,
             "name": "captioning",
@@ -27,41 +28,41 @@ class TestCompose:
         assert type(got["model"]) is dict and type(got["optim"]["betas"]) is list
 
     def test_options_of_groups_and_of_their_groups(self):
-        got = config.compose(["data=flickr8k", "model/encoder=resnet", "experiment=long"])
+        got = compose(["data=flickr8k", "model/encoder=resnet", "experiment=long"])
         assert got["data"]["root"] == "data/flickr8k"
         assert got["model"]["encoder"] == {"blocks": 3}
         assert got["seed"] == 9
 
     def test_a_missing_value_names_its_key(self):
         with pytest.raises(UserError, match=r"^data\.root: has no value; give data\.root=VALUE$") as caught:
-            config.compose(["data=captions"])
+            compose(["data=captions"])
         assert caught.value.status == 2
 
     def test_leaves_no_global_state(self):
-        config.compose([])
+        compose([])
         with pytest.raises(UserError):
-            config.compose(["nonsense=1"])
+            compose(["nonsense=1"])
         assert not GlobalHydra.instance().is_initialized()
 
     def test_the_shipped_folder_lies_beside_the_package_or_in_it(self, monkeypatch):
         monkeypatch.undo()
-        assert config.conf_dir().parent in Path(config.__file__).parents[1:3]
-        assert (config.conf_dir() / "config.yaml").is_file()
+        assert composing.conf_dir().parent in Path(composing.__file__).parents[1:3]
+        assert (composing.conf_dir() / "config.yaml").is_file()
 
 
 class TestOverride:
     def test_sets_values_of_a_saved_config(self):
-        saved = config.compose(["name=/literal/x"])
+        saved = compose(["name=/literal/x"])
         saved["name"] = "${not.an.interpolation}"
-        got = config.override(saved, ["data.root=/a,b", "seed=5"])
+        got = override(saved, ["data.root=/a,b", "seed=5"])
         assert (got["data"]["root"], got["seed"], got["name"]) == ("/a,b", 5, "${not.an.interpolation}")
         assert saved["seed"] == 0
 
     def test_puts_an_option_in_the_place_of_a_group(self):
-        saved = config.compose(["model.dim=4"])
-        got = config.override(saved, ["data.num_workers=0", "data=captions", "data.root=/x"])
+        saved = compose(["model.dim=4"])
+        got = override(saved, ["data.num_workers=0", "data=captions", "data.root=/x"])
         assert got["data"] == {"size": 224, "num_workers": 0, "root": "/x"}
-        assert config.override(saved, ["model/encoder=vit"])["model"]["encoder"] == {"depth": 2, "width": 4}
+        assert override(saved, ["model/encoder=vit"])["model"]["encoder"] == {"depth": 2, "width": 4}
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -74,4 +75,4 @@ class TestOverride:
     )
     def test_refuses_what_it_cannot_apply(self, given, said):
         with pytest.raises(UserError, match=re.escape(said)):
-            config.override(config.compose([]), [given])
+            override(compose([]), [given])

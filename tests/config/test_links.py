@@ -5,9 +5,9 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from vlm.config.config import FORMULAS  # registers them
-from vlm.config.links import feed, links
-from vlm.config.overrides import apply, check_effective, check_resume_overrides, plain
+from vlm.config import compose  # noqa: F401 registers the formulas
+from vlm.config.links import FORMULAS, feed, links, origins
+from vlm.config.override import apply, check_effective, check_resume_overrides, plain
 from vlm.errors import UserError
 
 RAW = {
@@ -99,3 +99,20 @@ def test_a_resumed_run_changes_nothing_that_is_made_of_what_may_change():
     with pytest.raises(UserError, match=re.escape("trainer.max_epochs: schedule.epochs is made of it")):
         check_resume_overrides(["trainer.max_epochs=9"], saved())
     assert check_resume_overrides(["trainer.max_epochs=3"], saved()) == saved()
+
+
+def test_a_fault_is_named_by_the_key_that_was_typed():
+    config = saved()
+    wrong = ["model.width: is wrong", "decoder.positions.dim: is wrong too", "decoder.head: is wrong", "alone"]
+    assert origins(config, wrong) == ["model.size.dim: is wrong", "alone"]
+    own = [
+        "data.max_len: is wrong",
+        "data.max_len: and more",
+        "model.size.heads: is wrong",
+    ]
+    assert origins(config, [*own, "task.max_tokens: is computed of it"]) == own
+
+
+def test_a_fault_of_a_value_that_was_overridden_where_it_is_used_is_its_own():
+    config, _ = apply(saved(), ["model.width=7"])
+    assert origins(config, ["model.width: is wrong"]) == ["model.width: is wrong"]

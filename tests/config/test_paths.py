@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vlm.config import config
+from vlm.config.compose import compose
 
 odd = st.text(
     alphabet=st.one_of(
@@ -24,7 +24,7 @@ class TestPaths:
     def test_any_path_is_a_value_as_it_stands(self, names):
         paths = [f"/{first}/{second}" for first, second in names]
         paths = [path for path in paths if not re.search(r"\$\{.*\}", path, re.DOTALL)]
-        got = config.compose([f"+some.key{index}={path}" for index, path in enumerate(paths)])
+        got = compose([f"+some.key{index}={path}" for index, path in enumerate(paths)])
         assert list(got.get("some", {}).values()) == paths
 
     def test_what_exists_is_a_path(self, collect):
@@ -58,16 +58,16 @@ class TestPaths:
         Path("1").mkdir()
         Path("null").mkdir()
         Path("shapes").mkdir()
-        got = config.compose(["seed=1", "data=shapes", "data.num_workers=1"])
+        got = compose(["seed=1", "data=shapes", "data.num_workers=1"])
         assert (got["seed"], got["data"]["num_workers"]) == (1, 1)
 
     def test_a_key_for_a_path_takes_any_name(self):
         names = ["2024", "true", "1e3", "a,b", "a b", "[1]x"]
-        got = config.compose([f"+some.key{index}.root={name}" for index, name in enumerate(names)])
+        got = compose([f"+some.key{index}.root={name}" for index, name in enumerate(names)])
         assert [value["root"] for value in got["some"].values()] == names
 
     def test_interpolations_work_in_paths(self):
-        got = config.compose(["data.root=/runs/${name}/a,b", "model.encoder.depth=${model.dim}"])
+        got = compose(["data.root=/runs/${name}/a,b", "model.encoder.depth=${model.dim}"])
         assert got["data"]["root"] == "/runs/captioning/a,b"
         assert got["model"]["encoder"]["depth"] == 8
 

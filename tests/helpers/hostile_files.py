@@ -12,7 +12,8 @@ import torch
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
-from vlm.config import config
+from vlm.config.compose import compose
+from vlm.config.stored import freeze
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 
@@ -37,7 +38,7 @@ _configs = {}
 
 def composed(*overrides):
     if overrides not in _configs:
-        _configs[overrides] = config.compose([*SMALL, *overrides])
+        _configs[overrides] = compose([*SMALL, *overrides])
     return copy.deepcopy(_configs[overrides])
 
 
@@ -52,7 +53,7 @@ def good():
         "tokenizer": ByteTokenizer().state(),
         "preprocess": Preprocess(image_size=8).state(),
         "max_tokens": 4,
-        "config": config.freeze(composed("task=captioning")),
+        "config": freeze(composed("task=captioning")),
         "scores": {},
         "data": "0" * 16,
     }

@@ -110,7 +110,7 @@ class Nursery:
 def main() -> None:
     import importlib
 
-    from vlm.config.config import compose
+    from vlm.config.compose import compose
     from vlm.training.fit import check
 
     for name in PRELOADED:

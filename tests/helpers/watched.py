@@ -282,13 +282,14 @@ def listed(path):
 
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
-    from vlm.config import config
+    from vlm.config.compose import override
+    from vlm.config.override import check_resume_overrides
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"
     found = [
-        config.override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
-        config.check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
+        override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
+        check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
     ]
     print(json.dumps([one["name"] for one in found]))
     return 0

@@ -11,7 +11,7 @@ from journey import only_run
 from vlm.cli import batch_size
 from vlm.cli.batch_size import Trial, heaviest, largest
 from vlm.cli.main import run as vlm
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.training.fit import main
 from vlm.training.run import build_data
 from vlm.training.task import Task
@@ -89,11 +89,11 @@ def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> No
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Task, "training_step", fail)
-    assert not Trial(conf.compose([*small, f"runs={tmp_path}"]), 2).fits
+    assert not Trial(compose([*small, f"runs={tmp_path}"]), 2).fits
 
 
 def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
-    data = build_data(conf.compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
+    data = build_data(compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
     data.prepare()
     sizes = [batch.tokens.numel() for batch in data.train_dataloader()]
     found = [batch.tokens.numel() for batch in heaviest(data.train_dataloader(), 3)]
@@ -108,7 +108,7 @@ def test_memory_on_a_cpu_is_estimated(small, tmp_path, monkeypatch, capsys) -> N
     assert vlm(["bench", *given, "--find-batch", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["estimate"] and 256 < found["largest_batch_size"] < 3000
-    config = conf.compose(given)
+    config = compose(given)
     before = batch_size.kilobytes("/proc/self/status", "VmRSS")
     grown = Trial(config, found["largest_batch_size"]).peak - before
     assert 0.6 < grown / (2**29 * batch_size.USABLE) < 1.4

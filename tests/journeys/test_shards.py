@@ -12,7 +12,8 @@ import pytest
 from journey import only_run, same_weights
 
 from vlm.cli.main import run as vlm
-from vlm.config import config as conf
+from vlm.config.compose import compose
+from vlm.config.stored import check_stored, contained
 from vlm.errors import UserError
 from vlm.training.run import build_data
 
@@ -45,7 +46,7 @@ def by_commands(shards: Path) -> list[str]:
 
 
 def test_the_data_are_the_same(files, shards) -> None:
-    one, other = (build_data(conf.compose(options)) for options in (files, of(shards)))
+    one, other = (build_data(compose(options)) for options in (files, of(shards)))
     assert one.fingerprint() == other.fingerprint()
     assert sum(map(len, other._splits.values())) == 30 and len(list(shards.glob("train/*.tar"))) > 1
     for name in ("train", "val", "test"):
@@ -57,7 +58,7 @@ def test_the_data_are_the_same(files, shards) -> None:
 @pytest.mark.parametrize("place", [of, by_commands])
 def test_every_sample_comes_once_over_ranks_and_workers(place, shards, tmp_path, monkeypatch) -> None:
     options = ["data.batch_size=8", "data.eval_batch_size=4", "data.num_workers=2", "tokenizer=bytes"]
-    data = build_data(conf.compose([*place(shards), *options, f"runs={tmp_path}"]))
+    data = build_data(compose([*place(shards), *options, f"runs={tmp_path}"]))
     data.prepare()
     seen: dict[str, list[str]] = {"train": [], "eval": []}
     for rank in (0, 1):
@@ -94,7 +95,7 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
     assert vlm(["check-data", *own]) == 2  # no other shard has anything to train on
     assert "000000.tar" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"000000\.tar: has .* bytes where shards.json says"):
-        build_data(conf.compose(own))
+        build_data(compose(own))
 
 
 def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_path, monkeypatch) -> None:
@@ -106,7 +107,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
     with pytest.raises(UserError, match=r"shards\.json: is no whole manifest .*did not come to its end"):
-        build_data(conf.compose(of(tmp_path / "set")))
+        build_data(compose(of(tmp_path / "set")))
 
 
 def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> None:
@@ -123,27 +124,27 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
 
 def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
-        config = conf.compose(option)
-        contained = conf.contained(config, tmp_path)["data"]["source"]
-        assert contained["write_index"] is contained["remote"] is contained["commands"] is False
+        config = compose(option)
+        source = contained(config, tmp_path)["data"]["source"]
+        assert source["write_index"] is source["remote"] is source["commands"] is False
         for place in ("memory://set", f"pipe:touch {tmp_path}/canary"):
             for key in ("root", "path"):
                 config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: place}
-                conf.check_stored(config)
+                check_stored(config)
                 with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*(VLM_REMOTE|VLM_COMMANDS)=1"):
-                    build_data(conf.contained(config, tmp_path))
+                    build_data(contained(config, tmp_path))
     assert os.listdir(tmp_path) == []
     config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
     with pytest.raises(UserError, match=r"set data\.root to where the shards are"):  # it was looked for
-        build_data(conf.contained(config, tmp_path))
+        build_data(contained(config, tmp_path))
     config["data"]["source"] |= {"root": str(tmp_path), "path": "pipe:exit 7"}
     with pytest.raises(UserError, match="VLM_COMMANDS=1"):
-        build_data(conf.contained(config, tmp_path))
+        build_data(contained(config, tmp_path))
     monkeypatch.setenv("VLM_COMMANDS", "1")
     monkeypatch.setattr("vlm.data.store.pipes.PAUSES", ())
     with pytest.raises(UserError, match="pipe:exit 7: ended with status 7"):
-        build_data(conf.contained(config, tmp_path))
+        build_data(contained(config, tmp_path))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from journey import draw_classes
 
 from vlm.cli.main import run as vlm
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.training.fit import check, main
 from vlm.training.run import check_fit
@@ -135,7 +135,7 @@ def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
-    config = conf.compose(overrides)
+    config = compose(overrides)
     check(config)
     check_fit(config)
 
@@ -148,7 +148,7 @@ def test_no_option_is_left_out() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_override_of_a_task_counts(task: str) -> None:
-    assert conf.compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
+    assert compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
 
 
 # Of a language model, so that its evaluation is short too.

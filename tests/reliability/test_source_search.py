@@ -85,7 +85,7 @@ def test_a_shell_is_started_in_one_place():
 def test_what_makes_an_instance_of_a_name_is_two_places():
     """Names become classes only where they are checked: in a config, and in a checkpoint."""
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "import_module" in code_of(path)]
-    known = {"vlm/checkpoint/rebuild.py", "vlm/config/target.py", "vlm/config/source.py"}
+    known = {"vlm/checkpoint/rebuild.py", "vlm/config/target.py"}
     assert set(found) <= known
 
 

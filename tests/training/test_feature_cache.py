@@ -8,8 +8,10 @@ import pytest
 import torch
 from captioned import captions, picture
 from torch import nn
+from vlm.training.cached_features import feature_faults
+from vlm.training.caption_data import CaptionData
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.batch import BadSample
 from vlm.data.features import feature_file
 from vlm.data.features.fingerprint import augment_fault, check_split
@@ -20,8 +22,6 @@ from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.models.frozen_features import Features, encode
-from vlm.training.cached_features import feature_faults
-from vlm.training.caption_data import CaptionData
 from vlm.training.feature_cache import Keeper
 
 COLORS = ["red", "green", "blue", "white", "black", "gray", "navy", "pink", "lime", "teal", "gold"]
@@ -177,7 +177,7 @@ def test_random_transforms_are_refused(augment, said):
 
 
 def test_configs_that_cannot_keep_features_say_why():
-    config = conf.compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
+    config = compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
     assert not list(feature_faults(config))
     config["data"]["augment"]["horizontal_flip"] = True
     config["task"] |= {"freeze": ["decoder"], "mixup": 0.2}

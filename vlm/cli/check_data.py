@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, LabelField
 from vlm.data.records import NAMES, lenient
 from vlm.errors import printable
@@ -33,9 +33,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
+    from vlm.training import fit
     from vlm.training.run import build_data, check_fit
 
-    config = conf.compose(overrides)
+    config = compose(overrides, fit.check)
     check_fit(config)
     folder = None if out is None else output_folder(out)
     with lenient():

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.data.records import NAMES
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 from vlm.errors import UserError, print_error, printable
@@ -21,9 +21,10 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
+    from vlm.training.fit import check
     from vlm.training.run import build_data, check_fit, skipped_lines
 
-    config = conf.compose(overrides)
+    config = compose(overrides, check)
     check_fit(config)
     folder = _empty(Path(out))
     data: Any = build_data(config)

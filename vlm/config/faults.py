@@ -9,14 +9,31 @@ import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from vlm.config.overrides import parse, unknown_key
-from vlm.config.types import did_you_mean, nearest
-from vlm.errors import UserError
+from vlm.config.links import links
+from vlm.config.override import parse, plain, unknown_key
+from vlm.errors import UserError, did_you_mean, nearest
 
 Compose = Callable[[list[str]], DictConfig]
 Check = Callable[[dict[str, Any]], None]
+
+
+def checked(config: DictConfig, check: Check | None, suit: Check | None = None) -> dict[str, Any]:
+    """Resolves a config to plain containers and checks it; ``compose`` describes the arguments.
+
+    Raises:
+        UserError: With a line for each fault.
+    """
+    try:
+        resolved = {**plain(config), **links(config)}
+    except UserError as fault:
+        if suit and isinstance(fault.__cause__, InterpolationKeyError):
+            suit(dict(OmegaConf.to_container(config, resolve=False)))  # type: ignore[arg-type]
+        raise
+    if check:
+        check(resolved)
+    return resolved
 
 
 def option_faults(overrides: list[str], folders: list[Path]) -> tuple[list[str], list[str] | None]:
@@ -69,14 +86,15 @@ def explain(
     while True:
         pending = [text for text in pending if text is not culprit]
         try:
-            tree, resolved = _tree(compose(pending))
+            config = compose(pending)
+            tree, resolved = _tree(config)
         except Exception as another:  # any of Hydra's, OmegaConf's and the YAML reader's
             errors.append(another)
             culprit = _culprit(another, pending)
             if culprit is None:
                 break
         else:
-            further = _faults(check, tree) if check and resolved else []
+            further = _faults(config, check) if resolved else []
             break
     if error is not None and not errors:  # it lies in the command line's flags, or in one job of a sweep
         return [_describe(error, tree, groups)]
@@ -130,9 +148,9 @@ def _culprit(error: Exception, overrides: list[str]) -> str | None:
     return max(named, key=len, default=None)
 
 
-def _faults(check: Check, tree: dict[str, Any]) -> list[str]:
+def _faults(config: DictConfig, check: Check | None) -> list[str]:
     try:
-        check(tree)
+        checked(config, check)
     except UserError as fault:
         return [str(fault)]
     return []

@@ -117,6 +117,40 @@ def _value(config: dict[str, Any], links: dict[str, Any], source: str, target: s
         ) from fault
 
 
+def origins(config: dict[str, Any], faults: list[str]) -> list[str]:
+    """Faults of values that were interpolated, as faults of the keys that they come from, each key once.
+
+    A value that was computed of a key that is at fault itself is left out.
+
+    Args:
+        config: A resolved config, with its links.
+        faults: Lines of the form "key: fault".
+    """
+    lines = [(key, *_origin(config, key), rest) for key, _, rest in (line.partition(": ") for line in faults)]
+    own = {key for key, origin, _, _ in lines if key == origin}
+    kept = []
+    for key, origin, computed_of, rest in lines:
+        if (key == origin or origin not in own) and not own & set(computed_of):
+            kept.append(f"{origin}: {rest}" if rest else key)
+        own.add(origin)
+    return list(dict.fromkeys(kept))
+
+
+def _origin(config: dict[str, Any], key: str) -> tuple[str, list[str]]:
+    """The key that a value was interpolated from, and those that it was computed of."""
+    computed_of = []
+    for source, targets in config.get(FED, {}).items():
+        for target in targets:
+            place = f"{source}{key.removeprefix(target)}"
+            if not f"{key}.".startswith(f"{target}."):
+                continue
+            if target in config.get(COMPUTED, {}):
+                computed_of.append(source)
+            elif select(config, place) == select(config, key):
+                return _origin(config, place)
+    return key, computed_of
+
+
 def has(config: Any, key: str) -> bool:
     """Whether a config has a key."""
     *parents, name = key.split(".")

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm.checkpoint import names
 from vlm.config.links import COMPUTED, FED, split_links
-from vlm.config.target import find
+from vlm.config.target import arguments, find
 from vlm.errors import UserError
 
 TARGET, CLASS = "_target_", "_class_"  # the key of a class's name, composed and stored
@@ -96,7 +96,7 @@ def _offline(value: Any) -> Any:
     if isinstance(value, dict):
         off = {key for key, allowed in _NOT_ITS_OWN.items() if os.environ.get(allowed) != "1"}
         kept = {key: _offline(child) for key, child in value.items() if key not in off}
-        taken = find(value[TARGET]).parameters if TARGET in value else {}
+        taken = arguments(find(value[TARGET])) if TARGET in value else {}
         return kept | {key: False for key in off if key in value or key in taken}
     return [_offline(child) for child in value] if isinstance(value, list) else value
 

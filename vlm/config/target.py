@@ -1,37 +1,53 @@
-"""What a ``_target_`` may name, and what it names."""
+"""The class that a ``_target_`` names. Only what is on the allow-list is imported."""
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
-from vlm.config import source
-from vlm.config.types import did_you_mean, hints, nearest
-from vlm.errors import UserError
+from vlm.config.types import hints
+from vlm.errors import SUPPLIED, Count, Range, Rate, UserError, did_you_mean, nearest
 
 _allowed = ["vlm", "lightning", "torch.optim"]
 _OURS = len(_allowed)
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
 _ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks")  # where the parts of a run are
 
-
-@dataclass(frozen=True)
-class Target:
-    """What checking needs to know of a class or factory function.
-
-    Args:
-        home: The module that defines it.
-        is_class: Whether it is a class.
-        parameters: Name -> parameter of its call, annotations evaluated.
-        product: What calling it gives: a class (or a stand-in for it), or the annotation of what a function returns.
-    """
-
-    home: str
-    is_class: bool
-    parameters: dict[str, inspect.Parameter]
-    product: Any
+_Batches = Annotated[int | float | None, Range(0)]
+# Annotations of other packages' arguments, with the limits that ours declare themselves.
+_OTHERS: dict[str, dict[str, Any]] = {
+    "lightning.pytorch.trainer.trainer.Trainer": {
+        "accumulate_grad_batches": Count,
+        "callbacks": Annotated[Any, SUPPLIED],
+        "check_val_every_n_epoch": Count | None,
+        "default_root_dir": Annotated[Any, SUPPLIED],
+        "devices": list[int] | str | Annotated[int, Range(1, also=-1)],
+        "gradient_clip_val": Annotated[float | None, Range(0)],
+        "limit_test_batches": _Batches,
+        "limit_train_batches": Annotated[int | float | None, Range(above=0)],
+        "limit_val_batches": _Batches,
+        "log_every_n_steps": Annotated[int | None, Range(1)],
+        "logger": Annotated[Any, SUPPLIED],
+        "max_epochs": Annotated[int | None, Range(1, also=-1)],
+        "max_steps": Annotated[int, Range(1, also=-1)],
+        "num_nodes": Count,
+        "num_sanity_val_steps": Annotated[int | None, Range(0, also=-1)],
+        "plugins": Annotated[Any, SUPPLIED],
+        "val_check_interval": Annotated[int | float | str | None, Range(above=0)],
+    },
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": Annotated[Any, SUPPLIED]},
+    "torch.optim.": {
+        "betas": tuple[Rate, Rate],
+        "dampening": Rate,
+        "eps": Annotated[float, Range(0)],
+        "lr": Annotated[float, Range(0)],
+        "momentum": Rate,
+        "params": Annotated[Any, SUPPLIED],
+        "weight_decay": Annotated[float, Range(0)],
+    },
+}
 
 
 def trust(*packages: str) -> None:
@@ -44,99 +60,89 @@ def trusted() -> tuple[str, ...]:
     return tuple(_allowed[_OURS:])
 
 
-def find(name: Any) -> Target:
-    """Looks a target up in the sources, or by importing it where they do not say enough.
+def find(name: Any) -> Callable[..., Any]:
+    """Imports a target: a class, or a factory function of a user's own package.
 
     Raises:
-        UserError: The name is not allowed, or there is no such thing; the message has no path in front.
+        UserError: The name is not allowed, there is no such thing, or what it needs cannot be imported; the message
+            has no path in front.
     """
-    _refuse_strangers(name)
-    try:
-        target = _read(name)
-    except source.Missing as error:
-        alike = nearest(error.rest[0], [known for known in error.names if not known.startswith("_")])
-        near = did_you_mean(alike and ".".join([error.module, alike, *error.rest[1:]]))
-        raise UserError(f"there is no {name}{near}") from error
-    except (source.Unreadable, RecursionError):
-        target = _imported(name)
-    _refuse_unbuildable(name, target)
-    return target
-
-
-def load(name: str) -> Callable[..., Any]:
-    """Imports a target.
-
-    Raises:
-        UserError: As ``find``, or what it needs cannot be imported.
-    """
-    _refuse_strangers(name)
-    found = _import(name)
-    _refuse_unbuildable(name, _described(found))
-    return found
-
-
-def _refuse_strangers(name: Any) -> None:
     if not isinstance(name, str) or not _inside(name, _allowed):
         raise UserError(f"{name} may not be built; only {_listed()} may")
     if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
         raise UserError(f"{name} is not the dotted name of something public")
-
-
-def _refuse_unbuildable(name: str, target: Target) -> None:
-    # A name may pass through a module's own imports (vlm.x.os.system): what counts is where the thing was defined.
-    home = f"{target.home}."
-    elsewhere = _inside(home, ["vlm"]) and not _inside(home, _ROOMS)
-    if elsewhere or not _inside(home, _allowed) or (_inside(name, _CLASSES_ONLY) and not target.is_class):
+    if not _buildable(name):
         raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+    target = _import(name)
+    # A name may pass through a module's own imports (vlm.x.os.system): what counts is where the thing was defined.
+    home = f"{getattr(target, '__module__', '')}."
+    callable_kind = inspect.isclass(target) or (inspect.isroutine(target) and not _inside(name, _CLASSES_ONLY))
+    if not callable_kind or not _inside(home, _allowed) or not _buildable(home):
+        raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+    return target
 
 
 @cache
-def _read(name: str) -> Target:
-    found = source.find(name)
-    if isinstance(found, source.Function):
-        return Target(found.module, False, source.signature(found), source.returned(found))
-    if inspect.isclass(found) and issubclass(found, source.StandIn):
-        return Target(found.__module__, True, source.signature(found), found)
-    return Target("", False, {}, Any)  # a module, or something of the standard library
-
-
-def _imported(name: str) -> Target:
-    return _described(_import(name))
-
-
-def _described(found: Any) -> Target:
-    is_class = inspect.isclass(found)
-    if not is_class and not inspect.isroutine(found):
-        return Target("", False, {}, Any)
-    annotations = hints(found)
-    parameters = {
+def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a target's call, their annotations evaluated."""
+    annotations = hints(target)
+    home = f"{target.__module__}.{target.__qualname__}"
+    annotations |= next((limits for package, limits in _OTHERS.items() if home.startswith(package)), {})
+    return {
         parameter.name: parameter.replace(annotation=annotations.get(parameter.name, Any))
-        for parameter in inspect.signature(found).parameters.values()
+        for parameter in inspect.signature(target).parameters.values()
     }
-    product = found if is_class else annotations.get("return", Any)
-    return Target(found.__module__ or "", is_class, parameters, product)
+
+
+def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters that may be passed by name."""
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: parameter for name, parameter in parameters(target).items() if parameter.kind in keyword}
+
+
+def takes_any(target: Callable[..., Any]) -> bool:
+    """Whether a target has ``**kwargs``."""
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters(target).values())
+
+
+def is_supplied(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter's annotation leaves it to the program."""
+    return SUPPLIED in getattr(parameter.annotation, "__metadata__", ())
 
 
 def _import(name: str) -> Any:
+    found: Any = None
     parts = name.split(".")
-    found: Any = import_module(parts[0])
-    for index, part in enumerate(parts[1:], 1):
-        if not hasattr(found, part):
-            path = ".".join(parts[: index + 1])
-            try:
-                import_module(path)
-            except ModuleNotFoundError as error:
-                if error.name == path:
-                    raise UserError(f"there is no {name}") from error
+    for index, part in enumerate(parts):
+        if hasattr(found, part):
+            found = getattr(found, part)
+            continue
+        path = ".".join(parts[: index + 1])
+        try:
+            found = import_module(path)
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
                 raise UserError(f"{name} needs the package {error.name}; install it") from error
-            except ImportError as error:
-                raise UserError(f"{name} cannot be imported: {error}") from error
-        found = getattr(found, part)
+            alike = nearest(part, _public(found))
+            near = did_you_mean(alike and ".".join([*parts[:index], alike, *parts[index + 1 :]]))
+            raise UserError(f"there is no {name}{near}") from error
+        except Exception as error:  # a module may raise whatever its author's slip does
+            raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     return found
+
+
+def _public(module: Any) -> set[str]:
+    """The names in a module, and those of a package's modules."""
+    inside = {info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    return {name for name in inside | set(dir(module)) if not name.startswith("_")}
 
 
 def _listed() -> str:
     return ", ".join(f"{package}.*" for package in _allowed)
+
+
+def _buildable(name: str) -> bool:
+    return _inside(name, _ROOMS) or not _inside(name, ["vlm"])
 
 
 def _inside(name: str, packages: Collection[str]) -> bool:

@@ -1,19 +1,33 @@
-"""Does a plain value from a config fit an annotation? And says in words where it does not."""
+"""Plain values of a config against annotations: whether one fits, what it becomes, and the words where it does not."""
 
 import inspect
+import math
 import os
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from vlm.config.source import Unknown
+from vlm.errors import Limit, did_you_mean, nearest
 
 _SEQUENCES = (list, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence, abc.Set)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
+_NUMBERS = {int: int, float: int | float}  # an int passes for a float
+
+
+@dataclass(frozen=True)
+class Product:
+    """Stands in a config for a node: an instance of ``kind``, which building the node gives; Any where unknown."""
+
+    kind: Any
+
+    def __repr__(self) -> str:
+        return show(self.kind)
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
@@ -23,145 +37,150 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     scope = getattr(function, "__globals__", {})
-    found = {}
+    resolved = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
         try:
             holder = types.SimpleNamespace(__annotations__={name: hint})
-            found[name] = typing.get_type_hints(holder, globalns=scope)[name]
+            resolved[name] = typing.get_type_hints(holder, globalns=scope, include_extras=True)[name]
         except Exception:  # whatever evaluating a stranger's annotation may raise
-            found[name] = Any
-    return found
+            resolved[name] = Any
+    return resolved
 
 
-def fits(value: Any, hint: Any, product: Callable[[Any], Any] = lambda value: None) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value of plain containers may be passed where the annotation stands.
 
-    An int passes for a float, a list for a tuple, a str for a path; a bool does not pass for an int, nor a str for a
-    number.
-
-    Args:
-        value: The value; nodes with ``_target_`` may stand in it.
-        hint: The annotation.
-        product: Says of such a node what building it gives (a class, ``functools.partial``, or Any), and None of any
-            other value.
+    ============================  =======================================================================
+    annotation                    values that fit
+    ============================  =======================================================================
+    Any, a type variable          all
+    Annotated[A, Limit]           those of A within the limit
+    A | B                         those of A and those of B
+    Literal["a", 1]               "a" and 1, of the same type
+    tuple[A, B]; tuple[A, ...]    lists of an A and a B; lists of As
+    list, set, Sequence[A]        lists of As
+    dict, Mapping[K, V]           dicts of Ks to Vs
+    float; int                    numbers, no bools; ints, no bools
+    Path                          str
+    a class C                     Product(D), D a subclass of C; plain values that are instances of C
+    ============================  =======================================================================
     """
-    hint = _plain(hint)
-    produced = product(value)
-    if hint is Any or hint is object or produced is Any:
+    kind, args, limits = _apart(hint)
+    if not all(limit.holds(value) for limit in limits):
+        return False
+    if kind is Union:
+        return any(fits(value, option) for option in args)
+    if kind in (Any, object):
         return True
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(fits(value, option, product) for option in args)
-    if produced is not None:
-        return _produces(produced, origin or hint)
-    if origin is Literal:
+    if isinstance(value, Product):
+        return _produces(value.kind, kind)
+    if kind is Literal:
         return any(value == option and type(value) is type(option) for option in args)
-    if hint is None or hint is type(None):
-        return value is None
-    kind = origin or hint
-    if kind is tuple:
-        return isinstance(value, list | tuple) and _fits_tuple(value, args, product)
-    if kind in _SEQUENCES:
-        item = (args or (Any,))[0]
-        return isinstance(value, list | tuple) and all(fits(v, item, product) for v in value)
+    if kind is tuple and args and args[1:] != (...,):
+        return isinstance(value, list | tuple) and len(value) == len(args) and all(map(fits, value, args))
+    if kind is tuple or kind in _SEQUENCES:
+        return isinstance(value, list | tuple) and all(fits(item, (args or (Any,))[0]) for item in value)
     if kind in _MAPPINGS:
         key, item = args or (Any, Any)
-        return isinstance(value, dict) and all(fits(k, key) and fits(v, item, product) for k, v in value.items())
-    return _fits_class(value, kind)
+        return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+    return _is_instance(value, kind)
 
 
 def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
     """Makes a list a tuple where only a tuple is wanted and, with ``paths``, a str a Path where only that is."""
-    hint = _plain(hint)
-    origin, args = get_origin(hint), get_args(hint)
-    options = [_plain(option) for option in args] if origin in (Union, types.UnionType) else [hint]
-    kinds = [get_origin(option) or option for option in options]
-    if isinstance(value, list) and tuple in kinds and not any(kind in _SEQUENCES for kind in kinds):
-        inner = get_args(options[kinds.index(tuple)])
+    kind, args, _ = _apart(hint)
+    options = [_apart(option) for option in args] if kind is Union else [(kind, args, ())]
+    wanted = {kind: inner for kind, inner, _ in options}
+    if isinstance(value, list) and tuple in wanted and not any(kind in _SEQUENCES for kind in wanted):
+        inner = wanted[tuple]
         items = inner[:1] * len(value) if inner[1:] == (...,) else inner or (Any,) * len(value)
         return tuple(coerce(item, item_hint, paths) for item, item_hint in zip(value, items, strict=False))
-    if paths and isinstance(value, str) and Path in kinds and str not in kinds:
+    if paths and isinstance(value, str) and Path in wanted and str not in wanted:
         return Path(value)
     return value
 
 
-def describe_mismatch(value: Any, hint: Any, product: Callable[[Any], Any] = lambda value: None) -> str:
-    """Says what a value is and what was expected, such as ``'abc' is str, expected int | None``."""
+def describe_mismatch(value: Any, hint: Any) -> str:
+    """The value and the annotation, such as ``'abc' is str, expected int | None``."""
     choices = list(dict.fromkeys(str(choice) for choice in _choices(hint)))
     if choices and isinstance(value, str):
         near = did_you_mean(nearest(value, choices))
         return f"{value!r} is unknown; choose from {', '.join(choices)}{near}"
-    if product(value) is not None:
-        return f"{show(product(value))} does not fit here, expected {show(hint)}"
+    if isinstance(value, Product):
+        return f"{value!r} does not fit here, expected {show(hint)}"
     text = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-    is_what = "" if value is None else f" is {type(value).__name__}"
-    return f"{text}{is_what}, expected {show(hint)}"
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The most alike of the names, or nothing; capitals count for little."""
-    known = {known.lower(): known for known in sorted(names, reverse=True)}
-    alike = get_close_matches(name.lower(), known, n=1)
-    return known[alike[0]] if alike else ""
-
-
-def did_you_mean(name: str) -> str:
-    """The end of a message, where there is a nearest name."""
-    return f"; did you mean {name}?" if name else ""
+    plain = _without_limits(hint)
+    if not fits(value, plain):
+        is_type = "" if value is None else f" is {type(value).__name__}"
+        return f"{text}{is_type}, expected {show(plain)}"
+    if isinstance(value, str):
+        return f"{text}, expected {show(hint)}"
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return f"{text} is {'out of range' if finite else 'not finite'}, expected {show(hint)}"
 
 
 def show(hint: Any) -> str:
-    """An annotation as one writes it today: ``int | None`` for ``Optional[int]``."""
-    hint = _plain(hint)
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is None or hint is type(None):
+    """An annotation as one writes it today: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
+    kind, args, limits = _apart(hint)
+    if limits:
+        return f"{show(_base(hint))} ({' and '.join(map(str, limits))})"
+    if kind is type(None):
         return "None"
-    if origin in (Union, types.UnionType):
+    if kind is Union:
         return " | ".join(dict.fromkeys(show(option) for option in args))
-    if origin is Literal:
+    if kind is Literal:
         return " | ".join(repr(option) for option in args)
-    name = getattr(origin or hint, "__name__", str(hint))
-    if not args or origin is abc.Callable:
+    name = getattr(kind, "__name__", str(kind))
+    if not args or kind is abc.Callable:
         return name
     return f"{name}[{', '.join('...' if option is ... else show(option) for option in args)}]"
 
 
-def _plain(hint: Any) -> Any:
-    """Without Annotated and NewType around it; a type variable says nothing."""
-    if get_origin(hint) is typing.Annotated:
-        return _plain(get_args(hint)[0])
-    if isinstance(hint, typing.NewType):
-        return _plain(hint.__supertype__)
-    unknown = hint is inspect.Parameter.empty or isinstance(hint, typing.TypeVar | typing.ForwardRef | str)
-    return Any if unknown else hint
+def _apart(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
+    """An annotation as its kind (a class, Union, Literal or Any), the arguments of that, and its limits."""
+    limits = tuple(item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Limit))
+    hint = _base(hint)
+    kind = get_origin(hint) or hint
+    if kind is types.UnionType:
+        kind = Union
+    if kind is None:
+        kind = type(None)
+    if kind is inspect.Parameter.empty or isinstance(kind, typing.TypeVar | typing.ForwardRef | str):
+        kind = Any
+    return kind, get_args(hint), limits
+
+
+def _base(hint: Any) -> Any:
+    """An annotation without Annotated and NewType around it."""
+    while get_origin(hint) is Annotated or isinstance(hint, typing.NewType):
+        hint = hint.__supertype__ if isinstance(hint, typing.NewType) else get_args(hint)[0]
+    return hint
+
+
+def _without_limits(hint: Any) -> Any:
+    hint = _base(hint)
+    args = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return reduce(or_, map(_without_limits, args))
+    if args and get_origin(hint) in (tuple, *_SEQUENCES, *_MAPPINGS):
+        return get_origin(hint)[tuple(map(_without_limits, args))]
+    return hint
 
 
 def _produces(produced: Any, kind: Any) -> bool:
     produced = get_origin(produced) or produced
+    if produced is Any:
+        return True
     if not inspect.isclass(kind) or not inspect.isclass(produced):
         return kind is not Literal
-    if getattr(kind, "_protocol", False) or getattr(kind, "_is_protocol", False) or Unknown in produced.__mro__:
-        return True
-    # By name: one of the two may stand in for a class that the other's module has imported.
-    names = {(base.__module__, base.__qualname__) for base in produced.__mro__}
-    return (kind.__module__, kind.__qualname__) in names or issubclass(produced, kind)
+    return getattr(kind, "_is_protocol", False) or issubclass(produced, kind)
 
 
-def _fits_tuple(value: list[Any] | tuple[Any, ...], args: tuple[Any, ...], product: Callable[[Any], Any]) -> bool:
-    if not args:
-        return True
-    if args[1:] == (...,):
-        return all(fits(item, args[0], product) for item in value)
-    return len(value) == len(args) and all(map(fits, value, args, [product] * len(args)))
-
-
-def _fits_class(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: Any) -> bool:
     if not inspect.isclass(kind):
         return True
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
     if kind in (abc.Callable, type):
         return False
     if issubclass(kind, os.PathLike):
@@ -173,12 +192,9 @@ def _fits_class(value: Any, kind: Any) -> bool:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """What a value may be, where the annotation is a closed list of literals (and perhaps None)."""
-    hint = _plain(hint)
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    if get_origin(hint) not in (Union, types.UnionType):
-        return []
-    parts = [option for option in get_args(hint) if option is not type(None)]
-    lists = [_choices(option) for option in parts]
+    """The values of an annotation that is a closed list of literals (and perhaps None)."""
+    kind, args, _ = _apart(hint)
+    if kind is Literal:
+        return list(args)
+    lists = [_choices(option) for option in args if option is not type(None)] if kind is Union else []
     return [choice for some in lists for choice in some] if all(lists) else []

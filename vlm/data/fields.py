@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
@@ -15,7 +15,7 @@ from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import Range, UserError
 from vlm.models.frozen_features import Features
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
@@ -185,7 +185,7 @@ class CaptionField(Field):
     needs = ("captions",)
     tokenizer: Tokenizer
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: int) -> None:
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
         self._ids: dict[str, list[int]] = {}
 

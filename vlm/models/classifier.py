@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import Count, Rate, Supplied
 from vlm.models.context import Context
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
@@ -51,10 +52,10 @@ class Classifier(nn.Module):
         self,
         *,
         encoder: nn.Module,
-        num_classes: int,
+        num_classes: Supplied[int],
         pool: Literal["mean", "class", "attention"] = "mean",
-        pool_heads: int = 4,
-        dropout: float = 0.0,
+        pool_heads: Count = 4,
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         if pool == "class" and getattr(encoder, "class_token", None) is None:

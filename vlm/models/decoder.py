@@ -1,11 +1,12 @@
 """The causal text decoder, with or without context."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
 from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
@@ -34,22 +35,22 @@ class Decoder(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: int,
-        max_len: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        mlp_ratio: float = 4.0,
+        vocab_size: Supplied[int],
+        max_len: Count,
+        dim: Count,
+        depth: Count,
+        num_heads: Count,
+        head_dim: Count | None = None,
+        num_kv_heads: Count | None = None,
+        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
         activation: Activation = "gelu",
         norm: Norm = "layer",
         norm_eps: float = 1e-5,
         pre_norm: bool = True,
         qk_norm: bool = False,
         bias: bool = True,
-        dropout: float = 0.0,
-        context_dim: int | None = None,
+        dropout: Rate = 0.0,
+        context_dim: Count | None = None,
         positions: Positions | None = None,
     ) -> None:
         super().__init__()

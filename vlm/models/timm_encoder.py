@@ -1,11 +1,12 @@
 """Any timm backbone as an image encoder."""
 
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.models.context import Context
 
 
@@ -25,7 +26,7 @@ class TimmEncoder(nn.Module):
     """
 
     def __init__(
-        self, *, name: str, dim: int, image_size: int, pretrained: bool = False, weights: str | None = None
+        self, *, name: str, dim: Count, image_size: Count, pretrained: bool = False, weights: str | None = None
     ) -> None:
         super().__init__()
         self.dim = dim
@@ -61,12 +62,19 @@ def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
     backbone.train(training)
 
 
+def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
+    """The names that begin most like a name, shorter ones first."""
+    likeness = {known: SequenceMatcher(None, name, known[: len(name)]).ratio() for known in names}
+    alike = [known for known in names if likeness[known] > 0.6]
+    return sorted(alike, key=lambda known: (-likeness[known], len(known), known))[:shown]
+
+
 def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> Any:
     import timm
 
     if ":" in name or "/" in name or name not in timm.list_models():
-        near = timm.list_models(f"*{name.split('_')[0].split('/')[-1]}*")[:5]
-        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; near it: {', '.join(near) or 'none'}")
+        near = ", ".join(_near(name, timm.list_models())) or "none"
+        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; near it: {near}")
     options: dict = {"num_classes": 0, "pretrained": pretrained and weights is None}
     if weights is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": weights}}

@@ -1,8 +1,11 @@
 """The Vision Transformer encoder."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import Count, Range, Rate
 from vlm.models.context import Context
 from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
 from vlm.nn.position import GridPositions, Positions
@@ -31,22 +34,22 @@ class ViT(nn.Module):
     def __init__(
         self,
         *,
-        image_size: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        mlp_ratio: float = 4.0,
+        image_size: Count,
+        patch_size: Count,
+        dim: Count,
+        depth: Count,
+        num_heads: Count,
+        head_dim: Count | None = None,
+        num_kv_heads: Count | None = None,
+        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
         activation: Activation = "gelu",
         norm: Norm = "layer",
         norm_eps: float = 1e-5,
         pre_norm: bool = True,
         qk_norm: bool = False,
         bias: bool = True,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
+        dropout: Rate = 0.0,
+        drop_path: Rate = 0.0,
         stem: nn.Module | None = None,
         class_token: bool = False,
         positions: Positions | None = None,

@@ -1,9 +1,12 @@
 """Positions of tokens: where a token stands in its segment, and encodings of it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
+
+from vlm.errors import Count, Range
 
 
 def positions_within(segments: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class LearnedPositions(Positions):
         IndexError: A position is not below max_len.
     """
 
-    def __init__(self, *, dim: int, max_len: int) -> None:
+    def __init__(self, *, dim: Count, max_len: Count) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
@@ -118,7 +121,7 @@ class GridPositions(LearnedPositions):
         before: Tokens that stand before the grid, such as a class token; they start at zero.
     """
 
-    def __init__(self, *, dim: int, side: int, before: int = 0) -> None:
+    def __init__(self, *, dim: Count, side: int, before: int = 0) -> None:
         Positions.__init__(self)
         self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(side, dim)]))
 
@@ -147,7 +150,7 @@ class SinusoidalPositions(Positions):
         ValueError: dim is odd.
     """
 
-    def __init__(self, *, dim: int) -> None:
+    def __init__(self, *, dim: Count) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"dim {dim} is odd; sinusoidal positions need pairs")
@@ -168,7 +171,7 @@ class RotaryPositions(Positions):
         ValueError: head_dim is odd.
     """
 
-    def __init__(self, *, head_dim: int, base: float = 10_000.0) -> None:
+    def __init__(self, *, head_dim: Count, base: Annotated[float, Range(above=0)] = 10_000.0) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim {head_dim} is odd; rotary positions need pairs")
@@ -191,7 +194,7 @@ class RelativeBias(Positions):
         causal: Whether queries attend only to what stands before them; else there are offsets to both sides.
     """
 
-    def __init__(self, *, num_heads: int, max_len: int, causal: bool = True) -> None:
+    def __init__(self, *, num_heads: Count, max_len: Count, causal: bool = True) -> None:
         super().__init__()
         self.max_len, self.causal = max_len, causal
         self.weight = nn.Parameter(torch.zeros(num_heads, max_len if causal else 2 * max_len - 1))

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from vlm.errors import Count
+
 
 class PatchEmbed(nn.Conv2d):
     """Cuts the image into patches, each projected linearly (Dosovitskiy et al. 2021, equation 1).
@@ -15,7 +17,7 @@ class PatchEmbed(nn.Conv2d):
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     """
 
-    def __init__(self, *, patch_size: int, dim: int) -> None:
+    def __init__(self, *, patch_size: Count, dim: Count) -> None:
         super().__init__(3, dim, kernel_size=patch_size, stride=patch_size)
 
 
@@ -36,7 +38,7 @@ class ConvStem(nn.Sequential):
         ValueError: patch_size is no power of two, or below 4.
     """
 
-    def __init__(self, *, patch_size: int, dim: int, min_channels: int = 32) -> None:
+    def __init__(self, *, patch_size: Count, dim: Count, min_channels: Count = 32) -> None:
         stages = _stages(patch_size)
         channels = [max(min_channels, dim >> (stages - 1 - stage)) for stage in range(stages)]
         convs = [nn.Conv2d(3, channels[0], kernel_size=4, stride=4)]
@@ -65,7 +67,7 @@ class ConvPoolStem(nn.Sequential):
         ValueError: patch_size is no power of two, or below 4.
     """
 
-    def __init__(self, *, patch_size: int, dim: int, channels: int = 32) -> None:
+    def __init__(self, *, patch_size: Count, dim: Count, channels: Count = 32) -> None:
         stages = _stages(patch_size)
         widths = [3, *(channels << stage for stage in range(stages))]
         layers: list[nn.Module] = []

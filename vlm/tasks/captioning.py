@@ -7,8 +7,12 @@ from typing import Any
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
+from vlm.inference.attention import word_maps
+from vlm.inference.attention_picture import attention_picture
 from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
@@ -20,6 +24,8 @@ from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task
+
+LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
 class Captioning(Task):
@@ -34,6 +40,8 @@ class Captioning(Task):
     """
 
     name = "captioning"
+    headlines = ("cider", "bleu4", "rouge_l", "exact_match")
+    curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
     model: VisionLanguageModel
 
     def __init__(
@@ -42,11 +50,11 @@ class Captioning(Task):
         model: VisionLanguageModel,
         fields: Mapping[str, Any],
         seed: int,
-        max_tokens: int,
+        max_tokens: Count,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
-        label_smoothing: float = 0.0,
-        val_captions: int | None = None,
+        label_smoothing: Share = 0.0,
+        val_captions: Count | None = None,
     ) -> None:
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_captions = max_tokens, val_captions
@@ -114,6 +122,27 @@ class Captioning(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
+    def report(self) -> list[Section]:
+        """Captions at random, the best and the worst by CIDEr and ROUGE-L, and where the model looked."""
+        images = self.captions.per_image()
+        ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
+        count = min(SHOWN, -(-len(ranked) // 2))
+        kinds = {"Random captions": [ranked[at] for at in random_places(len(ranked))]}
+        kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
+        sections = [
+            Section(title, [Cards([_card(name, images[name]) for name in names])]) for title, names in kinds.items()
+        ]
+        if drawn := [picture for sample in self.samples[:LOOKED_AT] for picture in self._attention(sample)]:
+            note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
+            sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        return sections
+
+    def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """A sample's caption with a picture of where the model looked, if its layers offer that."""
+        pixels = sample["image"].to(self.device)
+        maps = word_maps(self.model, self.tokenizer, self.preprocess, pixels, sample["caption"])
+        return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
+
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["captions"]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
@@ -125,3 +154,9 @@ class Captioning(Task):
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), "max_tokens": self.max_tokens}
+
+
+def _card(name: str, row: Mapping[str, Any]) -> Card:
+    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
+    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
+    return Card(image=name, text=row["caption"], lines=[scores, name], references=row["references"])

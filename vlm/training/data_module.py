@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import lightning as L
 from torch.utils.data import DataLoader
@@ -16,7 +16,7 @@ from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
-from vlm.errors import UserError
+from vlm.errors import Count, Range, Supplied, UserError
 from vlm.training.step_loader import StepLoader
 
 
@@ -46,16 +46,16 @@ class Data(L.LightningDataModule):
         self,
         *,
         source: Source,
-        fields: Mapping[str, Field],
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int | str,
-        seed: int,
-        bucket: int = 1,
-        repeats: int = 1,
-        train_samples: int | None = None,
+        fields: Supplied[Mapping[str, Field]],
+        batch_size: Count,
+        eval_batch_size: Count,
+        num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
+        seed: Supplied[int],
+        bucket: Count = 1,
+        repeats: Count = 1,
+        train_samples: Count | None = None,
         cache_features: bool = False,
-        cache: str | None = None,
+        cache: Supplied[str | None] = None,
     ) -> None:
         super().__init__()
         if train_samples is not None and train_samples < 1:

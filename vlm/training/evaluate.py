@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from vlm.config import config as conf
+from vlm.config import target
+from vlm.config.compose import override
+from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 
 # Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
@@ -29,19 +31,20 @@ def evaluate_checkpoint(
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.evaluation.report.results import write_results
     from vlm.inference.output import output_folder
-    from vlm.training.fit import chose, quiet, table
+    from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
     folder = None if out is None else output_folder(out)
     if trust is not None:
-        conf.trust(trust)
+        target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = conf.contained(conf.thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = conf.override(config, overrides, unread=UNREAD)
+        config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+    config = override(config, overrides, unread=UNREAD)
+    check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
@@ -55,12 +58,14 @@ def evaluate_checkpoint(
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))
+    skipped = f", {len(task.unread):,} skipped" if task.unread else ""
+    print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:
         print_error(printable(reason))
     if folder is not None:
         try:
-            write_results(folder, task, results, data)
-            print(f"\nreport  {folder / 'report.html'}")
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0

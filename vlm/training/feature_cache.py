@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.config import config as conf
+from vlm.config.build import build
+from vlm.config.target import find
 from vlm.data.batch import Batch
 from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
 from vlm.data.features.fingerprint import augment_fault, fingerprint
@@ -33,10 +34,10 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
     data, encoder = config["data"], config["model"].get("encoder")
     if not data.get("cache_features") or not encoder:
         return
-    parts = ["encoder", *(["encoder.backbone"] if projects(conf.load(encoder["_target_"])) else [])]
+    parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, and what it makes changes; set task.freeze=[{parts[-1]}]"
-    fault = augment_fault(conf.build(data["augment"], "data.augment"))
+    fault = augment_fault(build(data["augment"], "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"
     for name in ("mixup", "cutmix"):

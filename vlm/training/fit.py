@@ -7,28 +7,37 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vlm.config import config as conf
-from vlm.errors import SharedError, UserError
+from vlm.config.check import check as check_nodes
+from vlm.config.check import misfit
+from vlm.config.command import report, run
+from vlm.config.compose import node
+from vlm.config.links import origins
+from vlm.config.override import split_resume
+from vlm.config.target import find
+from vlm.errors import Limit, Range, SharedError, UserError
 from vlm.tuning import tune
 
-# What the program fills in when it builds a node.
-SUPPLIED = {
-    "data": {"fields", "seed", "cache"},
-    "model": {"vocab_size", "num_classes"},
-    "model.decoder": {"vocab_size"},
-    "task": {"model", "optimization", "seed"},
-    "optim": {"params"},
-    "trainer": {"callbacks", "logger", "plugins", "default_root_dir"},
-    "logger.csv": {"folder"},
-    "logger.tensorboard": {"save_dir"},
-}
+# Nodes that the program completes by name: a task takes its model, a model the sizes that the data decide.
+COMPLETED = ("data", "model", "task")
+
+
+class FolderName(Limit):
+    """A name that is one folder inside of another."""
+
+    def holds(self, value: Any) -> bool:
+        return not isinstance(value, str) or (value.strip() not in ("", ".", "..") and not set(value) & set("/\\\0"))
+
+    def __str__(self) -> str:
+        return "the name of a folder, without /"
+
+
 TYPES = {
-    "seed": int,
-    "name": str,
+    "seed": Annotated[int, Range(0)],
+    "name": Annotated[str, FolderName()],
     "runs": str,
-    "layer_decay": float,
+    "layer_decay": Annotated[float, Range(above=0)],
     "compile": bool | None,
     "activation_checkpointing": bool | None,  # runs of before it have none
 }
@@ -39,14 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     tune()
     argv = sys.argv[1:] if argv is None else argv
     try:
-        resume, overrides = conf.split_resume(argv)
+        resume, overrides = split_resume(argv)
         if resume is None:
-            return conf.run(train, overrides, check, check_suited)
+            return run(train, overrides, check, check_suited)
         from vlm.training.resume import resume_run
 
         return resume_run(resume, overrides)
     except UserError as fault:
-        return conf.report(fault)
+        return report(fault)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -56,19 +65,16 @@ def check(config: dict[str, Any]) -> None:
     from vlm.training.feature_cache import feature_faults
     from vlm.training.run import data_node
 
-    nodes = {"data": data_node(config), "model": conf.node(config, "model")}
-    conf.check({**config, **nodes}, supplied=SUPPLIED, types=TYPES)
-    faults = list(size_faults(nodes, ""))
-    faults += model_faults(config)
-    faults += feature_faults(config)
-    faults += accumulation_faults(config)
+    nodes = {"data": data_node(config), "model": node(config, "model")}
+    check_nodes({**config, **nodes}, types=TYPES, completed=COMPLETED)
+    faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError("\n".join(origins(config, faults)))
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:
     """A line where the model is not of the kind that the task trains."""
-    wrong = conf.misfit(config["model"], config["task"], "model")
+    wrong = misfit(config["model"], config["task"], "model")
     if wrong is None:
         return []
     given, wanted = wrong
@@ -79,7 +85,7 @@ def model_faults(config: dict[str, Any]) -> list[str]:
 def accumulation_faults(config: dict[str, Any]) -> list[str]:
     """A line where batches are accumulated whose samples a loss compares with one another."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
-    task: Any = conf.load(config["task"]["_target_"])
+    task: Any = find(config["task"]["_target_"])
     if count == 1 or not task.compares_samples(config["task"]):
         return []
     what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
@@ -96,29 +102,25 @@ def check_suited(config: dict[str, Any]) -> None:
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:
-    """Yields a line for each size that cannot work, such as heads that do not divide the width."""
+    """Yields a line for each size that does not divide another, such as heads that do not divide the width."""
     if not isinstance(value, dict):
         return
-    for name in ("batch_size", "eval_batch_size", "max_len", "depth", "dim"):
-        if isinstance(value.get(name), int) and value[name] < 1:
-            yield f"{path}{name}: {value[name]} is too small; give at least 1"
     for whole, part in (("dim", "num_heads"), ("image_size", "patch_size")):
         size, divisor = value.get(whole), value.get(part)
         if not isinstance(size, int) or not isinstance(divisor, int) or value.get("head_dim"):
             continue
-        if divisor < 1 or size % divisor:
+        if size % divisor:
             yield f"{path}{part}: {divisor} does not divide {whole}, {size}; change one of them"
     for name, child in value.items():
         yield from size_faults(child, f"{path}{name}.")
 
 
 def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:
-    """Trains as the config says, in a new run folder or on from a checkpoint of the run in `folder`.
+    """Trains as a checked config says, in a new run folder or on from a checkpoint of the run in `folder`.
 
     Raises:
         UserError: The config, the data or the machine is at fault.
     """
-    check(config)
     from vlm.training import slurm
     from vlm.training.callbacks.signals import Stopped, stopping
     from vlm.training.resume import resume_run

@@ -1,11 +1,13 @@
 """Muon: momentum whose matrices are made orthogonal."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from vlm.errors import Count, Range, Rate, Supplied
 
 # Of the quintic whose repetition drives every singular value towards 1 (Jordan et al. 2024): steep at zero, and content
 # with anything between about 0.7 and 1.2.
@@ -29,14 +31,14 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Supplied[Iterable[Any]],
         *,
-        lr: float = 2e-3,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        iterations: int = 5,
+        lr: Annotated[float, Range(0)] = 2e-3,
+        momentum: Rate = 0.95,
+        betas: tuple[Rate, Rate] = (0.9, 0.98),
+        eps: Annotated[float, Range(0)] = 1e-8,
+        weight_decay: Annotated[float, Range(0)] = 0.0,
+        iterations: Count = 5,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "iterations": iterations, "matrices": False})

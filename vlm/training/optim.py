@@ -5,10 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
+
+from vlm.errors import Range, Share
 
 
 class Schedule(Protocol):
@@ -96,7 +98,7 @@ class Cosine:
         floor: Last learning rate over the highest.
     """
 
-    def __init__(self, *, warmup: float = 0.05, floor: float = 0.0) -> None:
+    def __init__(self, *, warmup: Annotated[float, Range(0)] = 0.05, floor: Share = 0.0) -> None:
         self.warmup = warmup
         self.floor = floor
 
@@ -115,7 +117,7 @@ class Constant:
         warmup: Share of all steps that warms up, if below 1; else a number of steps.
     """
 
-    def __init__(self, *, warmup: float = 0.0) -> None:
+    def __init__(self, *, warmup: Annotated[float, Range(0)] = 0.0) -> None:
         self.warmup = warmup
 
     def factor(self, step: int, total: int) -> float:

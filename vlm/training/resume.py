@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlm.config import config as conf
+from vlm.config.override import check_resume_overrides
+from vlm.config.stored import thaw
 from vlm.errors import UserError
 from vlm.training.processes import agree, first
 from vlm.training.run_folder import check_same_run, claim, run_folders
@@ -22,15 +23,16 @@ def resume_run(where: str, overrides: list[str]) -> int:
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.training.fit import train
+    from vlm.training.fit import check, train
 
     path = Path(agree(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
     with refusing(path):
-        saved = conf.thaw(loaded["vlm"]["config"])
+        saved = thaw(loaded["vlm"]["config"])
         finished(loaded, saved)
-    config = conf.check_resume_overrides(overrides, saved)
+    config = check_resume_overrides(overrides, saved)
+    check(config)
     check_steps(loaded, config)
     if first():
         check_same_run(folder, saved)

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.config import config as conf
+from vlm.config.build import build, spec, supply, takes
+from vlm.config.compose import node as node_of
+from vlm.config.compose import values_of
+from vlm.config.stored import contained, freeze
+from vlm.config.target import find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
 from vlm.errors import UserError, printable
-from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -30,6 +33,7 @@ from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.optim import Optimization
 from vlm.training.processes import agree, check_devices, first, first_alone
+from vlm.training.results import keep_results
 from vlm.training.run_folder import clean, create, new_folder
 from vlm.training.task import Task
 
@@ -42,21 +46,21 @@ def cache_folder(config: dict[str, Any]) -> Path:
 def data_node(config: dict[str, Any]) -> dict[str, Any]:
     """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
     node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
-    return node | {name: value for name, value in config["data"].items() if conf.takes(node, name)}
+    return node | {name: value for name, value in config["data"].items() if takes(node, name)}
 
 
 def build_fields(config: dict[str, Any]) -> dict[str, Field]:
     """The fields that the task reads of each record, by name."""
     nodes = config["task"]["fields"].items()
-    return {name: conf.build(node, f"task.fields.{name}") for name, node in nodes}
+    return {name: build(node, f"task.fields.{name}") for name, node in nodes}
 
 
 def build_data(config: dict[str, Any]) -> Data:
     """The data module with its source opened, and the task's fields in it."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
-    node["source"] = conf.supply(node["source"], {"needs": needs})
-    return conf.build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
+    node["source"] = supply(node["source"], {"needs": needs})
+    return build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -65,17 +69,17 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
     Args:
         sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
     """
-    node = conf.supply(conf.node(config, "model"), sizes)
+    node = supply(node_of(config, "model"), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
     try:
-        return conf.build(node, "model"), conf.spec(node)
+        return build(node, "model"), spec(node)
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
 
 
 def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
     """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
-    places = conf.values_of(config["model"], "init_from")
+    places = values_of(config["model"], "init_from")
     if places:
         from vlm.checkpoint import start
 
@@ -87,7 +91,7 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
     """The task, with the fields of its data."""
     node = {name: value for name, value in config["task"].items() if name != "fields"}
-    return conf.build(node, "task", model=model, fields=data.fields, seed=config["seed"], **given)
+    return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **given)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -95,8 +99,8 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
     if config["trainer"].get("precision") == "16-mixed":
         node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
     return Optimization(
-        optimizer=conf.build(node, "optim"),
-        schedule=conf.build(config["schedule"], "schedule"),
+        optimizer=build(node, "optim"),
+        schedule=build(config["schedule"], "schedule"),
         weight_decay=config["optim"].get("weight_decay", 0.0),
         layer_decay=config["layer_decay"],
     )
@@ -130,7 +134,7 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
-    trainer = conf.build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
     leave_signals_to_us(trainer)
     oversee(trainer)
     return trainer
@@ -155,7 +159,7 @@ class Run:
             model, spec = build_model(config, self.data.sizes)
             start_from(model, config, self.data.tokenizer)
         else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
-            model, spec = ckpt.build_model(loaded, trust=conf.trusted()), loaded["vlm"]["model"]
+            model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
         if loaded is not None and self.data.cache_features:  # made of the weights that the run has
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
@@ -164,7 +168,7 @@ class Run:
             compile_on_gpu(compiler)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
-        self.task.about = {"model": spec, "config": conf.freeze(config), "data": self.data.fingerprint()}
+        self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
         callbacks = self._callbacks()
         bar = any(isinstance(callback, Progress) for callback in callbacks)
         self.trainer = build_trainer(
@@ -176,7 +180,7 @@ class Run:
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else conf.contained(self.config, self.folder)
+        config = self.config if loaded is None else contained(self.config, self.folder)
         self.cache = cache_folder(config)
         with first_alone():  # what it puts into the cache, the others read
             data = build_data(config)
@@ -200,7 +204,7 @@ class Run:
 
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
-        built = [conf.build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [TellCompiling()] if self.compiled else []
         # What is saved, and left, after a step is all that the others made of it.
         return sorted(
@@ -208,9 +212,9 @@ class Run:
         )
 
     def _loggers(self) -> list[Any]:
-        given = {"csv": {"folder": str(self.folder)}, "tensorboard": {"save_dir": str(self.folder)}}
+        place = {"folder": str(self.folder), "save_dir": str(self.folder)}
         nodes = self.config["logger"].items()
-        built = {name: conf.build(node, f"logger.{name}", **given.get(name, {})) for name, node in nodes if node}
+        built = {name: build(node, f"logger.{name}", **place) for name, node in nodes if node}
         return [SteadyLogger(logger, name) for name, logger in built.items()]
 
     @property
@@ -235,7 +239,7 @@ class Run:
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         gather(self.task.model)  # one rank writes, and the report reads the model's attention
         if self.trainer.is_global_zero:
-            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+            keep_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
         scatter(self.task.model)
         return results
 
@@ -252,8 +256,8 @@ def check_fit(config: dict[str, Any]) -> None:
     Raises:
         UserError: It names both.
     """
-    source: Any = conf.load(config["data"]["source"]["_target_"])
-    fields: list[Any] = [conf.load(node["_target_"]) for node in config["task"]["fields"].values()]
+    source: Any = find(config["data"]["source"]["_target_"])
+    fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
     needs = sorted({name for field in fields for name in field.needs})
     if lacking := [name for name in needs if name not in source.holds]:
         raise UserError(

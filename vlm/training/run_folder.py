@@ -8,7 +8,7 @@ from typing import IO, Any
 import yaml
 
 from vlm.atomic import remove_unfinished
-from vlm.config import config as conf
+from vlm.config.stored import freeze
 from vlm.errors import UserError
 
 CONFIG = "config.yaml"
@@ -90,7 +90,7 @@ def check_same_run(folder: Path, config: dict[str, Any]) -> None:
         check_content(own)
     except (yaml.YAMLError, RecursionError, ValueError) as fault:
         raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
-    for key, (here, there) in differences(conf.freeze(own), conf.freeze(config)).items():
+    for key, (here, there) in differences(freeze(own), freeze(config)).items():
         raise UserError(
             f"{folder}: is the folder of another run, with {key}={here}; the checkpoint's has {key}={there}. "
             "Resume it in its own folder"

@@ -1,6 +1,6 @@
 """Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from PIL import Image
 
 from vlm.data.images.image import check_geometry, to_rgb
 from vlm.data.images.resize import Box, resize_box, square, to_tensor
-from vlm.errors import UserError
+from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import numpy_rng
 
 
@@ -35,13 +35,13 @@ class Augment:
     def __init__(
         self,
         *,
-        image_size: int,
+        image_size: Count,
         resize: str = "crop",
         interpolation: str = "bicubic",
-        min_scale: float = 1.0,
-        min_ratio: float = 1.0,
+        min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
+        min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
         horizontal_flip: bool = False,
-        color_jitter: float = 0.0,
+        color_jitter: Share = 0.0,
     ) -> None:
         check_geometry(image_size, resize, interpolation)
         for name, value in (("min_scale", min_scale), ("min_ratio", min_ratio)):

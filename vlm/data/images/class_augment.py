@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from PIL import Image
 
 from vlm.data.images.augment import Augment
 from vlm.data.images.resize import PAD_COLOR, to_tensor
-from vlm.errors import UserError
+from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import key as hashed
 from vlm.randomness import numpy_rng
 
@@ -47,18 +47,18 @@ class ClassAugment(Augment):
     def __init__(
         self,
         *,
-        image_size: int,
+        image_size: Count,
         resize: str = "crop",
         interpolation: str = "bicubic",
-        min_scale: float = 1.0,
-        min_ratio: float = 1.0,
+        min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
+        min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
         horizontal_flip: bool = False,
-        color_jitter: float = 0.0,
-        pad_crop: int = 0,
+        color_jitter: Share = 0.0,
+        pad_crop: Annotated[int, Range(0)] = 0,
         policy: str | None = None,
-        num_ops: int = 2,
-        magnitude: int = 9,
-        erase: float = 0.0,
+        num_ops: Count = 2,
+        magnitude: Annotated[int, Range(0, 30)] = 9,
+        erase: Share = 0.0,
     ) -> None:
         super().__init__(
             image_size=image_size,

@@ -26,7 +26,7 @@ from PIL import (
 
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import square
-from vlm.errors import UserError, printable
+from vlm.errors import Count, UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -257,7 +257,7 @@ class Preprocess:
     def __init__(
         self,
         *,
-        image_size: int,
+        image_size: Count,
         resize: str = "crop",
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place, valid_captions
-from vlm.errors import UserError, print_error
+from vlm.errors import Count, UserError, print_error
 from vlm.randomness import key, numpy_rng
 
 MIN_IMAGE_SIZE = 32
@@ -128,16 +128,16 @@ class Shapes(Source):
         self,
         *,
         seed: int,
-        image_size: int = 64,
+        image_size: Count = 64,
         shapes: list[str],
         colors: list[str],
         sizes: list[str],
-        max_objects: int = 3,
+        max_objects: Count = 3,
         object_weights: Sequence[float] = (1, 2, 1),
-        train_scenes: int,
-        val_scenes: int,
-        test_scenes: int,
-        captions_per_image: int | None,
+        train_scenes: Count,
+        val_scenes: Count,
+        test_scenes: Count,
+        captions_per_image: Count | None,
     ) -> None:
         self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
         check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)

@@ -7,7 +7,7 @@ from itertools import product
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scene_captions import BACKGROUND, check_scenes
 from vlm.data.shapes.scenes import Kind, Scene, draw, place
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.randomness import numpy_rng
 
 
@@ -82,13 +82,13 @@ class ShapeClasses(Source):
         self,
         *,
         seed: int,
-        image_size: int = 64,
+        image_size: Count = 64,
         shapes: list[str],
         colors: list[str],
         sizes: list[str],
-        train_scenes: int,
-        val_scenes: int,
-        test_scenes: int,
+        train_scenes: Count,
+        val_scenes: Count,
+        test_scenes: Count,
     ) -> None:
         self.lengths = {"train": train_scenes, "val": val_scenes, "test": test_scenes}
         check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes, lengths=self.lengths)

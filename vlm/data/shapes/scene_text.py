@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vlm.data.records import NAMES, Listed, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 
 
 class SceneText(Source):
@@ -33,11 +33,11 @@ class SceneText(Source):
         shapes: list[str],
         colors: list[str],
         sizes: list[str],
-        max_objects: int,
-        scenes: int,
-        train_documents: int,
-        val_documents: int,
-        test_documents: int,
+        max_objects: Count,
+        scenes: Count,
+        train_documents: Count,
+        val_documents: Count,
+        test_documents: Count,
     ) -> None:
         counts = {"train": train_documents, "val": val_documents, "test": test_documents}
         for name, value in [("scenes", scenes), *((f"{split}_documents", count) for split, count in counts.items())]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from vlm.data.records import Skipped
 from vlm.data.sources.caption_source import CaptionSource, find_file
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table, read_text
-from vlm.errors import UserError
+from vlm.errors import Count, Share, UserError
 
 # The second is how the official archive spells it.
 FLICKR8K_FOLDERS = ("images", "Flicker8k_Dataset", "Flickr8k_Dataset")
@@ -46,10 +46,10 @@ class Captions(CaptionSource):
         image_column: str = "image",
         caption_column: str = "caption",
         split_column: str = "split",
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
         seed: int = 0,
-        captions_per_image: int | None = None,
+        captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
         files = _files(self.root, path, val_path, test_path)
@@ -86,7 +86,7 @@ class Flickr8k(CaptionSource):
 
     name = "flickr8k"
 
-    def __init__(self, *, root: str, seed: int = 0, captions_per_image: int | None = None) -> None:
+    def __init__(self, *, root: str, seed: int = 0, captions_per_image: Count | None = None) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
         self.base = next((name for name in FLICKR8K_FOLDERS if (self.root / name).is_dir()), "")
         if not self.base:
@@ -152,10 +152,10 @@ class Coco(CaptionSource):
         path: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
         seed: int = 0,
-        captions_per_image: int | None = None,
+        captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
         files = _files(self.root, path, val_path, test_path)

@@ -10,7 +10,7 @@ from vlm.data.hold_out import check_fractions, draw_stratified
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
 from vlm.data.store.places import Folder, Place, Tar
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 
 _FOREIGN = ("__MACOSX",)  # folders that archives made on a Mac hold beside the files
 
@@ -49,8 +49,8 @@ class ClassFolders(Source):
         *,
         root: str | None = None,
         path: str | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
         seed: int = 0,
     ) -> None:
         check_fractions(val_fraction, test_fraction)

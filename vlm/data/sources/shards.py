@@ -14,7 +14,7 @@ from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
 from vlm.data.store.shard_scan import open_index
 from vlm.data.store.shards import Opened, Samples
-from vlm.errors import UserError
+from vlm.errors import Count, Share, Supplied, UserError
 
 AT_ONCE = 16  # shards that are opened
 MAX_CLASSES = 100_000
@@ -55,11 +55,11 @@ class Shards(Source):
         test_path: str | None = None,
         remote: bool = False,
         write_index: bool = False,
-        needs: Sequence[str] = (),
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
+        needs: Supplied[Sequence[str]] = (),
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
         seed: int = 0,
-        captions_per_image: int | None = None,
+        captions_per_image: Count | None = None,
     ) -> None:
         check_drawn(captions_per_image)
         check_fractions(val_fraction, test_fraction)

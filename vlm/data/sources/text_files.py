@@ -7,7 +7,7 @@ from pathlib import Path
 from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
 from vlm.data.store.places import walk
 from vlm.data.text.documents import FileDocument
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 from vlm.randomness import key
 
 SUFFIXES = (".txt", ".md")
@@ -42,8 +42,8 @@ class TextFiles(Source):
         root: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
         seed: int = 0,
     ) -> None:
         if (path is None) == (root is None):

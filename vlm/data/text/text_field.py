@@ -16,7 +16,7 @@ from vlm.data.text.documents import Document
 from vlm.data.text.token_file import TokenFile, open_tokens
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.data.text.windows import RandomWindows, SlidingWindows, Window, Windows
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.randomness import numpy_rng
 
 LEARNED_FROM = 2**26  # bytes of text, about, that are enough to learn a tokenizer from
@@ -50,7 +50,7 @@ class TextField(Field):
     reads_whole = True
     tokenizer: Tokenizer
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: int, stride: int | None = None) -> None:
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Count, stride: Count | None = None) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
         self.stride = max(1, max_len // 2) if stride is None else stride
         self._files: dict[str, TokenFile] = {}

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.errors import UserError
+from vlm.errors import Count, Share, UserError
 
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
@@ -233,10 +233,10 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(
         self,
         *,
-        vocab_size: int = 8000,
+        vocab_size: Count = 8000,
         model_type: str = "bpe",
         byte_fallback: bool = True,
-        character_coverage: float = 0.9995,
+        character_coverage: Share = 0.9995,
         lowercase: bool = False,
     ) -> None:
         super().__init__(lowercase=lowercase)

@@ -6,6 +6,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
+from vlm.errors import Count
 from vlm.training.task import Task
 
 
@@ -18,7 +19,7 @@ class Audit(L.Callback):
         tokens: How many tokens of a text are shown.
     """
 
-    def __init__(self, *, tokens: int = 16) -> None:
+    def __init__(self, *, tokens: Count = 16) -> None:
         self.tokens = tokens
 
     @rank_zero_only

@@ -7,7 +7,7 @@ import lightning as L
 import torch.distributed as dist
 
 from vlm.data.batch import BadSample
-from vlm.errors import SharedError, UserError, printable
+from vlm.errors import Share, SharedError, UserError, printable
 from vlm.training.task import Task
 
 LISTED = 10  # of the unreadable samples, when there are too many
@@ -22,7 +22,7 @@ class BadSamples(L.Callback):
         UserError: The limit is no share.
     """
 
-    def __init__(self, *, limit: float = 0.01) -> None:
+    def __init__(self, *, limit: Share = 0.01) -> None:
         if not 0 <= limit <= 1:
             raise UserError(f"callbacks.bad_samples.limit: {limit} is no share; give 0, to stop at the first, to 1")
         self.limit = limit

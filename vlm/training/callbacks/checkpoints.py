@@ -10,6 +10,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint import save
+from vlm.errors import Count
 from vlm.training.loop_counters import validates
 from vlm.training.task import Task
 
@@ -52,7 +53,7 @@ class Checkpoints(L.Callback):
         every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
     """
 
-    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: int) -> None:
+    def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: Count) -> None:
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from vlm.atomic import write_text
+from vlm.errors import Supplied
 
 APART = "throughput/"  # the clock's figures: a run that is resumed repeats all others to the bit
 
@@ -75,7 +76,7 @@ class CSVLogger(Logger):
         folder: The run's folder.
     """
 
-    def __init__(self, *, folder: str) -> None:
+    def __init__(self, *, folder: Supplied[str]) -> None:
         super().__init__()
         self.metrics, self.throughput = (Table(Path(folder) / f"{name}.csv") for name in ("metrics", "throughput"))
 

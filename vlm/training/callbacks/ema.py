@@ -1,11 +1,12 @@
 """A moving average of the weights."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
+from vlm.errors import Range
 from vlm.training.fsdp import like
 
 
@@ -16,7 +17,7 @@ class EMA(L.Callback):
         decay: Share of the average that stays at each step; in the first ones less, (1 + step) / (10 + step).
     """
 
-    def __init__(self, *, decay: float) -> None:
+    def __init__(self, *, decay: Annotated[float, Range(above=0, below=1)]) -> None:
         if not 0 < decay < 1:
             raise ValueError(f"callbacks.ema.decay: {decay} is not between 0 and 1")
         self.decay = decay

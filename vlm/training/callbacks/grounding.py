@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from vlm.errors import SharedError
+from vlm.errors import Count, Share, SharedError
 from vlm.models.frozen_features import Features
 from vlm.tasks.captioning import Captioning
 
@@ -55,7 +55,7 @@ class Grounding(L.Callback):
     """
 
     def __init__(
-        self, *, min_gap: float = 0.01, min_distinct: float = 0.05, patience: int = 3, stop: bool = False
+        self, *, min_gap: Share = 0.01, min_distinct: Share = 0.05, patience: Count = 3, stop: bool = False
     ) -> None:
         self.min_gap, self.min_distinct, self.patience, self.stop = min_gap, min_distinct, patience, stop
         self.streaks = {"gap": 0, "distinct": 0}

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import lightning as L
 
 from vlm.atomic import write_text
+from vlm.errors import Range
 from vlm.training.task import Task
 
 
@@ -23,7 +24,7 @@ class Samples(L.Callback):
         keep: How many are written to samples/step_N.jsonl.
     """
 
-    def __init__(self, *, show: int, keep: int) -> None:
+    def __init__(self, *, show: Annotated[int, Range(0)], keep: Annotated[int, Range(0)]) -> None:
         self.show, self.keep = show, keep
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

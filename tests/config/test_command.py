@@ -8,7 +8,8 @@ import tempfile
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from vlm.config import config
+from vlm.config import command
+from vlm.config.compose import compose
 from vlm.errors import UserError
 
 
@@ -22,22 +23,22 @@ class TestStatus:
         def main(given):
             raise UserError("disk full", 1)
 
-        assert config.run(main, []) == 1
+        assert command.run(main, []) == 1
         assert capsys.readouterr().err == "error: disk full\n"
 
     @pytest.mark.parametrize(("code", "status"), [(None, 0), (5, 5), ("broken", 1)])
     def test_of_an_exit(self, code, status):
-        assert config.run(lambda given: sys.exit(code), []) == status
+        assert command.run(lambda given: sys.exit(code), []) == status
 
     def test_of_a_bug_is_1_with_a_traceback(self, capsys):
-        assert config.run(lambda given: 1 // 0, []) == 1
+        assert command.run(lambda given: 1 // 0, []) == 1
         assert "ZeroDivisionError" in capsys.readouterr().err
 
     def test_of_an_interrupt_is_130(self):
         def main(given):
             raise KeyboardInterrupt
 
-        assert config.run(main, ["-m", "seed=1,2"]) == 130
+        assert command.run(main, ["-m", "seed=1,2"]) == 130
 
     def test_of_a_sweep_is_the_worst_and_it_goes_on_after_a_fault(self, capsys):
         def main(given):
@@ -45,7 +46,7 @@ class TestStatus:
                 raise UserError("no such folder")
             return given["seed"] == 1
 
-        assert config.run(main, ["-m", "seed=1,2,3"]) == 2
+        assert command.run(main, ["-m", "seed=1,2,3"]) == 2
         assert "job 2: seed=3" in capsys.readouterr().err
 
     def test_of_a_signal_ends_a_sweep(self):
@@ -55,12 +56,12 @@ class TestStatus:
             seen.append(given["seed"])
             return 143
 
-        assert config.run(main, ["-m", "seed=1,2,3"]) == 143
+        assert command.run(main, ["-m", "seed=1,2,3"]) == 143
         assert seen == [1]
 
     def test_a_fault_shows_its_traceback_to_those_who_ask(self, capsys, monkeypatch):
         monkeypatch.setenv("VLM_DEBUG", "1")
-        assert config.run(lambda given: None, ["nonsense=1"]) == 2
+        assert command.run(lambda given: None, ["nonsense=1"]) == 2
         assert "Traceback" in capsys.readouterr().err
 
 
@@ -101,7 +102,7 @@ class TestHydrasCommandLine:
         assert len(capsys.readouterr().out) > 10
 
     def test_adds_deletes_and_forces(self):
-        got = config.compose(["+model.more={a: 1}", "~task.smoothing", "++seed=4", "++other=5"])
+        got = compose(["+model.more={a: 1}", "~task.smoothing", "++seed=4", "++other=5"])
         assert (got["model"]["more"], got["task"], got["seed"], got["other"]) == ({"a": 1}, {}, 4, 5)
 
     def test_a_users_folder_of_configs(self, tmp_path, collect, write):
@@ -110,7 +111,7 @@ class TestHydrasCommandLine:
 
     def test_a_users_search_path(self, tmp_path, write):
         mine = write(tmp_path / "mine", {"data/mine.yaml": "size: 5"})
-        assert config.compose([f"hydra.searchpath=[file://{mine}]", "data=mine"])["data"]["size"] == 5
+        assert compose([f"hydra.searchpath=[file://{mine}]", "data=mine"])["data"]["size"] == 5
 
     @pytest.mark.usefixtures("only_a_seed")
     def test_main_sees_no_hydra_and_its_own_command(self):
@@ -119,21 +120,21 @@ class TestHydrasCommandLine:
         def main(given):
             seen.append((HydraConfig.initialized(), list(sys.argv)))
 
-        sys.argv = ["vlm", "train", "-m", "seed=1,2"]
-        assert config.run(main, ["-m", "seed=1,2"]) == 0
         sys.argv = ["train.py", "seed=4"]
-        assert config.run(main, ["seed=4"]) == 0
+        assert command.run(main, ["seed=4"]) == 0
+        sys.argv = ["vlm", "train", "-m", "seed=1,2"]
+        assert command.run(main, ["-m", "seed=1,2"]) == 0
         assert seen == [
+            (False, ["train.py", "seed=4"]),
             (False, ["vlm", "train", "seed=1"]),
             (False, ["vlm", "train", "seed=2"]),
-            (False, ["train.py", "seed=4"]),
         ]
 
     @pytest.mark.slow
     def test_a_job_can_be_started_again_by_its_command(self, collect):
         value = "/it's a/\\ b/c=d,(e)"
         commands = []
-        config.run(lambda given: commands.append(sys.argv[1:]), ["-m", "seed=1,2", f"data.root={value}"])
+        command.run(lambda given: commands.append(sys.argv[1:]), ["-m", "seed=1,2", f"data.root={value}"])
         assert [collect(*command)[1][0]["seed"] for command in commands] == [1, 2]
         assert collect(*commands[1])[1][0]["data"]["root"] == value
 
@@ -161,6 +162,6 @@ class TestHydrasCommandLine:
         """
         write(tmp_path, {"hydra_plugins/forking/__init__.py": launcher})
         argv = ["-m", "seed=0,3", "hydra/launcher=forking"]
-        done = python(f"sys.exit(config.run(lambda given: given['seed'], {argv}))", also=tmp_path)
+        done = python(f"sys.exit(command.run(lambda given: given['seed'], {argv}))", also=tmp_path)
         assert done.returncode == 3, done.stderr
         assert done.stderr.splitlines()[-1] == "error: job 1 ended with status 3"

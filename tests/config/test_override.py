@@ -7,8 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm.config.config import check_resume_overrides, split_resume
-from vlm.config.overrides import apply, quote
+from vlm.config.override import apply, check_resume_overrides, quote, split_resume
 from vlm.errors import UserError
 
 SAVED = {

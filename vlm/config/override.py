@@ -12,11 +12,10 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from vlm.config.check import parameters
 from vlm.config.links import feed, has, select, split_links, without
-from vlm.config.types import did_you_mean, nearest
+from vlm.config.target import arguments, find
 from vlm.config.untrusted import readable
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, nearest
 
 RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 _PATH_KEYS = ("root", "path")  # by convention a folder and a file
@@ -188,7 +187,7 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
             break
         node = node[part]
     known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
-    settable = parameters(node["_target_"]) if isinstance(node, dict) and "_target_" in node else []
+    settable = _settable(node)
     if part in settable and depth == len(parts) - 1:
         return f"{key}: is not in this config; write +{key}=VALUE to add it"
     known |= set(settable) if depth else set(groups)
@@ -196,6 +195,14 @@ def unknown_key(key: str, config: dict[str, Any], groups: Collection[str] = ()) 
     elsewhere = sorted(path for path in _paths(config) if f".{path}".endswith(tail))[:3]
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
+
+
+def _settable(node: Any) -> list[str]:
+    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    try:
+        return list(arguments(find(node["_target_"]))) if isinstance(node, dict) and "_target_" in node else []
+    except UserError:
+        return []
 
 
 @cache

@@ -1,0 +1,104 @@
+"""Building of checked nodes: the one place that calls what a ``_target_`` names."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from vlm.checkpoint.names import short
+from vlm.config.check import RESERVED, missing
+from vlm.config.target import arguments, find, parameters, takes_any
+from vlm.config.types import coerce
+from vlm.errors import UserError
+
+Change = Callable[[dict[str, Any], str], Any]
+
+
+def build(node: Any, path: str, /, **supplied: Any) -> Any:
+    """Builds a checked node and all below it, innermost first.
+
+    Args:
+        node: A node with ``_target_``. With ``_partial_: true`` the result is a ``functools.partial``.
+        path: Where the node stands in the config, for messages.
+        supplied: Values that only the program knows. The node's class is passed those that it takes.
+    Raises:
+        UserError: The node names nothing, lacks an argument or has one that is supplied, or a constructor refuses its
+            values.
+    """
+    if not _is_node(node):
+        raise UserError(f"{path}: names nothing to build; give it a _target_, or choose an option of its group")
+    supplied = {name: value for name, value in supplied.items() if takes(node, name)}
+    faults = [f"{path}.{name}: is filled in by the program; remove it" for name in supplied if name in node]
+    if not node.get("_partial_"):
+        faults += missing(node, path, supplied)
+    if faults:
+        raise UserError("\n".join(faults))
+    return _call(node, path, **supplied)
+
+
+def spec(node: dict[str, Any]) -> dict[str, Any]:
+    """Turns a checked node into ``{"name": ..., "args": ...}``, the plain form that checkpoints store.
+
+    A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
+    signature asks for one, as in ``build``, so that both ways give a class equal arguments.
+    """
+    if node.get("_partial_"):
+        raise ValueError(f"{node['_target_']}: a partial cannot be stored")
+    args = _kwargs(node, "", lambda child, path: spec(child), paths=False)
+    return {"name": short(node["_target_"]), "args": args}
+
+
+def supply(value: Any, supplied: Mapping[str, Any]) -> Any:
+    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
+    if isinstance(value, list):
+        return [supply(child, supplied) for child in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {key: supply(child, supplied) for key, child in value.items()}
+    return filled | ({name: supplied[name] for name in supplied if takes(value, name)} if _is_node(value) else {})
+
+
+def takes(node: Mapping[str, Any], argument: str) -> bool:
+    """Whether the class of a node takes an argument of this name."""
+    target = find(node["_target_"])
+    return argument in arguments(target) or takes_any(target)
+
+
+def _call(node: dict[str, Any], path: str, /, **supplied: Any) -> Any:
+    target = find(node["_target_"])
+    kwargs = _kwargs(node, path, _call) | supplied
+    if node.get("_partial_"):
+        return partial(target, **kwargs)
+    try:
+        return target(**kwargs)
+    except Exception as error:
+        # Named, not imported: it is Lightning's word for a setting that this machine cannot serve.
+        expected = isinstance(error, ValueError | OSError | ImportError)
+        if not expected and type(error).__name__ != "MisconfigurationException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
+        raise UserError(f"{path}: {reason}") from error
+
+
+def _kwargs(node: dict[str, Any], path: str, change: Change, paths: bool = True) -> dict[str, Any]:
+    known = parameters(find(node["_target_"]))
+    kwargs = {}
+    for key, value in node.items():
+        if key not in RESERVED:
+            hint = known[key].annotation if key in known else Any
+            kwargs[key] = coerce(_changed(value, f"{path}.{key}", change), hint, paths=paths)
+    return kwargs
+
+
+def _changed(value: Any, path: str, change: Change) -> Any:
+    """Plain containers with each outermost node changed."""
+    if _is_node(value):
+        return change(value, path)
+    if isinstance(value, dict):
+        return {key: _changed(child, f"{path}.{key}", change) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_changed(child, f"{path}.{index}", change) for index, child in enumerate(value)]
+    return value
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, dict) and "_target_" in value

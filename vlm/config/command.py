@@ -1,0 +1,183 @@
+"""Hydra's command line: a run of one config, or Hydra's own machinery for sweeps, ``--cfg`` and ``--help``.
+
+Hydra makes no folder and no log of its own, and its errors leave as ours: a line or two that name the key, and exit
+status 2.
+"""
+
+import io
+import os
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from vlm.config.compose import ROOT, VERSION, check_strangers, compose, conf_dir, explained
+from vlm.config.faults import Check, checked
+from vlm.config.override import quote
+from vlm.errors import UserError, print_error
+
+Main = Callable[[dict[str, Any]], int | None]
+
+_PLACES = ("config_path", "config_name", "config_dir")
+_NO_LOGGING = "{version: 1, root: null}"
+_RESUME = "resume=RUN goes on with a run: its folder, one of its checkpoints, or last for the newest under runs/."
+# A run keeps its own folder and log: Hydra is to leave nothing behind.
+_OURS = (
+    "hydra.run.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra.output_subdir=null",
+    "hydra.job.name=train",
+    "hydra.job.chdir=false",
+    f"++hydra.job_logging={_NO_LOGGING}",
+    f"++hydra.hydra_logging={_NO_LOGGING}",
+    f"hydra.help.footer='{_RESUME}'",
+)
+
+
+def run(main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None) -> int:
+    """Runs ``main`` with the config that a command line in Hydra's own form asks for; once for each job of a sweep.
+
+    Args:
+        main: Takes the config, resolved to plain containers, and returns its exit status, or None for 0.
+        argv: The command line, without the program's name.
+        check, suit: As ``compose`` takes them.
+    Returns:
+        The exit status, the worst one of a sweep; 2 where the config or the command line is at fault.
+    """
+
+    def job() -> int | None:
+        options = _parse(argv)
+        if _needs_hydra(options):
+            return _run_hydra(main, options, check, suit, prefix=_prefix(argv))
+        return main(compose(options.overrides, check, suit, options))
+
+    return _status(job)
+
+
+def report(fault: UserError) -> int:
+    """Prints a fault for the user and returns its exit status; with VLM_DEBUG=1, a traceback too."""
+    if os.environ.get("VLM_DEBUG") == "1":
+        traceback.print_exception(fault)
+    print_error(fault)
+    return fault.status
+
+
+def _needs_hydra(options: Namespace) -> bool:
+    flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
+    typed = [text.lstrip("+~") for text in options.overrides]
+    return bool(flags) or any(text.startswith(("hydra.", "hydra/")) for text in typed)
+
+
+def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check | None, prefix: list[str]) -> int:
+    sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+    overrides = [quote(text, sweeps) for text in options.overrides]
+    statuses: list[int] = []
+    process, typed = os.getpid(), sys.argv
+
+    def job(config: DictConfig) -> int:
+        own = HydraConfig.get()
+        command = typed
+        if sweeps:
+            # What Lightning starts again for each further device is this job, not the sweep.
+            command = [*prefix, *_flags(options, *_PLACES), *own.overrides.task]
+            print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
+        HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
+        with _argv(command):
+            status = _status(lambda: main(checked(config, check, suit)))
+        statuses.append(status)
+        if status >= 128:  # a signal means the whole sweep
+            raise SystemExit(status)
+        if status and os.getpid() != process:  # a launcher's process, whose list of statuses is not ours
+            raise UserError(f"job {own.job.num} ended with status {status}", status)
+        return status
+
+    with ExitStack() as stack:
+        stack.callback(setattr, HydraConfig.instance(), "cfg", None)
+        stack.enter_context(explained(options, overrides, check))
+        check_strangers(options, overrides)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
+        ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]
+        if "HYDRA_FULL_ERROR" not in os.environ:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
+            stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
+        stack.enter_context(_argv([prefix[0], *_flags(options), *ours, *overrides]))
+        printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
+        try:
+            hydra.main(str(conf_dir()), ROOT, VERSION)(job)()
+        except SystemExit as exit:
+            if exit.code and not statuses:
+                raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
+    return max(statuses, default=0)
+
+
+@contextmanager
+def _argv(argv: list[str]) -> Iterator[None]:
+    before, sys.argv = sys.argv, argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _status(job: Callable[[], int | None]) -> int:
+    """The exit status of a job; nothing gets past."""
+    try:
+        return job() or 0
+    except UserError as fault:
+        return report(fault)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as exit:
+        if isinstance(exit.code, str):
+            print(exit.code, file=sys.stderr)
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _parse(argv: list[str]) -> Namespace:
+    """Hydra's flags and the overrides, which may stand in any order."""
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            options = get_args_parser().parse_intermixed_args(argv)
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+        reason = printed.getvalue().strip().rpartition("error: ")[2]
+        raise UserError(f"{reason}; values are given as KEY=VALUE, such as trainer.max_epochs=5") from None
+    for text in options.overrides:
+        if not text.partition("=")[0].strip("+~ ") or ("=" not in text and not text.startswith("~")):
+            raise UserError(f"{text}: is not of the form KEY=VALUE, such as trainer.max_epochs=5")
+    for name in ("config_path", "config_dir"):
+        folder = getattr(options, name)
+        if folder and "://" not in folder:
+            if not os.path.isdir(folder):
+                raise UserError(f"--{name.replace('_', '-')} {folder}: no such folder")
+            setattr(options, name, os.path.abspath(folder))
+    return options
+
+
+def _flags(options: Namespace, *names: str) -> list[str]:
+    """Writes parsed flags out again, all of them or those named."""
+    chosen = {name: getattr(options, name) for name in names} if names else vars(options)
+    flags = []
+    for name, value in chosen.items():
+        if value and name != "overrides":
+            flags += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return flags
+
+
+def _prefix(argv: list[str]) -> list[str]:
+    """What stands before the arguments: the program, and the name of its command."""
+    before = len(sys.argv) - len(argv)
+    return sys.argv[:before] if before > 0 and sys.argv[before:] == argv else sys.argv[:1]
