@@ -33,8 +33,9 @@ def explain(fault: Exception, run: Any) -> Exception:
         found = _of_a_rank(fault, found, run)
     if found is None:
         return fault
-    if run.trainer.is_global_zero and found.status == 1:
-        return type(found)(f"{found}\n{standing(run.folder, found)}", 1)
+    saved = any((run.folder / "checkpoints").glob("*.ckpt"))
+    if run.trainer.is_global_zero and (found.status == 1 or saved):
+        return type(found)(f"{found}\n{standing(run.folder, found)}", found.status)
     return found
 
 

@@ -137,7 +137,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test()
             if run.trainer.is_global_zero:
-                print(closing(run.folder, results, run.example(), chose(config, results)), flush=True)
+                print(closing(run.checkpoints.kept, results, run.example(), chose(config, results)), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -189,13 +189,17 @@ def resume_command(folder: Path) -> str:
     return f"python train.py {shlex.quote(f'resume={folder}')}"
 
 
-def closing(folder: Path, results: dict[str, float], example: str, chosen: str) -> str:
-    """What a finished run prints: its scores, where everything is, and the next command to try."""
-    best = folder / "checkpoints" / "best.ckpt"
+def closing(checkpoint: Path, results: dict[str, float], example: str, chosen: str) -> str:
+    """The last lines of a finished run: scores, paths, and the next command to try.
+
+    Args:
+        checkpoint: The evaluated one, in the folder of its run.
+    """
+    folder = checkpoint.parent.parent
     report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
-    places = [f"run         {folder}", f"checkpoint  {best}", f"report      {report}"]
-    places.append(f"try         {example} -c {shlex.quote(str(best))}")
-    return "\n".join(["", "the best checkpoint", table(results) + chosen, "", *places])
+    places = [f"run         {folder}", f"checkpoint  {checkpoint}", f"report      {report}"]
+    places.append(f"try         {example} -c {shlex.quote(str(checkpoint))}")
+    return "\n".join(["", f"the {checkpoint.stem} checkpoint", table(results) + chosen, "", *places])
 
 
 def chose(config: dict[str, Any], results: dict[str, float]) -> str:

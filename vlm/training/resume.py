@@ -28,6 +28,10 @@ def resume_run(where: str, overrides: list[str]) -> int:
     path = Path(agree(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
+    if "optimizer_states" not in loaded:
+        raise UserError(
+            f"resume={where}: {path.name} has no optimiser to go on with; resume {path.with_name(NAMES[0])}"
+        )
     with refusing(path):
         saved = thaw(loaded["vlm"]["config"])
         finished(loaded, saved)

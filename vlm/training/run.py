@@ -234,7 +234,7 @@ class Run:
 
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
-        loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
+        loaded = ckpt.read(self.checkpoints.kept)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         gather(self.task.model)  # one rank writes, and the report reads the model's attention
