@@ -17,6 +17,7 @@ from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
+from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
@@ -85,6 +86,7 @@ class Captioning(Task):
         super().on_evaluation_start()
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
+        self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
@@ -93,7 +95,9 @@ class Captioning(Task):
         self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)
+        captions = caption_pixels(
+            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
+        )
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
@@ -108,6 +112,7 @@ class Captioning(Task):
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]

@@ -7,11 +7,15 @@ from vlm.config.compose import override
 from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 
-# Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
-UNREAD = [
-    *("model", "tokenizer", "data.preprocess", "data.augment", "optim", "schedule", "logger", "callbacks"),
-    *("name", "layer_decay", "compile", "activation_checkpointing"),
-]
+# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+HELD = {"model", "tokenizer", "preprocess", "augment"}
+
+
+def unread(key: str) -> bool:
+    """Whether an evaluation does not read a key of the config."""
+    parts = key.split(".")
+    return parts[0] in TRAINING or bool(HELD.intersection(parts))
 
 
 def evaluate_checkpoint(
@@ -43,7 +47,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = override(config, overrides, unread=UNREAD)
+    config = override(config, overrides, unread=unread)
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
