@@ -128,8 +128,10 @@ def _listed(trainer: L.Trainer, rank: int, names: Sequence[str]) -> str:
 
 
 def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Stops a save of weights or optimiser states that are not finite: a last update may have made them so out of finite
-    gradients. The states of callbacks may hold infinities by intent, as the first best score of early stopping.
+    """Stops a save of weights or optimiser states that are not finite.
+
+    A last update may have made them so out of finite gradients. The state of a callback may be infinite by intent, as
+    the first best score of early stopping.
 
     Raises:
         NotFiniteError: On all ranks, if the part of any holds one.

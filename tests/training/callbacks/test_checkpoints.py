@@ -14,7 +14,7 @@ from vlm.checkpoint import load as ckpt
 from vlm.training.fit import main
 
 STEPS = 3  # fewer than an epoch has
-SMALL = command("language_modeling", f"trainer.max_steps={STEPS}", "schedule=constant")
+SMALL = command("language_modeling", f"trainer.max_steps={STEPS}", "schedule=constant", "schedule.warmup=0")
 EARLY = ["+callbacks.early._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.early.monitor=val/loss"]
 
 

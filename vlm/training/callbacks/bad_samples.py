@@ -74,7 +74,7 @@ def _size(trainer: L.Trainer) -> int:
 
 
 def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """What any rank could not read of this batch: so all of them count, and stop, alike."""
+    """The samples of a batch that any rank could not read: so all ranks count, and stop, alike."""
     if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
         return bad
     gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]

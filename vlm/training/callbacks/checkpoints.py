@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, and when they are written."""
+"""The checkpoints that a run keeps, and the steps at which they are written."""
 
 import math
 import os
@@ -74,13 +74,13 @@ class Checkpoints(L.Callback):
 
     @property
     def last(self) -> Path:
-        """Where `last.ckpt` is kept."""
+        """Path of `last.ckpt`."""
         assert self.folder is not None, "no run has been set up"
         return self.folder / LAST
 
     @property
     def best(self) -> Path:
-        """Where `best.ckpt` is kept."""
+        """Path of `best.ckpt`."""
         return self.last.with_name(BEST)
 
     @property
@@ -145,7 +145,7 @@ def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accumulating(trainer: L.Trainer) -> bool:
-    """Whether the last batch ended in the middle of an optimiser step."""
+    """True where the last batch ended in the middle of an optimiser step."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
 

@@ -1,4 +1,4 @@
-"""What is told of torch.compile."""
+"""Messages about torch.compile."""
 
 from typing import Any
 

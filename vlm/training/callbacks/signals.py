@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
 from vlm.training.loop_counters import out_of_steps, validates
 
@@ -72,6 +73,7 @@ class StopOnSignal(L.Callback):
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received:
+            end_workers()
             os._exit(128 + signum)
         self.received = signum
 

@@ -1,4 +1,4 @@
-"""A look at what training is about to read, before it starts."""
+"""The first training batch, printed before the first step."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from vlm.errors import Count
 from vlm.training.task import Task
 
 
-class Audit(L.Callback):
+class ShowFirstBatch(L.Callback):
     """Prints, before the first step: the parameter counts, and inputs and targets of one sample.
 
     A wrong shift of the labels, a missing end token or wrong classes are visible in it.
