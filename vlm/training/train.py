@@ -109,11 +109,11 @@ def table(results: dict[str, float]) -> str:
     split = next(iter(results)).split("/")[0]
     names = [name.split("/")[1] for name in results if "@" not in name]
     width = max(map(len, names)) + 2
-    lines = [f"{split:<{width}}{'model':>10}{''.join(f'{control:>12}' for control in controls)}"]
+    lines = [f"{split:<{width}}{'model':>9}{''.join(f'{control:>11}' for control in controls)}"]
     for name in names:
         beside = [results.get(f"{split}/{name}@{control}") for control in controls]
-        cells = "".join(f"{'' if cell is None else _number(cell):>12}" for cell in beside)
-        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>10}{cells}".rstrip())
+        cells = "".join(f"{'' if cell is None else _number(cell):>11}" for cell in beside)
+        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>9}{cells}".rstrip())
     return "\n".join(lines)
 
 

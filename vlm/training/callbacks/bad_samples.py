@@ -48,7 +48,7 @@ class BadSamples(L.Callback):
         new = [sample for sample in _of_all_ranks(trainer, batch.bad) if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:
-            print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new), flush=True)
+            pl_module.print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new))
         if new:
             self._check(trainer)
 
