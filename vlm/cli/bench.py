@@ -52,17 +52,17 @@ def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[An
         callback: Takes part in the training.
         steps: After how many optimiser steps it ends.
     """
+    from vlm.training import run_folder
     from vlm.training.callbacks.signals import Stopped, stopping
-    from vlm.training.processes import agree
+    from vlm.training.processes import broadcast_choice
     from vlm.training.run import Run
-    from vlm.training.run_folder import release
 
     trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
     callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
     logger = {"csv": config["logger"].get("csv")}
     config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        folder = Path(agree(lambda: scratch)) / "run"
+        folder = Path(broadcast_choice(lambda: scratch)) / "run"
         try:
             with stopping():
                 run = Run(config, folder=folder)
@@ -71,7 +71,7 @@ def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[An
         except Stopped as stop:
             raise UserError(str(stop), stop.status) from stop
         finally:
-            release(folder)
+            run_folder.leave()
 
 
 def device_name(device: Any) -> str:

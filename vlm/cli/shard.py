@@ -21,8 +21,8 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
+    from vlm.training.check import check
     from vlm.training.command import train_command
-    from vlm.training.fit import check
     from vlm.training.run import build_data, check_fit, skipped_lines
 
     config = compose(overrides, check)

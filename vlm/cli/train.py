@@ -31,8 +31,9 @@ def bench(
     from vlm.cli.batch_size import largest_batch
     from vlm.cli.bench import measure, text
     from vlm.config.compose import compose
+    from vlm.training.check import check
     from vlm.training.faults import explain
-    from vlm.training.fit import check, quiet
+    from vlm.training.train import quiet
 
     config = compose(overrides or [], check)
     quiet()

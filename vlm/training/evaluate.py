@@ -55,9 +55,10 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.inference.output import output_folder
-    from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.check import check
     from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.train import chose, quiet, table
 
     quiet()
     if trust is not None:

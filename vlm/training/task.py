@@ -18,7 +18,7 @@ from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
-from vlm.training.loop_counters import settle, total_steps, validates
+from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
@@ -259,5 +259,5 @@ class Task(L.LightningModule):
         if loops:
             steps.refuse_non_finite(self.trainer, checkpoint)
             batches = int(self.trainer.num_training_batches)
-            after = {"validates": validates(self.trainer), "validation_due": self.validation_due}
+            after = {"validates": validates_regularly(self.trainer), "validation_due": self.validation_due}
             settle(loops, epoch_batches=batches, step=self.global_step, **after)

@@ -96,7 +96,7 @@ def places(folder: Path) -> list[Path]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
 
 

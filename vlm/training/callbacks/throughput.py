@@ -1,4 +1,4 @@
-"""How fast training is, and what of the device it uses."""
+"""Speed of training, and the share of the device that it uses."""
 
 import resource
 import sys
@@ -102,7 +102,7 @@ class Throughput(L.Callback):
             self._flop += self.flop.training(work, 0)
 
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
-        """What is logged, of the steps since the last restart; all ranks come here together."""
+        """The logged figures of the steps since the last restart; all ranks come here together."""
         elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
         counted = float(task.counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
@@ -123,7 +123,7 @@ class Throughput(L.Callback):
 
 
 def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
-    """What a device can do at most in the precision that a trainer computes in; None where that is not known."""
+    """Peak FLOP/s of a device in the precision of a trainer; None for a device that PEAKS does not list."""
     if device.type != "cuda" or (peaks := PEAKS.get(torch.cuda.get_device_name(device))) is None:
         return None
     half, tf32, single = peaks
