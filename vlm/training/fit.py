@@ -15,6 +15,7 @@ from vlm.config.command import report, run
 from vlm.config.compose import node
 from vlm.config.links import origins
 from vlm.config.override import split_resume
+from vlm.config.target import find
 from vlm.errors import Limit, Range, SharedError, UserError
 from vlm.tuning import tune
 
@@ -84,7 +85,7 @@ def model_faults(config: dict[str, Any]) -> list[str]:
 def accumulation_faults(config: dict[str, Any]) -> list[str]:
     """A line where batches are accumulated whose samples a loss compares with one another."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
-    task: Any = conf.load(config["task"]["_target_"])
+    task: Any = find(config["task"]["_target_"])
     if count == 1 or not task.compares_samples(config["task"]):
         return []
     what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
