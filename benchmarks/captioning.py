@@ -48,16 +48,18 @@ class Pairs(Dataset):
     """Every caption with its image, read anew each time."""
 
     def __init__(self, data: Any) -> None:
-        self.split, self.tokenizer, self.preprocess = data.split("train"), data.tokenizer, data.preprocess
-        self.pairs = [(i, k) for i in range(len(self.split)) for k in range(len(self.split.captions(0, i)))]
+        self.split = data.split("train")
+        self.tokenizer, self.preprocess = data.fields["captions"].tokenizer, data.fields["images"].preprocess
+        records = enumerate(self.split.records())
+        self.pairs = [(index, caption) for index, record in records for caption in record["captions"]]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
-        index, number = self.pairs[at]
-        pixels = self.preprocess.normalize(self.preprocess(self.split.image(0, index)))
-        body = self.tokenizer.encode(self.split.captions(0, index)[number])[: MAX_LEN - 2]
+        index, caption = self.pairs[at]
+        pixels = self.preprocess.normalize(self.preprocess(self.split.record(index).image()))
+        body = self.tokenizer.encode(caption)[: MAX_LEN - 2]
         return pixels, torch.tensor([self.tokenizer.bos_id, *body, self.tokenizer.eos_id])
 
 
@@ -136,7 +138,7 @@ def compare(
     with tempfile.TemporaryDirectory() as runs:
         run = Run(config_of(root, name, images, precision, runs))
         peer = Peer(run.data, SHAPES[name], pairs)
-        captions = len(run.data.split("train").captions(0, 0)) * images
+        captions = len(run.data.split("train").record(0)["captions"]) * images
         timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
         run.trainer.callbacks.append(timed)
         run.fit()

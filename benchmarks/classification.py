@@ -56,7 +56,7 @@ def compare(root: str, name: str, *, batch: int, block: int, rounds: int) -> dic
         given += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
         given += [f"data.batch_size={batch}", "data.num_workers=1", f"runs={runs}", "schedule=constant"]
         run = Run(compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
-        timed = Interleaved(peer_step(name, len(run.data.classes), batch), block=block, rounds=rounds)
+        timed = Interleaved(peer_step(name, len(run.data.source.classes), batch), block=block, rounds=rounds)
         run.trainer.callbacks.append(timed)
         run.fit()
     return timed.result()

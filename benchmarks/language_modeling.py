@@ -110,8 +110,9 @@ def compare(text: str, peer: str, way: str, *, block: int, rounds: int) -> dict[
         given += [f"trainer.precision={precision}", f"compile={compiled}"]
         config = compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
+        field = run.data.fields["text"]
         timed = Interleaved(
-            bare_step(peer, run.data.tokens("train").tokens, run.data.tokenizer.vocab_size),
+            bare_step(peer, field.tokens("train").tokens, field.tokenizer.vocab_size),
             block=block,
             rounds=rounds,
         )

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from interleaved import report
 
 from vlm.data.images.image import Preprocess
 from vlm.data.order import TrainBatches
-from vlm.data.sources.caption_shards import CaptionShards
+from vlm.data.records import Split
 from vlm.data.sources.captions import Flickr8k
+from vlm.data.sources.shards import Shards
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 
 Read = Callable[[int], object]
@@ -34,7 +36,13 @@ def order(size: int) -> Iterator[int]:
     """Indices as training asks for them, epoch after epoch."""
     for epoch in range(10**6):
         batches = TrainBatches(size=size, batch_size=64, seed=0, position=lambda epoch=epoch: (epoch, 0))
-        yield from (index for batch in batches for _, index in batch)
+        yield from (key.index for batch in batches for key in batch)
+
+
+def content(split: Split, index: int) -> bytes | None:
+    """The bytes of a sample's file."""
+    read = split.record(index).read_file
+    return read() if read else None
 
 
 def timed(read: Read, indices: list[int]) -> float:
@@ -80,16 +88,16 @@ def main() -> None:
             files_of(files, []), Path(folder) / "train", shard_size=args.shard_size, shard_bytes=10**9
         )
         write_manifest(Path(folder), {"train": entries}, None)
-        shards = CaptionShards(root=folder).split("train")
+        shards = Shards(root=folder, needs=("captions",)).split("train")
         for index in range(len(files)):  # which brings both into the cache, and shows that they are equal
-            assert shards.content(index) == files.content(index)
+            assert content(shards, index) == content(files, index)
         preprocess, indices = Preprocess(image_size=224), order(len(files))
         options = {"block": args.block, "rounds": args.rounds}
         rows = {
-            "bytes of a photo": compare(shards.content, files.content, indices, **options),
+            "bytes of a photo": compare(partial(content, shards), partial(content, files), indices, **options),
             "a photo, decoded and resized": compare(
-                lambda index: preprocess(shards.image(0, index)),
-                lambda index: preprocess(files.image(0, index)),
+                lambda index: preprocess(shards.record(index).image()),
+                lambda index: preprocess(files.record(index).image()),
                 indices,
                 **options,
             ),

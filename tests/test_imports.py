@@ -74,7 +74,7 @@ def for_inference(name: str) -> bool:
 
 def test_the_files_are_found():
     assert {"vlm.nn.attention", "vlm.checkpoint.load", "vlm.training.task", "train"} <= {*NAMES}
-    assert ("vlm.checkpoint.load", True) in imports(ROOT / "vlm/inference/loading.py")
+    assert ("vlm.checkpoint.load", True) in imports(ROOT / "vlm/inference/predictor.py")
     assert ("timm", False) in imports(ROOT / "vlm/models/timm_encoder.py")
 
 

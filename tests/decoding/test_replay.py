@@ -2,11 +2,19 @@
 
 import pytest
 import torch
+from emulated_graph import emulate
 from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, run, same
 from torch.utils._python_dispatch import TorchDispatchMode
+from waits import Waits, wait_of
 
+from vlm.decoding.constraints import Rules
+from vlm.decoding.continuation import continue_texts
+from vlm.decoding.loop import _Loop
 from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.decoding.search import search
 from vlm.nn.step.fixed_state import FixedDecodeState
+from vlm.nn.step.replay import StepperPool
 
 
 @pytest.fixture
@@ -75,6 +83,7 @@ class Launched(TorchDispatchMode):
         self.kept, self.calls = kept, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert wait_of(func, args) is None
         flat = torch.utils._pytree.tree_leaves((args, kwargs or {}))
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         places = [tensor.data_ptr() if tensor.data_ptr() in self.kept else None for tensor in tensors]
@@ -105,7 +114,130 @@ def test_every_step_launches_the_same(make_decoder, context, positions, beams):
         steps.append(launched.calls)
     assert len(steps[0]) > 20
     assert all(calls == steps[0] for calls in steps[1:])
-    assert not any(name in call[0] for call in steps[0] for name in ("_local_scalar_dense", "nonzero"))
+
+
+LONG = 24  # steps, so that most of them are replayed
+ALL_RULES = Rules(no_repeat_ngram=2, repetition_penalty=1.2, min_tokens=2, banned=((3,), (4, 5)), prefix=(6,))
+LONG_SEARCHES = {
+    **SEARCHES,
+    "all rules": {"rules": ALL_RULES},
+    "sample, all rules": {"sampling": Sampling(), "results": 2, "rules": ALL_RULES},
+    "groups, all rules": {"beam": 4, "groups": 2, "results": 3, "rules": ALL_RULES},
+}
+SLOW = pytest.mark.slow
+KINDS = [
+    pytest.param(name, positions, marks=() if positions == "learned" or name == "beam" else SLOW)
+    for name in LONG_SEARCHES
+    for positions in POSITIONS
+]
+
+
+def positions_of(name):
+    sizes = {"relative": {"num_heads": 2, "max_len": LONG}, "each layer": {"dim": 16, "max_len": LONG}}
+    return type(made)(**sizes[name]) if (made := POSITIONS[name]()) and name in sizes else made
+
+
+@pytest.mark.parametrize("name, positions", KINDS)
+@pytest.mark.parametrize("rows", [4, IMAGES])  # with and without others that join
+def test_replayed_texts_are_those_of_launched_steps(make_decoder, context, name, positions, rows, monkeypatch, caplog):
+    decoder = make_decoder(V, LONG, sharpness=0.5, positions=positions_of(positions))
+    decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}
+    truth = run(decoder, context, decoding, rows=rows, **end)
+    counts = emulate(monkeypatch)
+    same(run(decoder, context, decoding, rows=rows, **end), truth)
+    assert counts["captures"] == 1 and counts["replays"] > 0 and not caplog.records
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_kv_heads": 1}, {"qk_norm": True}, {"pre_norm": False}, {"activation": "swiglu", "norm": "rms"}],
+    ids=str,
+)
+def test_blocks_of_all_kinds_are_replayed(make_decoder, context, options, monkeypatch, caplog):
+    decoder = make_decoder(V, LONG, sharpness=0.5, **options)
+    decoding, end = Decoding(**SEARCHES["beam"]), {"eos_id": common_token(decoder, context)}
+    truth = run(decoder, context, decoding, rows=6, **end)
+    counts = emulate(monkeypatch)
+    same(run(decoder, context, decoding, rows=6, **end), truth)
+    assert counts["captures"] == 1 and not caplog.records
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_continued_texts_are_replayed(make_decoder, positions, monkeypatch, caplog):
+    decoder = make_decoder(V, LONG, context_dim=None, positions=positions_of(positions))
+    prompts = [torch.randint(2, V, (length,)).tolist() for length in (1, 3, 7, 12, 2, 40)]
+
+    def texts(eos_id):
+        options = {"sampling": Sampling(), "max_tokens": 60, "eos_id": eos_id, "seed": 1}
+        return [[(item.prompt, item.token) for item in step] for step in continue_texts(decoder, prompts, **options)]
+
+    end = texts(-1)[30][0][1]
+    truth = texts(end)
+    counts = emulate(monkeypatch)
+    assert texts(end) == truth
+    assert len({len(step) for step in truth}) > 1  # texts have ended
+    assert counts["replays"] > 5 and not caplog.records
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "all rules"])
+def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, name, monkeypatch):
+    decoder, contexts = make_decoder(V, LONG, sharpness=0.5), [make_context(5) for _ in range(4)]
+    decoding, ends = Decoding(**LONG_SEARCHES[name]), {"bos_id": BOS, "eos_id": 2}
+    truth = [search(decoder, context, decoding, **ends) for context in contexts]
+    counts, pool = emulate(monkeypatch), StepperPool()
+    for context, texts in zip(contexts, truth, strict=True):
+        same(search(decoder, context, decoding, pool=pool, **ends), texts)
+    assert counts["captures"] == 1
+    decoder.token_embed.weight.data = decoder.token_embed.weight.data.flip(
+        0
+    )  # elsewhere, as when averages are taken in
+    texts = search(decoder, contexts[0], decoding, pool=pool, **ends)
+    assert counts["captures"] == 2
+    monkeypatch.undo()
+    same(texts, search(decoder, contexts[0], decoding, **ends))
+
+
+def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monkeypatch, caplog):
+    decoder, decoding = make_decoder(V, LONG, sharpness=0.5), Decoding()
+    end = {"eos_id": common_token(decoder, context)}
+    truth = run(decoder, context, decoding, **end)
+    counts, streams = emulate(monkeypatch), []
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    head = decoder.head
+    decoder.head = lambda hidden: head(hidden) * float(hidden.isfinite().all())  # a wait
+    same(run(decoder, context, decoding, **end), truth)
+    assert counts == {"captures": 1, "resets": 1} and streams == ["the stream before"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("name", [name for name in LONG_SEARCHES if name != "required"])
+def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
+    """Waits are counted in all but `_start`, and `_settle`, which reads what eight steps have chosen."""
+    decoder = make_decoder(V, LONG, sharpness=0.5)
+    decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}
+    emulate(monkeypatch)
+    advance, settle, total = _Loop.advance, _Loop._settle, []
+    start = _Loop._start
+
+    def counted(loop):
+        if loop.steps is None and not start(loop):
+            return None
+        loop.waits = Waits()
+        with loop.waits as counts:
+            found = advance(loop)
+        total.append(counts)
+        return found
+
+    def uncounted(loop):
+        loop.waits.__exit__(None, None, None)
+        found = settle(loop)
+        loop.waits.__enter__()
+        return found
+
+    monkeypatch.setattr(_Loop, "advance", counted)
+    monkeypatch.setattr(_Loop, "_settle", uncounted)
+    run(decoder, context, decoding, **end)
+    assert sum(map(len, total)) == 0, total
 
 
 @pytest.mark.gpu

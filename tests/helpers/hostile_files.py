@@ -264,5 +264,5 @@ CONFIGS = {
     "config with a plugin": target("trainer.plugins", [{"_class_": "lightning.pytorch.plugins.io.TorchCheckpointIO"}]),
     "config of wrong type": changed(lambda checkpoint: checkpoint["vlm"].update(config=[])),
     "config without groups": changed(lambda checkpoint: checkpoint["vlm"].update(config={"seed": 0})),
-    "config with a wrong key": target("data.nothing", 1),
+    "config with a wrong key": target("data.source.nothing", 1),
 }

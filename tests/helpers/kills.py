@@ -32,8 +32,8 @@ PRELOADED += (
 )
 PRELOADED += (
     "vlm.data.sources.captions",
-    "vlm.training.class_data",
-    "vlm.training.text_data",
+    "vlm.training.data_module",
+    "vlm.data.text.text_field",
     "vlm.training.callbacks.ema",
     "torch._dynamo",
 )

@@ -52,7 +52,7 @@ class Data(L.LightningDataModule):
         return len(self._order(None))
 
     def read(self, keys: Any) -> Batch:
-        index = torch.tensor([key[1] for key in keys], dtype=torch.long)
+        index = torch.tensor([key.index for key in keys], dtype=torch.long)
         return Batch([str(i) for i in index.tolist()], self.x[index], self.y[index], (index % 4 == 0).nonzero()[:, 0])
 
     def train_dataloader(self) -> Any:

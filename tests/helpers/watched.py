@@ -270,13 +270,13 @@ def told_of(use):
 
 def listed(path):
     """Every image of a tar, in memory."""
-    from vlm.data.sources.image_tar import ImageTar
+    from vlm.data.sources.class_folders import ClassFolders
 
-    source = ImageTar(path=str(path))
-    names = [file.path for name in source.splits for file in source.split(name).files]
-    print(json.dumps(sorted(names)))
-    for name in names:
-        source.read(name)
+    source = ClassFolders(path=str(path))
+    records = [record for name in source.splits for record in source.split(name).records()]
+    print(json.dumps(sorted(record.id for record in records)))
+    for record in records:
+        record.image()
     return 0
 
 

@@ -9,8 +9,7 @@ import torch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.generating import Generator, generate
-from vlm.inference.searching import search_text, search_texts
+from vlm.inference.language_modeling import Generator, generate, search_text, search_texts
 from vlm.models.decoder import Decoder
 
 
@@ -96,7 +95,7 @@ def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(gener
 def test_fewer_results_than_asked_for_are_named(generator, capsys):
     decoding = Decoding(beam=4, results=4, max_tokens=0)  # cut to nothing, all texts are the same
     records = []
-    writer = SimpleNamespace(form="jsonl", file=None, write=records.append)
+    writer = SimpleNamespace(live=False, write=records.append)
     search_texts(generator, ["a", "d"], writer, decoding=decoding)
     printed = capsys.readouterr()
     assert {record["prompt"] for record in records} == {"a", "d"}

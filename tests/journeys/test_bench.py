@@ -95,8 +95,8 @@ def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> No
 def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
     data = build_data(compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
     data.prepare()
-    sizes = [batch.tokens.numel() for batch in data.train_dataloader()]
-    found = [batch.tokens.numel() for batch in heaviest(data.train_dataloader(), 3)]
+    sizes = [batch["captions"].tokens.numel() for batch in data.train_dataloader()]
+    found = [batch["captions"].tokens.numel() for batch in heaviest(data.train_dataloader(), 3)]
     assert found == [max(sizes)] * 3 and min(sizes) < max(sizes)
 
 

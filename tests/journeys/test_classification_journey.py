@@ -34,8 +34,8 @@ def pictures(trained_classifier: Path, tmp_path_factory: pytest.TempPathFactory)
     """The images of the run's test split as files, each named as its sample is."""
     folder = tmp_path_factory.mktemp("pictures")
     split = build_data(ckpt.read(best(trained_classifier))["vlm"]["config"]).split("test")
-    for index in range(len(split)):
-        split.image(0, index).save(folder / f"{split.sample_id(0, index)}.png")
+    for record in split.records():
+        record.image().save(folder / f"{record.id}.png")
     return folder
 
 
@@ -79,21 +79,18 @@ def test_the_figures_are_those_of_the_predictions(trained_classifier: Path, told
 def test_the_loss_is_the_cross_entropy_of_the_stored_weights(trained_classifier: Path, told: dict[str, dict]) -> None:
     loaded = ckpt.read(best(trained_classifier))
     model, about = ckpt.load_model(loaded), loaded["vlm"]
-    split = build_data(about["config"]).split("test")
+    records = list(build_data(about["config"]).split("test").records())
     images = torch.stack(
-        [
-            torch.frombuffer(bytearray(split.image(0, index).tobytes()), dtype=torch.uint8).view(32, 32, 3)
-            for index in range(len(split))
-        ]
+        [torch.frombuffer(bytearray(record.image().tobytes()), dtype=torch.uint8).view(32, 32, 3) for record in records]
     )
     with torch.inference_mode():
         logits = model(((images / 255 - 0.5) / 0.5).permute(0, 3, 1, 2))
-    labels = torch.tensor([split.label(0, index) for index in range(len(split))])
+    labels = torch.tensor([record["label"] for record in records])
     metrics = results(trained_classifier / "evaluation" / "test")
     assert metrics["test/loss"] == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5)
-    for index, row in enumerate(logits.softmax(-1)):
-        each = told[split.sample_id(0, index)]
-        assert each["label"] == about["classes"][labels[index]]
+    for record, row in zip(records, logits.softmax(-1), strict=True):
+        each = told[record.id]
+        assert each["label"] == about["classes"][record["label"]]
         assert each["probability"] == pytest.approx(row.max().item(), rel=1e-4)
 
 

@@ -53,8 +53,15 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
     kept = train([*options, *KEPT], tmp_path, "kept")
     assert "features    48 images x 16 x 32 float32" in capsys.readouterr().out
     close(kept, plain)
-    drawn, draw = [], ShapesSplit.image
-    monkeypatch.setattr(ShapesSplit, "image", lambda self, *at: (drawn.append(self.name), draw(self, *at))[1])
+    drawn, plain = [], ShapesSplit.record
+
+    def record(split, *key):
+        one = plain(split, *key)
+        draw = one.open_image
+        one.open_image = lambda: (drawn.append(split.name), draw())[1]
+        return one
+
+    monkeypatch.setattr(ShapesSplit, "record", record)
     again = train([*options, *KEPT], tmp_path, "again")
     assert losses(again) == losses(kept) and "val" in drawn and "train" not in drawn
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1

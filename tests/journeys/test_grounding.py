@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from journey import only_run
 
+from vlm.data.records import Record
 from vlm.data.shapes.scene_captions import ShapesSplit
 from vlm.training.fit import main
 
@@ -17,12 +18,15 @@ SHORT += ["data.source.val_scenes=128", "data.source.test_scenes=32"]
 @pytest.fixture
 def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives every training scene the image of another."""
-    image = ShapesSplit.image
+    plain = ShapesSplit.record
 
-    def other(split: ShapesSplit, epoch: int, index: int):
-        return image(split, epoch, (index + 1) % len(split) if split.name == "train" else index)
+    def record(split: ShapesSplit, index: int, epoch: int = 0) -> Record:
+        one = plain(split, index, epoch)
+        if split.name == "train":
+            one.open_image = plain(split, (index + 1) % len(split), epoch).open_image
+        return one
 
-    monkeypatch.setattr(ShapesSplit, "image", other)
+    monkeypatch.setattr(ShapesSplit, "record", record)
 
 
 def gaps(runs: Path) -> list[float]:

@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from vlm.cli.main import run as vlm
-from vlm.evaluation.report import charts, page
-from vlm.evaluation.report.evaluation import evaluation_page
+from vlm.evaluation.report import charts
+from vlm.evaluation.report.evaluation import Evaluation, evaluation_page
+from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Pictures, Section, Table, Texts
+from vlm.inference import page
 
 VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}
 ODD = "<b>&amp; \"quoted\" 'it' \U0001f600 狗"
@@ -51,41 +53,37 @@ def results() -> dict[str, float]:
 
 def caption_page(count: int = 30, caption: str = ODD) -> str:
     draw = np.random.default_rng(0)
-    rows = {
-        f"image {n}": {
-            "caption": caption,
-            "references": [f"text {n}", ODD],
-            "cider": n / 7,
-            "rouge_l": 0.5,
-            "loss": 1.0,
-        }
-        for n in range(count)
-    }
+    rows = [f"image {n}" for n in range(count)]
     images = {name: Image.fromarray(draw.integers(0, 255, (90, 140, 3), np.uint8)) for name in rows}
     curves = {"train/loss": [(n * 1.0, 3 - n / 100) for n in range(200)], "val/cider": [(9.0, 0.1), (99.0, 0.9)]}
-    return evaluation_page(
-        title="Captioning: " + ODD, split="test", results=results(), predictions=[], details={"images": rows},
-        picture=images.get, curves=curves,
+    kinds = ("Random captions", "Best captions", "Worst captions")
+    names = rows[:8]
+    cards = [Card(image=name, text=caption, lines=["CIDEr 0.10", name], references=["a", ODD]) for name in names]
+    evaluation = Evaluation(
+        title="Captioning: " + ODD, split="test", used=count, results=results(),
+        sections=[Section(title, [Cards(cards)]) for title in kinds],
+        headlines=("cider", "bleu4"), curves=("cider",),
     )  # fmt: skip
+    return evaluation_page(evaluation, picture=images.get, curves=curves)
 
 
 def class_page() -> str:
-    rows = [
-        {"image": f"{n}.png", "label": "cat", "predicted": "cat" if n % 3 else "dog", "probability": 0.5}
-        for n in range(9)
-    ]
-    return evaluation_page(
-        title="Classification", split="val", results={"val/loss": 1.0, "val/accuracy": 0.7}, predictions=rows,
-        details={"accuracy": {"cat": 0.7, "dog": None}, "confusion": [[6, 3], [0, 0]], "classes": ["cat", "dog"]},
-        picture=lambda name: None, confusion=b"png",
+    cards = Cards([Card(image=f"{n}.png", text="cat 50%", lines=["right"]) for n in range(9)])
+    parts = [Confusion([[6, 3], [0, 0]], ["cat", "dog"]), Table(["class", "accuracy"], [("cat", "70%"), ("dog", ODD)])]
+    evaluation = Evaluation(
+        title="Classification", split="val", used=9, results={"val/loss": 1.0, "val/accuracy": 0.7},
+        sections=[Section("Classes", parts), Section("Random samples", [cards])],
     )  # fmt: skip
+    return evaluation_page(evaluation, picture=lambda name: None)
 
 
 def text_page() -> str:
-    return evaluation_page(
-        title="Language", split="val", results={"val/loss": 1.0, "val/bits_per_byte": 1.4, "val/loss@sampled": 1.1},
-        predictions=[{"prompt": "To ", "text": ODD}], details={}, picture=lambda name: None,
+    evaluation = Evaluation(
+        title="Language", split="val", used=1,
+        results={"val/loss": 1.0, "val/bits_per_byte": 1.4, "val/loss@sampled": 1.1},
+        sections=[Section("Samples", [Texts(["To " + ODD]), Note(ODD), Pictures([(ODD, b"png")])])],
     )  # fmt: skip
+    return evaluation_page(evaluation, picture=lambda name: None)
 
 
 @pytest.mark.parametrize("made", [caption_page, class_page, text_page])
@@ -115,10 +113,14 @@ def test_what_captions_say_is_shown_as_text() -> None:
 
 def test_a_model_that_ignores_images_is_called_so() -> None:
     bad = {**results(), "test/loss@shuffled": 1.001}
-    made = evaluation_page(
-        title="x", split="test", results=bad, predictions=[], details={"images": {}}, picture=lambda name: None
-    )
+    made = evaluation_page(Evaluation(title="x", split="test", used=2, results=bad), picture=lambda name: None)
     assert "hardly looks at its image" in made
+
+
+def test_an_estimate_is_no_control_and_one_sample_is_one() -> None:
+    text = text_page()
+    assert "controls" not in text and "an estimate of the same loss" in text
+    assert "val split, 1 sample<" in text and "test split, 30 samples<" in caption_page()
 
 
 def test_few_images_and_no_curves() -> None:

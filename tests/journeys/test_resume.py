@@ -200,3 +200,20 @@ def test_a_process_stopped_by_sigterm_goes_on_with_resume_last(small, whole, tmp
     assert process.returncode == 143 and "resume=" in output
     subprocess.run([sys.executable, str(ROOT / "train.py"), "resume=last"], cwd=tmp_path, check=True)
     assert same_weights(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt", whole)
+
+
+def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_path) -> None:
+    """And so without a network, where they were fetched: the checkpoint holds all weights."""
+    import timm
+
+    file = tmp_path / "resnet10t.pth"
+    torch.save(timm.create_model("resnet10t").state_dict(), file)
+    plain = [text for text in small_classes if "patch_size" not in text]
+    timm_run = [*plain, "model/encoder=timm", "model.encoder.name=resnet10t", f"model.encoder.weights={file}"]
+    assert main([*timm_run, "trainer.max_epochs=1", f"runs={tmp_path / 'runs'}"]) == 0
+    file.unlink()
+    folder = only_run(tmp_path / "runs")
+    assert main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
+    loaded = ckpt.read(folder / "checkpoints" / "last.ckpt")
+    assert loaded["vlm"]["config"]["model"]["encoder"]["weights"] == str(file)  # of how the run began
+    assert loaded["global_step"] > 0 and loaded["epoch"] == 1

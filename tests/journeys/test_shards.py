@@ -1,7 +1,6 @@
 """A data set as shards: written by `vlm shard`, looked over, trained on; the same training as on the files."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,27 +37,20 @@ def of(shards: Path | str) -> list[str]:
     return ["data=webdataset", f"data.root={shards}", *SIZES]
 
 
-def by_commands(shards: Path) -> list[str]:
-    """The same shards as a command writes them, each with an index of its own making."""
-    path = f"data.path=pipe:cat {shards}/train/{{000000..{len(list(shards.glob('train/*.tar'))) - 1:06d}}}.tar"
-    rest = [f"data.{name}_path=pipe:cat {shards}/{name}/000000.tar | cat" for name in ("val", "test")]
-    return ["data=webdataset", path, *rest, "data.source.cached_shards=4", *SIZES]
-
-
 def test_the_data_are_the_same(files, shards) -> None:
     one, other = (build_data(compose(options)) for options in (files, of(shards)))
     assert one.fingerprint() == other.fingerprint()
-    assert sum(map(len, other._splits.values())) == 30 and len(list(shards.glob("train/*.tar"))) > 1
+    assert sum(map(len, other.splits.values())) == 30 and len(list(shards.glob("train/*.tar"))) > 1
     for name in ("train", "val", "test"):
         a, b = one.split(name), other.split(name)
-        assert [a.references(i) for i in range(len(a))] == [b.references(i) for i in range(len(b))]
-        assert all(a.image(0, i) == b.image(0, i) for i in range(len(a)))
+        assert len(a) == len(b)
+        for own, others in zip(a.records(), b.records(), strict=True):
+            assert own.id == others.id and own["references"] == others["references"] and own.image() == others.image()
 
 
-@pytest.mark.parametrize("place", [of, by_commands])
-def test_every_sample_comes_once_over_ranks_and_workers(place, shards, tmp_path, monkeypatch) -> None:
+def test_every_sample_comes_once_over_ranks_and_workers(shards, tmp_path, monkeypatch) -> None:
     options = ["data.batch_size=8", "data.eval_batch_size=4", "data.num_workers=2", "tokenizer=bytes"]
-    data = build_data(compose([*place(shards), *options, f"runs={tmp_path}"]))
+    data = build_data(compose([*of(shards), *options, f"runs={tmp_path}"]))
     data.prepare()
     seen: dict[str, list[str]] = {"train": [], "eval": []}
     for rank in (0, 1):
@@ -66,8 +58,7 @@ def test_every_sample_comes_once_over_ranks_and_workers(place, shards, tmp_path,
         for name, loader in (("train", data.train_dataloader()), ("eval", data.eval_dataloader("train"))):
             seen[name] += [name for batch in loader for name in batch.ids]
     del loader  # and with it its workers, which end slowly where the collector of garbage ends them
-    split = data.split("train")
-    names = [split.sample_id(0, index) for index in range(len(split))]
+    names = [record.id for record in data.split("train").records()]
     assert sorted(seen["train"]) == sorted(seen["eval"]) == sorted(names) and len(set(names)) == len(names)
 
 
@@ -122,49 +113,35 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_checkpoints_config_reads_no_url_and_runs_no_command(tmp_path, monkeypatch) -> None:
+def test_a_checkpoints_config_reads_no_url(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
         config = compose(option)
         source = contained(config, tmp_path)["data"]["source"]
-        assert source["write_index"] is source["remote"] is source["commands"] is False
-        for place in ("memory://set", f"pipe:touch {tmp_path}/canary"):
-            for key in ("root", "path"):
-                config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: place}
-                check_stored(config)
-                with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*(VLM_REMOTE|VLM_COMMANDS)=1"):
-                    build_data(contained(config, tmp_path))
+        assert source["write_index"] is source["remote"] is False
+        for key in ("root", "path"):
+            config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: "memory://set"}
+            check_stored(config)
+            with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*VLM_REMOTE=1"):
+                build_data(contained(config, tmp_path))
     assert os.listdir(tmp_path) == []
     config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
     with pytest.raises(UserError, match=r"set data\.root to where the shards are"):  # it was looked for
         build_data(contained(config, tmp_path))
-    config["data"]["source"] |= {"root": str(tmp_path), "path": "pipe:exit 7"}
-    with pytest.raises(UserError, match="VLM_COMMANDS=1"):
-        build_data(contained(config, tmp_path))
-    monkeypatch.setenv("VLM_COMMANDS", "1")
-    monkeypatch.setattr("vlm.data.store.pipes.PAUSES", ())
-    with pytest.raises(UserError, match="pipe:exit 7: ended with status 7"):
-        build_data(contained(config, tmp_path))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [of, by_commands])
-def test_a_training_killed_and_resumed_equals_another(place, small, files, shards, tmp_path, monkeypatch) -> None:
-    """To the bit: the first run reads files, the second shards, is killed in its second epoch, and goes on.
-
-    Where commands write the shards, whose order is another, the first run does too.
-    """
-    given = {"files": by_commands(shards) if place is by_commands else files, "shards": place(shards)}
-    monkeypatch.setenv("VLM_COMMANDS", "1")
+def test_a_training_killed_and_resumed_equals_another(small, files, shards, tmp_path) -> None:
+    """To the bit: the first run reads files, the second shards, is killed in its second epoch, and goes on."""
     options = [option for option in small if not option.startswith("data.source")]
     options += ["model.size.dropout=0.1", "trainer.max_epochs=4", "data.num_workers=2", "data.augment.min_scale=0.5"]
     options += ["callbacks.checkpoints.every_n_steps=1"]
     command = [sys.executable, str(ROOT / "train.py"), *options]
     for name in ("files", "shards"):
         (tmp_path / name).mkdir()
-    whole = subprocess.Popen([*command, *given["files"]], cwd=tmp_path / "files", stdout=subprocess.DEVNULL)
+    whole = subprocess.Popen([*command, *files], cwd=tmp_path / "files", stdout=subprocess.DEVNULL)
     killed = subprocess.Popen(
-        [*command, *given["shards"]],
+        [*command, *of(shards)],
         cwd=tmp_path / "shards",
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -174,8 +151,6 @@ def test_a_training_killed_and_resumed_equals_another(place, small, files, shard
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    if place is by_commands:
-        shutil.rmtree(tmp_path / "shards" / "runs" / "cache" / "shards")
     subprocess.run([*command[:2], "resume=last"], cwd=tmp_path / "shards", check=True, stdout=subprocess.DEVNULL)
     assert whole.wait() == 0
     last = [only_run(tmp_path / name / "runs") / "checkpoints" / "last.ckpt" for name in ("files", "shards")]

@@ -100,9 +100,9 @@ def flickr8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
         scenes = source.split(split)
         names = [f"{split}{index}.jpg" for index in range(len(scenes))]
         (folder / f"Flickr_8k.{name}Images.txt").write_text("\n".join(names) + "\n")
-        for index, file in enumerate(names):
-            scenes.image(0, index).save(folder / "images" / file)
-            lines += [f"{file}#{k}\t{caption} ." for k, caption in enumerate(scenes.captions(0, index))]
+        for record, file in zip(scenes.records(), names, strict=True):
+            record.image().save(folder / "images" / file)
+            lines += [f"{file}#{k}\t{caption} ." for k, caption in enumerate(record["captions"])]
     (folder / "Flickr8k.token.txt").write_text("\n".join(lines) + "\n")
     return folder
 

@@ -53,7 +53,7 @@ def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path)
 
     def step(task, batch, batch_idx):
         if not flop:
-            flop.append(ModelFlop(task.model, image_size=batch.images.shape[-1]))
+            flop.append(ModelFlop(task.model, image_size=batch["images"].shape[-1]))
         batches.append(batch)
         return read(task, batch, batch_idx)
 
@@ -63,11 +63,12 @@ def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path)
     assert [row["step"] for row in found] == [3, 7, 11] and len(batches) == 12
     for row, four in zip(found, [batches[:4], batches[4:8], batches[8:]], strict=True):
         assert row["images_per_s"] == sum(len(b.ids) for b in four) / 32  # of 2 + 6 s each
-        predicted = [sum((s == k).sum().item() - 1 for s in b.segments for k in set(s.tolist()) - {0}) for b in four]
+        texts = [b["captions"] for b in four]
+        predicted = [sum((s == k).sum().item() - 1 for s in t.segments for k in set(s.tolist()) - {0}) for t in texts]
         assert row["tokens_per_s"] == pytest.approx(sum(predicted) / 32, rel=1e-4)
         assert row["data_wait"] == 0.25 and "mfu" not in row
         expected = sum(
-            flop[0].training(Work(len(b.images), *b.tokens.shape), n) for b, n in zip(four, predicted, strict=True)
+            flop[0].training(Work(len(t.tokens), *t.tokens.shape), n) for t, n in zip(texts, predicted, strict=True)
         )
         assert row["flop_per_s"] == pytest.approx(expected / 32, rel=1e-4)
         assert 0.05 < row["peak_memory_gib"] < 32

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vlm.models
-from vlm.data.batch import collate
+from vlm.data.batch import Targets, next_token_labels, pack
 from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
@@ -142,15 +142,16 @@ def test_the_image_changes_the_logits(scramble):
 
 
 def test_a_batch_without_images_trains(scramble):
-    batch = collate([], pad_id=0, image_size=24)
+    images = torch.empty(0, 3, 24, 24)
+    tokens, segments = pack([], pad_id=0)
     model = joined()
-    hidden = model(batch.images.float(), batch.tokens, batch.segments)
+    hidden = model(images, tokens, segments)
     assert hidden.shape == (0, 0, D)
-    total, count = token_loss(hidden, batch.targets, model.head_weight)
+    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_weight)
     total.backward()
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
-    found = greedy(model.decoder, model.encode(batch.images.float()), bos_id=1, eos_id=2, max_tokens=3)
+    found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=2, max_tokens=3)
     assert found.tokens == found.logprobs == []
 
 

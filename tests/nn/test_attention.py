@@ -10,7 +10,9 @@ from vlm.nn.attention import (
     attention,
     attention_weights,
     causal_within,
+    changing_lengths,
     recorded,
+    same_kernels,
 )
 
 B, N, K = 3, 2, 5
@@ -258,3 +260,19 @@ def test_heads_of_keys_divide_those_of_queries(kv_heads):
 def test_heads_divide_the_width():
     with pytest.raises(ValueError, match="num_heads 3 does not divide dim 8"):
         SelfAttention(dim=8, num_heads=3)
+
+
+def test_cudnn_is_left_out_where_lengths_change_and_where_a_pass_is_recomputed():
+    allowed = torch.backends.cuda.cudnn_sdp_enabled
+    before = allowed()
+    with changing_lengths(torch.device("cpu")):
+        assert allowed() == before
+    with changing_lengths(torch.device("cuda")):
+        assert not allowed() and torch.backends.cuda.flash_sdp_enabled()
+        forward, again = same_kernels()
+    assert allowed() == before
+    with forward:
+        assert allowed() == before
+    with again:
+        assert not allowed()
+    assert allowed() == before

@@ -82,13 +82,13 @@ def test_samples_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
 def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
     from vlm.training import run
 
-    write = run.write_results
+    write = run.keep_results
 
     def late(*args):
         fill(disk)
         write(*args)
 
-    monkeypatch.setattr(run, "write_results", late)
+    monkeypatch.setattr(run, "keep_results", late)
     assert main([*SMALL, f"runs={disk}", "trainer.max_epochs=1"]) == 1
     folder = only_run(disk)
     error = capsys.readouterr().err

@@ -10,7 +10,7 @@ from faulty import run_two
 from kills import Nursery
 from two_terms import run
 
-from vlm.config import config as conf
+from vlm.config.compose import compose
 from vlm.errors import UserError
 from vlm.training.fit import accumulation_faults, check
 
@@ -39,9 +39,9 @@ def test_two_ranks_take_the_steps_of_one(kind: str, nursery: Nursery, tmp_path: 
 
 
 def test_batches_that_are_compared_are_not_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = conf.compose(["trainer.accumulate_grad_batches=2"])
+    config = compose(["trainer.accumulate_grad_batches=2"])
     check(config)
     monkeypatch.setattr("vlm.tasks.captioning.Captioning.compares_samples", classmethod(lambda cls, options: True))
     with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches: 2 .* set it to 1"):
         check(config)
-    assert not accumulation_faults(conf.compose([]))
+    assert not accumulation_faults(compose([]))

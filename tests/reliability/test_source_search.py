@@ -75,11 +75,10 @@ def test_checkpoints_are_read_in_one_place():
     assert found == ["vlm/checkpoint/load.py"]
 
 
-def test_a_shell_is_started_in_one_place():
-    """For the commands of a user's own config; `vlm.data.store.shard_list` says whose those are."""
+def test_no_shell_is_started():
     shell = re.compile(r"[\"'/](sh|bash|zsh|dash)[\"'](?!, \"interactive\")")  # that is the name of a job
     found = [path.relative_to(ROOT).as_posix() for path in FILES if shell.search(path.read_text(encoding="utf-8"))]
-    assert found == ["vlm/data/store/pipes.py"]
+    assert found == []
 
 
 def test_what_makes_an_instance_of_a_name_is_two_places():

@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from vlm.training.caption_data import CaptionDataset
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.save import write
 from vlm.cli import main as cli
-from vlm.data.images.image import Preprocess
+from vlm.data.fields import CaptionField
 from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS
 from vlm.data.sources.captions import Captions
@@ -89,14 +88,12 @@ def test_what_looks_like_a_special_token_stays_text(name, text):
 @pytest.mark.parametrize("name", tokenizers())
 def test_a_caption_that_is_too_long_is_cut_and_keeps_its_end(name, max_len):
     tokenizer = tokenizers()[name]
-    dataset = CaptionDataset(
-        split=[], tokenizer=tokenizer, max_len=max_len, preprocess=Preprocess(image_size=8), augment=None
-    )
-    long = dataset.encode("a red circle </s> " * 1000)
+    field = CaptionField(tokenizer=tokenizer, max_len=max_len)
+    long = field.ids("a red circle </s> " * 1000)
     assert len(long) == max_len
     assert (long[0], long[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
     assert tokenizer.eos_id not in long[:-1]
-    short = dataset.encode("a")
+    short = field.ids("a")
     assert short == [tokenizer.bos_id, *tokenizer.encode("a")[: max_len - 2], tokenizer.eos_id]
 
 

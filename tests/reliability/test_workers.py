@@ -1,12 +1,16 @@
 """A process that reads data is killed: the run ends, says so, and leaves nothing behind."""
 
 import multiprocessing
+import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from faulty import strike
 from journey import only_run
+from kills import Nursery
 from small import command
 
 from vlm.checkpoint import load as ckpt
@@ -35,6 +39,47 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
         time.sleep(0.1)
     assert not multiprocessing.active_children()
     assert main([f"resume={folder}"]) == 0
+
+
+STUCK = {"idle": "", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
+# A checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
+# fourth batch, which it reads ahead while the run validates.
+NO_ROOM = """
+import os, resource, signal, time
+from torch.utils.data import _utils, get_worker_info
+from vlm.checkpoint import save
+write = save.write
+def limited(*args, **options):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    write(*args, **options)
+save.write = limited
+fetcher, done = _utils.fetch._MapDatasetFetcher, []
+fetch = fetcher.fetch
+def counted(self, keys):
+    done.append(1)
+    if len(done) == 4 and get_worker_info().id == 0:
+        %s
+    return fetch(self, keys)
+fetcher.fetch = counted
+"""
+
+
+@pytest.mark.parametrize("worker", [*STUCK])
+def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(
+    nursery: Nursery, tmp_path: Path, worker: str
+) -> None:
+    once = ["trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=100"]
+    pid = nursery.start([*SMALL, *once], cwd=tmp_path, patch=NO_ROOM % (STUCK[worker] or "pass"))
+    ended = nursery.ended(pid, timeout=200)  # most of it for a busy machine to train
+    try:
+        assert ended is not None, "it hangs"
+        assert ended.status == 1 and "best.ckpt: cannot write the checkpoint (File too large)" in ended.said
+        assert "Traceback" not in ended.said
+        with pytest.raises(ProcessLookupError):  # nobody is left of its group
+            os.killpg(pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

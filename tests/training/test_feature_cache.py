@@ -8,6 +8,8 @@ import pytest
 import torch
 from captioned import captions, picture
 from torch import nn
+from vlm.training.cached_features import feature_faults
+from vlm.training.caption_data import CaptionData
 
 from vlm.config.compose import compose
 from vlm.data.batch import BadSample
@@ -20,8 +22,6 @@ from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.models.frozen_features import Features, encode
-from vlm.training.cached_features import feature_faults
-from vlm.training.caption_data import CaptionData
 from vlm.training.feature_cache import Keeper
 
 COLORS = ["red", "green", "blue", "white", "black", "gray", "navy", "pink", "lime", "teal", "gold"]

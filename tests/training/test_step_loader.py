@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from two_terms import SIZE, WEIGHT, D, Data, run
 
-from vlm.data.order import TrainBatches
+from vlm.data.order import Key, TrainBatches
 
 
 def trained(tmp_path: Path, batch_size: int, **options: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def by_hand(steps: list[slice]) -> dict[str, torch.Tensor]:
     data, order = Data(4), TrainBatches(size=SIZE, batch_size=4, seed=3, position=lambda: (0, 0))
     for epoch in range(2):
         for part in steps:
-            batch = data.read([(epoch, int(index)) for index in np.concatenate(order.global_batches(epoch)[part])])
+            batch = data.read([Key(epoch, int(index)) for index in np.concatenate(order.global_batches(epoch)[part])])
             hidden = model["trunk"](batch.x).tanh()
             loss = (model["first"](hidden) - batch.y).square().sum(1).mean()
             away = (model["second"](hidden) - batch.y)[batch.marked].abs().sum(1)

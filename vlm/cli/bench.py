@@ -1,53 +1,16 @@
 """`vlm bench`: how fast a config trains, and what fits, without training anything that is kept."""
 
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from vlm.errors import UserError
 
 WARM_UP = 5  # steps at least that are not timed: memory is allocated, and queues of batches come to rest
 # What a step has no part in: it prints, judges or keeps.
 LEFT_OUT = ("progress", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
-
-
-def bench(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="As for vlm train.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps that are timed.")] = 20,
-    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
-    find_batch: Annotated[
-        bool, typer.Option("--find-batch", help="The largest data.batch_size that fits, by trying on a GPU.")
-    ] = False,
-) -> int:
-    """Time training steps of any config, as vlm train would take them; nothing is kept."""
-    if form not in ("text", "json"):
-        raise UserError(f"--format: {form!r} is unknown; choose text or json")
-    from vlm.config.compose import compose
-    from vlm.training.faults import explain
-    from vlm.training.fit import check, quiet
-
-    config = compose(overrides or [], check)
-    quiet()
-    try:
-        with redirect_stdout(sys.stderr):  # the figures alone go to stdout
-            if find_batch:
-                from vlm.cli.batch_size import largest_batch
-
-                found = largest_batch(config)
-            else:
-                found = measure(config, steps=steps)
-    except Exception as fault:
-        told = explain(fault, None)
-        raise told from (None if told is fault else fault)
-    if found:
-        print(json.dumps(found, indent=1) if form == "json" else text(found), flush=True)
-    return 0
 
 
 def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:

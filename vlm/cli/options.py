@@ -1,40 +1,56 @@
-"""Options that several commands have, each declared once."""
+"""Options as typer takes them, from functions whose parameters are annotated with `vlm.inference.options.Option`."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-Checkpoint = Annotated[str, typer.Option("-c", "--checkpoint", help="The model: a .ckpt file.", metavar="CKPT")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16; auto is bf16 where the device computes in it.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Inputs at a time.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=0, max=64, help="Threads that read images ahead; by default one a CPU, up to 8."),
+from vlm.inference.options import Option
+
+Overrides = Annotated[
+    list[str] | None, Option("Config values, as KEY=VALUE.", metavar="[OVERRIDES]...", positional=True)
 ]
-Format = Annotated[str, typer.Option("--format", help="text, jsonl or csv.")]
-Out = Annotated[str | None, typer.Option(help="Write to this file instead of stdout.", metavar="FILE")]
-Trust = Annotated[str | None, typer.Option(help="Package of your own whose model classes may be loaded.")]
-Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]...", help="Config values, as KEY=VALUE.")]
-Top = Annotated[int, typer.Option(min=1, help="How many classes are told of an image.")]
 
-Seed = Annotated[int, typer.Option(help="Of what is drawn at random; the same seed gives the same text.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest text, in tokens.")]
-MinTokens = Annotated[int, typer.Option(min=0, help="Shortest text, in tokens.")]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of searching for the most probable.")]
-Temperature = Annotated[float, typer.Option(help="Below 1 keeps to what is probable.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among the k most probable tokens.")]
-TopP = Annotated[float | None, typer.Option(help="Draw among those that together have this probability.")]
-MinP = Annotated[float | None, typer.Option(help="Draw among those this probable beside the likeliest.")]
 
-Beam = Annotated[int, typer.Option(min=1, help="Hypotheses kept; 1 takes the most probable token.")]
-LengthPenalty = Annotated[float, typer.Option(help="Beams rank by log-probability / length to this power.")]
-Groups = Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's tokens.")]
-Diversity = Annotated[float, typer.Option(help="What a token costs that an earlier group took.")]
-Results = Annotated[int, typer.Option(min=1, help="Texts an input.")]
-Prefix = Annotated[str, typer.Option(help="How every caption begins.")]
-NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram", min=0, help="No run of this many tokens comes twice.")]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 shuns tokens that came before.")]
-Ban = Annotated[list[str] | None, typer.Option(help="A word that no text has; may be given again.", metavar="WORD")]
-Require = Annotated[list[str] | None, typer.Option(help="A word that each has; may be given again.", metavar="WORD")]
+def as_typer(command: Callable[..., int]) -> Callable[..., int]:
+    """A function with a command's options for typer; a parameter that is a dataclass has its fields for options."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
+
+    def run(**values: Any) -> int:
+        parts = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[operator]
+            for name, kind in groups.items()
+        }
+        return command(**values, **parts)
+
+    parameters = sorted(_parameters(command), key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+def _parameters(command: Callable[..., int]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not is_dataclass(kind):
+            yield _parameter(name, kind, parameter.default)
+            continue
+        inner = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield _parameter(field.name, inner[field.name], default)
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    kind, option = get_args(hint)
+    if option.positional:
+        made: Any = typer.Argument(help=option.help, metavar=option.metavar)
+    else:
+        limits = {"min": option.least, "max": option.most}
+        made = typer.Option(*option.flags, help=option.help, metavar=option.metavar, **limits)
+    annotation = Annotated[kind, made]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

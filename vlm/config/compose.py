@@ -1,7 +1,7 @@
 """Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers."""
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,13 @@ def compose(
         return checked(composed(options, quoted), check, suit)
 
 
-def override(config: dict[str, Any], overrides: list[str], *, unread: Collection[str] | None = None) -> dict[str, Any]:
+def override(
+    config: dict[str, Any], overrides: list[str], *, unread: Callable[[str], bool] | None = None
+) -> dict[str, Any]:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
     Args:
-        unread: Keys that the command does not read; with them, overrides that change nothing are refused.
+        unread: Whether the command does not read a key; with it, overrides that change nothing are refused.
     Raises:
         UserError: With a line for each that cannot be applied, or changes nothing.
     """
@@ -107,8 +109,9 @@ def override(config: dict[str, Any], overrides: list[str], *, unread: Collection
             chosen[key] = OmegaConf.to_container(group, resolve=False)
         applied, taken = apply(config, values, chosen)
     if unread is not None:
-        referred = [f"{group}.{name}" for group, names in _REFERRED.items() for name in names]
-        check_effective(config, applied, taken | {key: [] for key in chosen}, [*unread, *referred])
+        referred = {f"{group}.{name}" for group, names in _REFERRED.items() for name in names}
+        taken |= {key: [] for key in chosen}
+        check_effective(config, applied, taken, lambda key: key in referred or unread(key))
     return applied
 
 

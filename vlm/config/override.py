@@ -3,7 +3,7 @@ applied to a config that was saved."""
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -119,7 +119,7 @@ def apply(
 
 
 def check_effective(
-    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Collection[str]
+    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Callable[[str], bool]
 ) -> None:
     """Refuses overrides that change nothing.
 
@@ -127,13 +127,13 @@ def check_effective(
         before: The config that was saved.
         after: The same with the overrides applied.
         taken: Overridden key -> the keys that took its value.
-        unread: Keys that the command reads neither themselves nor below.
+        unread: Whether the command does not read a key.
     Raises:
         UserError: With a line for each override that changes nothing.
     """
     faults = []
     for key, places in taken.items():
-        read = [place for place in (key, *places) if not any(f"{place}.".startswith(f"{one}.") for one in unread)]
+        read = [place for place in (key, *places) if not unread(place)]
         if not read:
             faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
         elif all(select(before, place) == select(after, place) and has(after, place) for place in read):

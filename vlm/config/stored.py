@@ -22,8 +22,8 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
-# Of data sources: what lets them reach a network, run commands or write, and the variable by which a user allows it.
-_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "commands": "VLM_COMMANDS", "write_index": ""}
+# Of data sources: what lets them reach a network or write, and the variable by which a user allows it.
+_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
 # Arguments that say where something is written; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
@@ -80,8 +80,7 @@ def _wrong_links(config: dict[str, Any]) -> list[str]:
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A checkpoint's config that fetches nothing, and whose cache lies where the checkpoint does.
 
-    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names,
-    with VLM_COMMANDS=1 it may run the commands that it names.
+    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
 
     Args:
         folder: The checkpoint's run.

@@ -1,16 +1,75 @@
-"""Processes that read samples for training."""
+"""Worker processes of loaders: a signal to the whole run leaves them alone, and none outlives its owner."""
 
+import atexit
+import multiprocessing.util  # before atexit.register: its own exit waits without limit for what this one kills
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+from weakref import WeakSet
+
+PATIENCE = 5.0  # seconds for the system to end a process that is killed
+
+_workers: WeakSet[BaseProcess] = WeakSet()
+
+
+def worker_context() -> BaseContext:
+    """The default way of starting processes, for a DataLoader; `end_workers` ends the processes started by it."""
+    context: Any = copy(multiprocessing.get_context())
+    start = context.Process
+
+    def process(*args: Any, **kwargs: Any) -> BaseProcess:
+        worker = start(*args, **kwargs)
+        _workers.add(worker)
+        return worker
+
+    context.Process = process
+    return context
 
 
 def leave_signals_to_owner(worker: int) -> None:
-    """Keeps a worker alive when a terminal or a cluster signals all processes of a run: its owner still has a step to
-    finish, and ends the workers itself.
+    """Keeps a worker alive when a terminal or a cluster signals all processes of a run.
+
+    The owner still has a step to finish. It ends its workers itself.
 
     Args:
         worker: Its number.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # The owner, too, ends a worker that hangs by this signal: the second one counts.
+    # Not ignored: commands that the worker starts would inherit that. The second signal counts, for an orphan's sake.
     signal.signal(signal.SIGTERM, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
+
+
+def end_workers() -> None:
+    """Kills the loader workers of this process, busy or stuck.
+
+    torch asks each to end by itself and waits 5 s. multiprocessing sends SIGTERM at exit, which a worker survives, and
+    waits for ever.
+    """
+    alive = [child for child in multiprocessing.active_children() if child in _workers]
+    with _deaths_expected():
+        for worker in alive:
+            worker.kill()
+        for worker in alive:
+            worker.join(PATIENCE)
+
+
+atexit.register(end_workers)
+
+
+@contextmanager
+def _deaths_expected() -> Iterator[None]:
+    """Keeps torch from raising an error when a worker is killed; its handler runs in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vlm.decoding.sampling import Sampling
 from vlm.models.decoder import Decoder
+from vlm.nn.step import replay
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 
@@ -43,33 +44,42 @@ def continue_texts(
         After each step, what was drawn for every text that is not finished.
     """
     texts = [list(prompt) for prompt in prompts]
-    draws = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
     device = decoder.token_embed.weight.device
+    # All numbers of a text are sent at once: each copy in a step would wait for the device.
+    numbers = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
+    draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
+    ended: set[int] = set()
     steps: Stepper | None = None
+    tokens = torch.empty(0)
     begins = [-1] * len(texts)
     for step in range(max_tokens):
-        if not rows:
+        if len(ended) == len(texts):
             return
         wanted = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
         full = steps is not None and steps.state.length == decoder.max_len  # by a longer text, which has ended
         if steps is None or full or wanted != begins:
-            begins = wanted
+            rows = [row for row in rows if row not in ended]
+            begins = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
             steps, logits = _read([texts[row][at:] for row, at in zip(rows, begins, strict=True)], decoder, device)
+            drawing = draws[torch.tensor(rows, device=device)]
         else:
-            last = torch.tensor([texts[row][-1:] for row in rows], device=device)  # (R, 1)
-            logits = steps.logits(last)  # (R, V)
-        uniform = torch.from_numpy(np.array([draws[row][step] for row in rows])).to(device)
-        tokens = sampling.draw(logits, uniform)
+            logits = steps.logits(tokens[:, None])  # (R, V)
+        tokens = sampling.draw(logits, drawing[:, step])
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        drawn = [Drawn(*values) for values in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)]
+        read = torch.stack([tokens.double(), logprobs.double()], 1).tolist()  # the one wait of a step
+        drawn = [Drawn(row, int(token), logprob) for row, (token, logprob) in zip(rows, read, strict=True)]
+        drawn = [item for item in drawn if item.prompt not in ended]
         for item in drawn:
             texts[item.prompt].append(item.token)
         yield drawn
-        going = [place for place, item in enumerate(drawn) if item.token != eos_id]
-        if len(going) < len(rows):
+        ended |= {item.prompt for item in drawn if item.token == eos_id}
+        going = [place for place, row in enumerate(rows) if row not in ended]
+        if len(going) < len(rows) and not replay.replayed(device):  # a step is recorded for so many rows
             rows, begins = [rows[place] for place in going], [begins[place] for place in going]
-            steps.state.select(torch.tensor(going, device=device, dtype=torch.long))
+            index = torch.tensor(going, device=device, dtype=torch.long)
+            tokens, drawing = tokens[index], drawing[index]
+            steps.state.select(index)
 
 
 def context_begin(length: int, window: int) -> int:

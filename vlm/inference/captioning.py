@@ -1,18 +1,17 @@
-"""Captioning images with a trained model: load, preprocess, predict, format."""
+"""Captioning images with a trained model: load, preprocess, predict, format; the command `caption`."""
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
@@ -20,14 +19,24 @@ from vlm.decoding.loop import Chunk, decode
 from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
-from vlm.inference.inputs import read_images
-from vlm.inference.loading import check_outputs, normalized, read_for
-from vlm.inference.output import Records
+from vlm.errors import UserError
+from vlm.inference.files import find_images
+from vlm.inference.info import preprocess_line, tokenizer_line
+from vlm.inference.inputs import default_workers, read_images
+from vlm.inference.options import DecodingOptions, Images, ModelOptions, Option, Workers, choose_workers
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs, normalized
+from vlm.inference.resume_output import begun
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 from vlm.nn.step.packed import lay_out_for_decoding, pack
 from vlm.nn.step.replay import StepperPool
+
+COMMAND = {
+    "name": "caption",
+    "help": 'Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin.',
+}
 
 
 @dataclass
@@ -90,51 +99,43 @@ def _caption(tokenizer: Tokenizer, decoding: Decoding, text: Hypothesis) -> Capt
     return Caption(tokenizer.decode(tokens), logprob, confidence, [t for t in tokens if t != tokenizer.eos_id])
 
 
-class Captioner:
-    """A trained captioning model, ready to use.
+class Captioner(Predictor):
+    """A trained captioning model, ready to use; arguments as in Predictor."""
 
-    Args:
-        path: The checkpoint.
-        device: Where to run.
-        dtype: Of weights and states.
-        trust: A package of the user's own whose model classes may be built.
-    Raises:
-        UserError: The checkpoint cannot be used for captioning.
-    """
+    task = "captioning"
+    fields = ("image", "caption")
+    model: VisionLanguageModel
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        trust: str | None = None,
-    ) -> None:
-        loaded = read_for("captioning", path)
-        about = loaded["vlm"]
-        self.device = device
-        with refusing(path):
-            self.tokenizer = tokenizer_from_state(about["tokenizer"])
-            self.preprocess = Preprocess.from_state(about["preprocess"])
-            self.max_tokens = int(about["max_tokens"])
-            self.model: VisionLanguageModel = ckpt.load_model(loaded, trust=trust).to(device, dtype)  # type: ignore[assignment]
-            check_outputs(self._logits(), self.tokenizer.vocab_size, "tokens")
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+        self.max_tokens = int(about["max_tokens"])
 
-    @torch.inference_mode()
-    def _logits(self) -> Tensor:
-        """What the model says of no image, if its parts go together at all."""
+    def check(self) -> None:
         blank = self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device)
         images = normalized(self.model, self.preprocess, blank)
-        return self.model.head(self.model(images, torch.tensor([[self.tokenizer.bos_id]], device=self.device)))
+        hidden = self.model(images, torch.tensor([[self.tokenizer.bos_id]], device=self.device))
+        check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
+
+    @staticmethod
+    def inputs(arguments: Sequence[str]) -> list[str]:
+        return find_images(arguments)
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        return caption_files(self, inputs, records, batch_size=batch_size, workers=default_workers())
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        yield preprocess_line(about["preprocess"])
 
     def pixels(self, image: Image.Image) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W)."""
         return self.preprocess(image)
 
-    def rules(self, *, prefix: str = "", ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any) -> Rules:
-        """Rules with words as people write them, as in `rules_of_words`; other options as in Rules."""
-        begin = tuple(self.tokenizer.encode(prefix.rstrip())) if prefix else ()
-        return rules_of_words(self.tokenizer, ban=ban, require=require, prefix=begin, **options)
+    def rules(self, **options: Any) -> Rules:
+        """Rules with words as people write them, as in `rules_of_words`."""
+        return rules_of_words(self.tokenizer, **options)
 
     def caption(self, pixels: Sequence[Tensor]) -> list[Caption]:
         """Captions a batch of images that `pixels` made."""
@@ -234,3 +235,69 @@ def caption_files(
 
 def _scores(caption: Caption) -> dict[str, float]:
     return {"logprob": caption.logprob, "confidence": caption.confidence}
+
+
+def command(
+    images: Images,
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    workers: Workers = None,
+    prefix: Annotated[str, Option("Beginning of every caption.")] = "",
+    trace: Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE")] = None,
+    attention: Annotated[
+        str | None, Option("Write a picture a caption of where the model looked.", metavar="DIR")
+    ] = None,
+    resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False,
+) -> int:
+    """Captions images as the options say; returns the exit status."""
+    paths = find_images(images)
+    if trace is not None and decoding.beam == 1:
+        raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
+    output = Output(model.out, inputs=[*paths, model.checkpoint], append=resume)
+    traced = Output(trace, option="--trace", inputs=[*paths, model.checkpoint])
+    records = _records(model.form, output)
+    captioner = model.load(Captioner)
+    search = decoding.search(decoding.rules(captioner.tokenizer, prefix), sample=bool(decoding.sample))
+    observer = None if attention is None else _attention(captioner, attention)
+    if resume:
+        paths = _left_over(paths, records, results=decoding.results, attention=attention is not None)
+    trees: dict[str, Any] | None = None if trace is None else {}
+    options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers), "observer": observer}
+    with output, records, traced:
+        try:
+            return caption_files(captioner, paths, records, decoding=search, trees=trees, **options)
+        finally:
+            if trees:
+                traced.write(json.dumps(trees, ensure_ascii=False))
+
+
+def _records(form: str, output: Output) -> Records:
+    """Lines or a table as captions come, or a page at the end."""
+    if form != "html":
+        return Records(form=form, fields=Captioner.fields, output=output)
+    if output.path is None:
+        raise UserError("--format html needs --out FILE")
+    from vlm.inference.caption_page import CaptionPage
+
+    return CaptionPage(output)
+
+
+def _attention(captioner: Captioner, folder: str) -> Observer:
+    """Draws the pictures of --attention."""
+    from vlm.inference.attention_folder import AttentionFolder
+
+    return AttentionFolder(captioner, folder)
+
+
+def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
+    """The images that --continue has still to caption.
+
+    Raises:
+        UserError: There is nothing that can be gone on with.
+    """
+    if records.output.path is None or records.form == "html":
+        raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
+    columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
+    columns += ["attention"] if attention else []
+    has = begun(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
+    return [path for path in paths if not has(path)]

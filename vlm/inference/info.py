@@ -1,11 +1,12 @@
 """What a checkpoint holds, for a person."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.verify import refusing
 from vlm.errors import printable
+from vlm.inference.predictor import own_predictor
 
 
 def describe(path: str) -> str:
@@ -21,6 +22,7 @@ def describe(path: str) -> str:
 
 def _lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
+    predictor = own_predictor(str(about["task"]))
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     data = about["config"]["data"]
     source = str(data["source"]["_class_"])
@@ -29,7 +31,7 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
         f"task        {about['task']}",
         f"model       {count:,} parameters",
         *_model(about["model"], "  "),
-        *_parts(about),
+        *(() if predictor is None else predictor.describe(about)),
         f"data        {source} {data.get('root') or data.get('path') or ''}".rstrip(),
         f"trained     {loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun",
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
@@ -37,15 +39,12 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _parts(about: dict[str, Any]) -> Iterator[str]:
-    """What stands between the model and its user, by task."""
-    if "tokenizer" in about:
-        tokenizer = about["tokenizer"]
-        yield f"tokenizer   {tokenizer['class']} {_plain(tokenizer['options'])}"
-    if "preprocess" in about:
-        yield f"preprocess  {_plain(about['preprocess'])}"
-    if "classes" in about:
-        yield f"classes     {', '.join(about['classes'])}"
+def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:
+    return f"tokenizer   {tokenizer['class']} {_plain(tokenizer['options'])}"
+
+
+def preprocess_line(preprocess: Mapping[str, Any]) -> str:
+    return f"preprocess  {_plain(preprocess)}"
 
 
 def _model(spec: dict[str, Any], indent: str) -> list[str]:
@@ -58,5 +57,5 @@ def _model(spec: dict[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def _plain(values: dict[str, Any]) -> str:
+def _plain(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -8,9 +8,9 @@ from vlm.decoding.constraints import Rules
 
 
 def rules_of_words(
-    tokenizer: Tokenizer, *, ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any
+    tokenizer: Tokenizer, *, prefix: str = "", ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any
 ) -> Rules:
-    """Rules that ban and require words; other options as in Rules.
+    """Rules that begin with, ban and require words; other options as in Rules.
 
     A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
     longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
@@ -19,4 +19,5 @@ def rules_of_words(
     forms = {form for word in ban for form in (word, word.capitalize()) if word}
     banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
     required = tuple((tuple(tokenizer.encode(f" {word}")),) for word in require if word)
-    return Rules(banned=tuple(sorted(banned)), required=required, **options)
+    begin = tuple(tokenizer.encode(prefix.rstrip())) if prefix else ()
+    return Rules(prefix=begin, banned=tuple(sorted(banned)), required=required, **options)

@@ -1,6 +1,7 @@
 """The causal text decoder, with or without context."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Annotated, cast
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within
+from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within, changing_lengths
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
@@ -87,8 +88,11 @@ class Decoder(nn.Module):
         x = self.embed(tokens, positions)
         placed = self.positions.place(positions, keys=length)
         states, mask = (None, None) if context is None else (context.states, context.mask)
-        for block in self._blocks():
-            x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
+        # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
+        changing = context is not None or not self.training
+        with changing_lengths(x.device) if changing else nullcontext():
+            for block in self._blocks():
+                x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:

@@ -82,7 +82,8 @@ class ViT(nn.Module):
         init_weights(self, dim=dim, branches=2 * depth)
 
     def forward(self, images: Tensor) -> Context:
-        x = self.patch_embed(images).flatten(2).transpose(1, 2)  # (B, 3, H, W) -> (B, S, D)
+        # In one piece: without a class token the whole stream of residuals would stay channel-major.
+        x = self.patch_embed(images).flatten(2).transpose(1, 2).contiguous()  # (B, 3, H, W) -> (B, S, D)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], dim=1)  # (B, 1 + S, D)
         places = torch.arange(x.shape[1], device=x.device)

@@ -5,7 +5,7 @@ Legend of shapes, used in the whole package:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -84,6 +84,12 @@ def changing_lengths(device: torch.device) -> Iterator[None]:
         return
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         yield
+
+
+def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a forward pass and of its recomputation, which must choose the kernels that are allowed now."""
+    device = torch.device("cpu" if torch.backends.cuda.cudnn_sdp_enabled() else "cuda")
+    return nullcontext(), changing_lengths(device)
 
 
 def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:

@@ -10,10 +10,14 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count, Share
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
+from vlm.inference.attention import word_maps
+from vlm.inference.attention_picture import attention_picture
 from vlm.inference.captioning import caption_pixels
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
+from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
@@ -21,6 +25,8 @@ from vlm.training.losses import Term, token_loss
 from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task
+
+LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
 class Captioning(Task):
@@ -35,6 +41,8 @@ class Captioning(Task):
     """
 
     name = "captioning"
+    headlines = ("cider", "bleu4", "rouge_l", "exact_match")
+    curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
     model: VisionLanguageModel
 
     def __init__(
@@ -78,6 +86,7 @@ class Captioning(Task):
         super().on_evaluation_start()
         self.captions.reset()
         self.grounding = GroundingLosses(self.device)
+        self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
@@ -86,7 +95,9 @@ class Captioning(Task):
         self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_pixels(self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens)
+        captions = caption_pixels(
+            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
+        )
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
@@ -101,6 +112,7 @@ class Captioning(Task):
         self.evaluation_step(batch, None, controls=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
@@ -115,6 +127,27 @@ class Captioning(Task):
     def predictions(self) -> list[dict[str, Any]]:
         return [{"image_id": id, "caption": caption} for id, caption in self.captions.predictions.items()]
 
+    def report(self) -> list[Section]:
+        """Captions at random, the best and the worst by CIDEr and ROUGE-L, and where the model looked."""
+        images = self.captions.per_image()
+        ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
+        count = min(SHOWN, -(-len(ranked) // 2))
+        kinds = {"Random captions": [ranked[at] for at in random_places(len(ranked))]}
+        kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
+        sections = [
+            Section(title, [Cards([_card(name, images[name]) for name in names])]) for title, names in kinds.items()
+        ]
+        if drawn := [picture for sample in self.samples[:LOOKED_AT] for picture in self._attention(sample)]:
+            note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
+            sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        return sections
+
+    def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """A sample's caption with a picture of where the model looked, if its layers offer that."""
+        pixels = sample["image"].to(self.device)
+        maps = word_maps(self.model, self.tokenizer, self.preprocess, pixels, sample["caption"])
+        return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
+
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["captions"]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
@@ -126,3 +159,9 @@ class Captioning(Task):
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), "max_tokens": self.max_tokens}
+
+
+def _card(name: str, row: Mapping[str, Any]) -> Card:
+    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
+    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
+    return Card(image=name, text=row["caption"], lines=[scores, name], references=row["references"])

@@ -8,7 +8,8 @@ from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.errors import Range, Share
 from vlm.evaluation.metrics.classification import ClassificationMetric
-from vlm.inference.classifying import class_probabilities
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Confusion, Section, Table, random_places
+from vlm.inference.classification import class_probabilities
 from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
@@ -34,6 +35,8 @@ class Classification(Task):
     """
 
     name = "classification"
+    headlines = ("accuracy", "balanced_accuracy")
+    curves = ("accuracy", "calibration_error")
     model: Classifier
 
     def __init__(
@@ -101,6 +104,18 @@ class Classification(Task):
         per_class = dict(zip(self.classes, self.metric.per_class(), strict=True))
         return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}
 
+    def report(self) -> list[Section]:
+        """The confusion matrix, the accuracy of each class, and the surest mistakes beside some samples at random."""
+        records, shares = self.predictions(), zip(self.classes, self.metric.per_class(), strict=True)
+        rows = [(name, "no samples" if share is None else f"{share:.1%}") for name, share in shares]
+        confusion = Confusion(self.metric.confusion().tolist(), self.classes)
+        wrong = [record for record in records if record["predicted"] != record["label"]]
+        wrong.sort(key=lambda record: -record["probability"])
+        random = [records[at] for at in random_places(len(records))]
+        kinds = {"Surest mistakes": wrong[:SHOWN], "Random samples": random}
+        cards = [Section(title, [Cards(list(map(_card, kind)))]) for title, kind in kinds.items() if kind]
+        return [Section("Classes", [confusion, Table(["class", "accuracy"], rows)]), *cards]
+
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch["labels"][:8])
         return [f"batch       {image_shape(batch['images'])}", f"sample      {batch.ids[0]}", f"  classes   {names}"]
@@ -112,3 +127,9 @@ class Classification(Task):
 def _line(record: dict[str, Any]) -> str:
     mark = "=" if record["predicted"] == record["label"] else " "
     return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {record['image']}"
+
+
+def _card(record: dict[str, Any]) -> Card:
+    true = "right" if record["predicted"] == record["label"] else f"true: {record['label']}"
+    text = f"{record['predicted']} {record['probability']:.0%}"
+    return Card(image=record["image"], text=text, lines=[true, record["image"]])

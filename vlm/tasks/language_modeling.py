@@ -12,7 +12,8 @@ from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count, Share, printable
-from vlm.inference.generating import generate
+from vlm.evaluation.report.sections import Section, Texts
+from vlm.inference.language_modeling import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
 from vlm.training.losses import Term, token_loss
@@ -34,6 +35,8 @@ class LanguageModeling(Task):
     """
 
     name = "language_modeling"
+    headlines = ("bits_per_byte", "perplexity")
+    curves = ("bits_per_byte",)
     unit = "tokens"
     model: Decoder
 
@@ -105,6 +108,10 @@ class LanguageModeling(Task):
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.samples]
+
+    def report(self) -> list[Section]:
+        """The texts that go on from the prompts."""
+        return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.samples])])]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["text"]

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from vlm.nn.attention import same_kernels
+
 STACKS = ("blocks", "layers", "stages")  # what the blocks of a model stand in, by our names and timm's
 
 
@@ -56,5 +58,5 @@ class _Arranged:
         if not torch.is_grad_enabled():
             return self.plain(self.block, *args, **kwargs)
         if self.recompute:
-            return checkpoint(self.way, self.block, *args, use_reentrant=False, **kwargs)
+            return checkpoint(self.way, self.block, *args, use_reentrant=False, context_fn=same_kernels, **kwargs)
         return self.way(self.block, *args, **kwargs)

@@ -15,7 +15,7 @@ from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
 from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.workers import leave_signals_to_owner
+from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import Count, Range, Supplied, UserError
 from vlm.training.step_loader import StepLoader
 
@@ -199,6 +199,9 @@ class Data(L.LightningDataModule):
         samples = self.samples(name)
         return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
 
+    def on_exception(self, exception: BaseException) -> None:
+        end_workers()  # the trainer ends only those of the loop that the fault struck
+
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
 
@@ -217,6 +220,7 @@ class Data(L.LightningDataModule):
             collate_fn=whole,
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,
+            multiprocessing_context=worker_context() if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )

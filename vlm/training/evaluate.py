@@ -7,11 +7,15 @@ from vlm.config.compose import override
 from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 
-# Keys that an evaluation does not read: the model, and all that texts and images go through, are the checkpoint's own.
-UNREAD = [
-    *("model", "tokenizer", "data.preprocess", "data.augment", "optim", "schedule", "logger", "callbacks"),
-    *("name", "layer_decay", "compile", "activation_checkpointing"),
-]
+# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+HELD = {"model", "tokenizer", "preprocess", "augment"}
+
+
+def unread(key: str) -> bool:
+    """Whether an evaluation does not read a key of the config."""
+    parts = key.split(".")
+    return parts[0] in TRAINING or bool(HELD.intersection(parts))
 
 
 def evaluate_checkpoint(
@@ -31,9 +35,9 @@ def evaluate_checkpoint(
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.evaluation.report.results import write_results
     from vlm.inference.output import output_folder
     from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
 
     quiet()
@@ -43,7 +47,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = override(config, overrides, unread=UNREAD)
+    config = override(config, overrides, unread=unread)
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
@@ -58,12 +62,14 @@ def evaluate_checkpoint(
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))
+    skipped = f", {len(task.unread):,} skipped" if task.unread else ""
+    print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:
         print_error(printable(reason))
     if folder is not None:
         try:
-            write_results(folder, task, results, data)
-            print(f"\nreport  {folder / 'report.html'}")
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
     return 1 if task.unread else 0

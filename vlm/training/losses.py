@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.data.text.targets import Targets
+from vlm.data.batch import Targets
 from vlm.nn.vocabulary_loss import token_losses, vocabulary_loss
 
 

@@ -17,7 +17,6 @@ from vlm.config.target import find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
 from vlm.errors import UserError, printable
-from vlm.evaluation.report.results import write_results
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -34,6 +33,7 @@ from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.optim import Optimization
 from vlm.training.processes import agree, check_devices, first, first_alone
+from vlm.training.results import keep_results
 from vlm.training.run_folder import clean, create, new_folder
 from vlm.training.task import Task
 
@@ -239,7 +239,7 @@ class Run:
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         gather(self.task.model)  # one rank writes, and the report reads the model's attention
         if self.trainer.is_global_zero:
-            write_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+            keep_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
         scatter(self.task.model)
         return results
 

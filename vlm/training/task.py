@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
+from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
@@ -33,6 +34,7 @@ class Task(L.LightningModule):
     Attributes:
         samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
             at least "line", what is printed.
+        used: Samples of the last test.
         unread: A reason for each sample of the last evaluation that could not be read.
         validation_due: Whether what is saved now goes on with a validation; set by who saves.
         counted: Count of the first loss term since it was last set back: tokens, or images of a classifier.
@@ -64,6 +66,7 @@ class Task(L.LightningModule):
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
+        self.used = 0
         self.validation_due = False
         self.counted: Tensor | int = 0
         self.step_counts: Mapping[str, int] = {}
@@ -72,6 +75,8 @@ class Task(L.LightningModule):
         self.about: dict[str, Any] = {}
 
     name = ""  # of the task, as checkpoints and configs have it
+    headlines: Sequence[str] = ()  # the few metrics that say most, for the report
+    curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
 
     def loss(self, batch: Any) -> dict[str, Term]:
@@ -174,6 +179,7 @@ class Task(L.LightningModule):
         self.samples = []
         self.unread = []
         self._split_loss = SplitLoss(self.device)
+        self.used = 0
 
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss to those of the split."""
@@ -199,8 +205,12 @@ class Task(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         self.on_evaluation_start()
 
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.used += len(batch.ids)
+
     def on_test_epoch_end(self) -> None:
         self.on_evaluation_end(self.test_split, final=True)
+        self.used = int(self._summed(torch.tensor(self.used, device=self.device)))
 
     def on_validation_end(self) -> None:
         scatter(self.model)  # after the callbacks, which may look at the model too
@@ -226,6 +236,10 @@ class Task(L.LightningModule):
     def details(self) -> dict[str, Any]:
         """What the last evaluation found out of each class or image, in plain containers."""
         return {}
+
+    def report(self) -> list[Section]:
+        """The task's own part of the last evaluation's report."""
+        return []
 
     def reading(self, batch: Any, tokens: int) -> list[str]:
         """Lines that show what a training batch holds, with up to so many tokens of its first sample."""

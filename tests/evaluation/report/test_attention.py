@@ -9,9 +9,9 @@ from PIL import Image
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import CharTokenizer
-from vlm.evaluation.report.attention import read_attention, what_is_missing, word_maps
-from vlm.evaluation.report.attention_folder import picture_name
-from vlm.evaluation.report.attention_picture import attention_picture
+from vlm.inference.attention import read_attention, what_is_missing, word_maps
+from vlm.inference.attention_folder import picture_name
+from vlm.inference.attention_picture import attention_picture
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder

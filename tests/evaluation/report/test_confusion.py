@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vlm.evaluation.report.confusion import MAX_LETTERS, _short, confusion_picture
+from vlm.evaluation.report.sections import Confusion
 
 
 def matrix(count, seed=0):
@@ -14,7 +15,9 @@ def matrix(count, seed=0):
 
 @pytest.mark.parametrize("count", [2, 20, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10, 100)), 300])
 def test_any_number_of_classes(tmp_path, count):
-    confusion_picture(matrix(count), [f"class {n}" for n in range(count)], tmp_path / "confusion.png")
+    (tmp_path / "confusion.png").write_bytes(
+        confusion_picture(Confusion(matrix(count), [f"class {n}" for n in range(count)]))
+    )
     with Image.open(tmp_path / "confusion.png") as image:
         assert image.format == "PNG"
         assert 350 < min(image.size) <= max(image.size) < 2000
@@ -25,18 +28,20 @@ def test_any_number_of_classes(tmp_path, count):
     "odd", ["$x_1$ & ", "犬", "", "a" * 500, "line\nbreak", "100 % {set}", "\\alpha $", "$\\nothing{$"]
 )
 def test_odd_names(tmp_path, odd):
-    confusion_picture(matrix(3), [odd, "dog", "fox"], tmp_path / "confusion.png")
+    (tmp_path / "confusion.png").write_bytes(confusion_picture(Confusion(matrix(3), [odd, "dog", "fox"])))
     assert (tmp_path / "confusion.png").stat().st_size > 1000
 
 
 def test_classes_without_samples(tmp_path):
-    confusion_picture(np.zeros((4, 4), dtype=int), list("abcd"), tmp_path / "confusion.png")
+    (tmp_path / "confusion.png").write_bytes(confusion_picture(Confusion(np.zeros((4, 4), dtype=int), list("abcd"))))
     assert (tmp_path / "confusion.png").is_file()
 
 
 def test_the_share_of_the_true_class_is_the_colour(tmp_path):
     """Two cells of equal share look the same, however many samples their classes have; more is darker."""
-    confusion_picture(np.array([[90, 10], [4500, 4500]]), ["a", "b"], tmp_path / "confusion.png")
+    (tmp_path / "confusion.png").write_bytes(
+        confusion_picture(Confusion(np.array([[90, 10], [4500, 4500]]), ["a", "b"]))
+    )
     with Image.open(tmp_path / "confusion.png") as image:
         colors = dict(map(reversed, image.convert("RGB").getcolors(2**20)))
     cells = sorted((color for color, count in colors.items() if count > 5000 and color != (255, 255, 255)), key=sum)

@@ -143,8 +143,7 @@ def _names(fs: Any, key: str) -> list[str]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The files that a pattern stands for: braces as in a shell (``{000..127}``, ``{a,b}``), and ``*``, ``?``, ``[]``;
-    or the commands, by braces alone.
+    """The files that a pattern stands for: braces as in a shell (``{000..127}``, ``{a,b}``), and ``*``, ``?``, ``[]``.
 
     Names that braces make are given whether or not there is such a file; those of the others are sorted.
 

@@ -11,13 +11,13 @@ import numpy as np
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, Scorer, caption_scorer, mean_scorer, paired
 from vlm.evaluation.metrics.coco import KEYS, References
-from vlm.evaluation.report import page
 from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.inference import page
 from vlm.inference.output import Output, aligned
 
 
 @dataclass
-class Evaluation:
+class StoredEvaluation:
     """An evaluation's folder.
 
     Attributes:
@@ -61,7 +61,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
     return 0
 
 
-def read(folder: Path, name: str) -> Evaluation:
+def read(folder: Path, name: str) -> StoredEvaluation:
     """Reads an evaluation's folder, or the one of the run whose folder is given.
 
     Raises:
@@ -73,7 +73,7 @@ def read(folder: Path, name: str) -> Evaluation:
     metrics, details, predictions = (_json(place / f"{part}.json") for part in ("metrics", "details", "predictions"))
     try:
         split = next(iter(metrics)).split("/")[0]
-        run = Evaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
+        run = StoredEvaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
         images = (details or {}).get("images", {})
         run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
         known = (row for row in predictions or () if "label" in row)
@@ -108,7 +108,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
     return ["/".join(name) for name in names]
 
 
-def differences_of(one: Evaluation, other: Evaluation, *, seed: int) -> dict[str, Difference]:
+def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
     """The metrics that are known of each image, compared on the images that both have."""
     known = (one.captions, other.captions) if one.captions else (one.right, other.right)
     shared = sorted(set(known[0]) & set(known[1]))
@@ -135,7 +135,7 @@ def _caption_scorers(
 
 
 def lines(
-    runs: Sequence[Evaluation], differences: Sequence[Mapping[str, Difference]]
+    runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
     """A row a metric: the score of each run, and of each but the first the difference with its interval and p."""
     header = ["", runs[0].name]
@@ -158,7 +158,7 @@ def _cells(difference: Difference | None) -> list[str]:
     return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
 
 
-def _legend(runs: Sequence[Evaluation]) -> str:
+def _legend(runs: Sequence[StoredEvaluation]) -> str:
     return (
         f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples of the images (Koehn 2004); "
         "those marked * have an interval without 0."

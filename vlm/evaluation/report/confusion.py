@@ -1,10 +1,12 @@
 """A confusion matrix as a picture."""
 
-import os
 from collections.abc import Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from vlm.evaluation.report.sections import Confusion
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,19 +16,12 @@ MAX_LABELS = 50  # labels that an axis can hold
 MAX_LETTERS = 24  # of a name
 
 
-def confusion_picture(matrix: np.ndarray, classes: Sequence[str], out: str | os.PathLike[str]) -> None:
-    """Writes a confusion matrix as a PNG; its colour is the share of each true class.
-
-    Args:
-        matrix: How often each true class (rows) was taken for each class (columns).
-        classes: Their names.
-        out: The file.
-    Shapes:
-        matrix (C, C)
-    """
+def confusion_picture(confusion: Confusion) -> bytes:
+    """A confusion matrix as a PNG; its colour is the share of each true class."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
+    matrix, classes = np.array(confusion.matrix), confusion.classes
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = len(classes) <= MAX_COUNTS
     side = min(14.0, max(5.0, 2.5 + (0.55 if few else 0.16) * len(classes)))
@@ -42,7 +37,9 @@ def confusion_picture(matrix: np.ndarray, classes: Sequence[str], out: str | os.
         for (row, column), number in np.ndenumerate(matrix):
             color = "white" if shares[row, column] > 0.3 else "black" if number else "silver"
             axes.text(column, row, f"{number}", ha="center", va="center", color=color, fontsize=size)
-    figure.savefig(out, dpi=110, format="png", bbox_inches="tight")
+    file = BytesIO()
+    figure.savefig(file, dpi=110, format="png", bbox_inches="tight")
+    return file.getvalue()
 
 
 def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:

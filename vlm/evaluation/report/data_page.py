@@ -8,7 +8,7 @@ from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
 from vlm.errors import UserError
 from vlm.evaluation.data_check.faults import Faults
-from vlm.evaluation.report import page
+from vlm.inference import page
 from vlm.randomness import numpy_rng
 
 SAMPLES = 12  # of each split

@@ -1,67 +1,74 @@
 """The page that an evaluation leaves: scores with intervals, controls, curves, and what was made of some samples."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from vlm.data.images.image import ImageError
-from vlm.evaluation.report import charts, page
-from vlm.randomness import numpy_rng
+from vlm.evaluation.report import charts
+from vlm.evaluation.report.confusion import confusion_picture
+from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Part, Pictures, Section, Table, Texts
+from vlm.inference import page
 
-SHOWN = 8  # samples of a kind
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
-HEADLINES = ("cider", "bleu4", "rouge_l", "exact_match", "accuracy", "balanced_accuracy", "bits_per_byte", "perplexity")
-CURVES = {"cider", "bleu4", "exact_match", "distinct", "length_ratio", "accuracy", "calibration_error", "bits_per_byte"}
-CONTROLS = {"constant": "best constant", "shuffled": "shuffled", "blank": "blank image", "sampled": "sampled"}
+CONTROLS = {"constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
+ESTIMATES = {"sampled": "sampled"}  # of the same score on a part of the split
 
 Results = Mapping[str, float]
 Picture = Callable[[str], Image.Image | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """An evaluation as plain values.
+
+    Args:
+        title: The task and its data.
+        split: The split.
+        used: Samples of it that were evaluated.
+        results: The scores as split/metric, with controls and intervals.
+        predictions, details: As in their files.
+        sections: The task's own part of the report.
+        headlines: The few metrics that say most.
+        curves: Metrics of validations that are drawn over steps.
+    """
+
+    title: str
+    split: str
+    used: int
+    results: Results
+    predictions: Sequence[Mapping[str, Any]] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    sections: Sequence[Section] = ()
+    headlines: Sequence[str] = ()
+    curves: Sequence[str] = ()
+
+
 def evaluation_page(
-    *,
-    title: str,
-    split: str,
-    results: Results,
-    predictions: Sequence[Mapping[str, Any]],
-    details: Mapping[str, Any],
-    picture: Picture,
-    confusion: bytes | None = None,
-    curves: Mapping[str, charts.Line] | None = None,
-    attention: Sequence[tuple[str, bytes]] = (),
+    evaluation: Evaluation, *, picture: Picture, curves: Mapping[str, charts.Line] | None = None
 ) -> str:
     """The whole page.
 
     Args:
-        title: What was evaluated.
-        split: On which split.
-        results: As in metrics.json.
-        predictions, details: As in their files.
-        picture: Gives the image of a sample's name, or None where there is none to show.
-        confusion: The picture of the confusion matrix as PNG.
+        picture: Gives the image of a sample by its id, or None where there is none.
         curves: Lines of the run by metric.
-        attention: Captions, each with a picture as PNG of where the model looked at each word.
     """
-    scores = {name.split("/", 1)[1]: value for name, value in results.items()}
-    samples = len(details.get("images", predictions))
-    body = [headlines(scores), *_grounding(scores), scores_section(scores)]
-    body += [page.section("Curves of the run", drawn)] if (drawn := curve_charts(curves or {})) else []
-    if "images" in details:
-        body += caption_sections(details["images"], picture)
-        body += attention_section(attention)
-    elif "confusion" in details:
-        body += class_sections(predictions, details, picture, confusion)
-    else:
-        body.append(text_section(predictions))
-    return page.page(title, f"{split} split, {samples:,} samples", body)
+    scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
+    body = [headlines(scores, evaluation.headlines), *_grounding(scores), scores_section(scores)]
+    if drawn := curve_charts(curves or {}, evaluation.curves):
+        body.append(page.section("Curves of the run", drawn))
+    body += [rendered(section, picture) for section in evaluation.sections]
+    samples = f"{evaluation.used:,} sample{'s' * (evaluation.used != 1)}"
+    return page.page(evaluation.title, f"{evaluation.split} split, {samples}", body)
 
 
-def headlines(scores: Results) -> str:
+def headlines(scores: Results, wanted: Sequence[str]) -> str:
     """The few numbers that say most, each with its interval."""
-    names = [name for name in HEADLINES if name in scores]
+    names = [name for name in wanted if name in scores]
     items = [(TITLES.get(name, name.replace("_", " ")), number(scores[name]), interval(scores, name)) for name in names]
     return page.tiles([*items, ("loss", number(scores["loss"]), "nats a token or image")])
 
@@ -69,18 +76,22 @@ def headlines(scores: Results) -> str:
 def scores_section(scores: Results) -> str:
     """All scores, their intervals and controls in a table."""
     names = [name for name in scores if "@" not in name]
-    beside = [c for c in CONTROLS if any(f"{name}@{c}" in scores for name in names)]
+    columns = {
+        c: title for c, title in (CONTROLS | ESTIMATES).items() if any(f"{name}@{c}" in scores for name in names)
+    }
     header = ["", "model", *(["95% interval"] if any(name.endswith("@low") for name in scores) else [])]
     rows = []
     for name in names:
         row = [TITLES.get(name, name.replace("_", " ")), number(scores[name])]
         row += [interval(scores, name)] if len(header) > 2 else []
-        rows.append(row + [number(scores.get(f"{name}@{control}")) for control in beside])
-    notes = "Intervals are from 1,000 bootstrap resamples of the samples. " if len(header) > 2 else ""
-    if beside:
-        notes += "The columns on the right are controls that do not look at the input: a model should beat them."
-    table = page.table([*header, *(CONTROLS[control] for control in beside)], rows)
-    return page.section("Scores", *([page.paragraph(notes, "soft small")] if notes else []), table)
+        rows.append(row + [number(scores.get(f"{name}@{column}")) for column in columns])
+    notes = ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
+    if columns.keys() & CONTROLS.keys():
+        notes.append("The columns on the right are controls that do not look at the input: a model should beat them.")
+    if columns.keys() & ESTIMATES.keys():
+        notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
+    table = page.table([*header, *columns.values()], rows)
+    return page.section("Scores", *([page.paragraph(" ".join(notes), "soft small")] if notes else []), table)
 
 
 def _grounding(scores: Results) -> Iterator[str]:
@@ -103,66 +114,39 @@ def _grounding(scores: Results) -> Iterator[str]:
     yield page.section("Does it look at the image?", words, f'<div class="charts">{drawn}{page.tiles(facts)}</div>')
 
 
-def curve_charts(curves: Mapping[str, charts.Line]) -> str:
+def curve_charts(curves: Mapping[str, charts.Line], wanted: Collection[str]) -> str:
     """Small charts over steps: the losses in one, each other validated metric in its own."""
     losses = ("train/loss", "val/loss", "val/loss@shuffled", "val/loss@blank")
     drawn = [charts.line_chart("loss", {name: curves[name] for name in losses if name in curves})]
     others = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
-    drawn += [charts.line_chart(name, {name: curves[name]}) for name in others if name.split("/")[1] in CURVES]
+    drawn += [charts.line_chart(name, {name: curves[name]}) for name in others if name.split("/")[1] in wanted]
     found = "".join(filter(None, drawn))
     return f'<div class="charts">{found}</div>' if found else ""
 
 
-def caption_sections(images: Mapping[str, Mapping[str, Any]], picture: Picture) -> Iterator[str]:
-    """The best captions, the worst and some at random; by CIDEr, then by ROUGE-L."""
-    ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
-    some = [ranked[at] for at in numpy_rng("report", len(ranked)).permutation(len(ranked))[:SHOWN]]
-    count = min(SHOWN, -(-len(ranked) // 2))
-    kinds = {"Random captions": some, "Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
-    for title, names in kinds.items():
-        made = (caption_card(name, images[name], picture) for name in names)
-        yield page.section(title, page.cards(made))
+def rendered(section: Section, picture: Picture) -> str:
+    """A section as HTML."""
+    return page.section(section.title, *(_part(part, picture) for part in section.parts))
 
 
-def attention_section(attention: Sequence[tuple[str, bytes]]) -> Iterator[str]:
-    """Where the model looked while it wrote each word."""
-    if attention:
-        note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
-        drawn = [page.picture(page.data_uri(png, "png"), caption) for caption, png in attention]
-        yield page.section("Where it looked", page.paragraph(note, "soft small"), *drawn)
+def _part(part: Part, picture: Picture) -> str:
+    match part:
+        case Cards(cards):
+            return page.cards(_card(card, picture) for card in cards)
+        case Confusion():
+            return page.picture(page.data_uri(confusion_picture(part), "png"), "confusion matrix")
+        case Table(header, rows):
+            return page.table(header, rows)
+        case Texts(texts):
+            return "\n".join(map(page.preformatted, texts))
+        case Note(text):
+            return page.paragraph(text, "soft small")
+        case Pictures(pictures):
+            return "\n".join(page.picture(page.data_uri(png, "png"), text) for text, png in pictures)
 
 
-def caption_card(name: str, row: Mapping[str, Any], picture: Picture) -> str:
-    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
-    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
-    return page.card(_thumbnail(picture, name), row["caption"], [scores, name], row["references"])
-
-
-def class_sections(
-    predictions: Sequence[Mapping[str, Any]], details: Mapping[str, Any], picture: Picture, confusion: bytes | None
-) -> Iterator[str]:
-    """The confusion matrix, the accuracy of each class, and the surest mistakes beside some samples at random."""
-    drawn = [page.picture(page.data_uri(confusion, "png"), "confusion matrix")] if confusion else []
-    rows = [(name, "no samples" if value is None else f"{value:.1%}") for name, value in details["accuracy"].items()]
-    yield page.section("Classes", *drawn, page.table(["class", "accuracy"], rows))
-    wrong = [row for row in predictions if row["predicted"] != row["label"]]
-    wrong.sort(key=lambda row: -row["probability"])
-    order = numpy_rng("report", len(predictions)).permutation(len(predictions))[:SHOWN]
-    kinds = {"Surest mistakes": wrong[:SHOWN], "Random samples": [predictions[at] for at in order]}
-    for title, shown in kinds.items():
-        if shown:
-            yield page.section(title, page.cards(_class_card(row, picture) for row in shown))
-
-
-def _class_card(row: Mapping[str, Any], picture: Picture) -> str:
-    true = "right" if row["predicted"] == row["label"] else f"true: {row['label']}"
-    said = f"{row['predicted']} {row['probability']:.0%}"
-    return page.card(_thumbnail(picture, row["image"]), said, [true, row["image"]])
-
-
-def text_section(predictions: Sequence[Mapping[str, Any]]) -> str:
-    texts = [page.preformatted(row["prompt"] + row["text"]) for row in predictions]
-    return page.section("Samples", *texts)
+def _card(card: Card, picture: Picture) -> str:
+    return page.card(_thumbnail(picture, card.image), card.text, card.lines, card.references)
 
 
 def _thumbnail(picture: Picture, name: str) -> str | None:

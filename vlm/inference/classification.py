@@ -1,18 +1,22 @@
-"""Classifying images with a trained model: load, preprocess, predict, format."""
+"""Classifying images with a trained model: load, preprocess, predict, format; the command `classify`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
-from vlm.inference.inputs import read_images
-from vlm.inference.loading import check_outputs, normalized, read_for
-from vlm.inference.output import Records
+from vlm.inference.files import find_images
+from vlm.inference.info import preprocess_line
+from vlm.inference.inputs import default_workers, read_images
+from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs, normalized
 from vlm.nn.step.packed import pack
+
+COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
 
 
 @torch.inference_mode()
@@ -26,35 +30,31 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
     return model(normalized(model, preprocess, pixels)).double().softmax(-1)
 
 
-class ImageClassifier:
-    """A trained classifier, ready to use.
+class ImageClassifier(Predictor):
+    """A trained classifier, ready to use; arguments as in Predictor."""
 
-    Args:
-        path: The checkpoint.
-        device: Where to run.
-        dtype: Of weights and states.
-        trust: A package of the user's own whose model classes may be built.
-    Raises:
-        UserError: The checkpoint holds no classifier.
-    """
+    task = "classification"
+    fields = ("image", "classes")
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        trust: str | None = None,
-    ) -> None:
-        loaded = read_for("classification", path)
-        about = loaded["vlm"]
-        self.device = device
-        with refusing(path):
-            self.preprocess = Preprocess.from_state(about["preprocess"])
-            self.classes = ["".join(name) for name in about["classes"]]
-            self.model = ckpt.load_model(loaded, trust=trust).to(device, dtype)
-            blank = self.pixels(Image.new("RGB", (1, 1)))
-            check_outputs(self.classify([blank]), len(self.classes), "classes")
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+        self.classes = ["".join(name) for name in about["classes"]]
+
+    def check(self) -> None:
+        blank = self.pixels(Image.new("RGB", (1, 1)))
+        check_outputs(self.classify([blank]), len(self.classes), "classes")
+
+    @staticmethod
+    def inputs(arguments: Sequence[str]) -> list[str]:
+        return find_images(arguments)
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        return classify_files(self, inputs, records, batch_size=batch_size, top=1, workers=default_workers())
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield preprocess_line(about["preprocess"])
+        yield f"classes     {', '.join(about['classes'])}"
 
     def pixels(self, image: Image.Image) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W)."""
@@ -73,7 +73,7 @@ def classify_files(
     A file that cannot be read is named on stderr and does not keep the others from being classified.
 
     Args:
-        top: How many classes are told of an image.
+        top: Classes of an image that are written, the most probable first.
         workers: As in `read_images`.
     """
     failed = 0
@@ -99,3 +99,19 @@ def _record(form: str, path: str, found: list[tuple[str, float]]) -> dict:
     for rank, (name, value) in enumerate(found[1:], start=2):
         record |= {f"class_{rank}": name, f"probability_{rank}": value}
     return record
+
+
+def command(
+    images: Images,
+    model: ModelOptions,
+    top: Annotated[int, Option("Classes of an image that are written.", least=1)] = 1,
+    workers: Workers = None,
+) -> int:
+    """Classifies images as the options say; returns the exit status."""
+    paths = find_images(images)
+    output = Output(model.out, inputs=[*paths, model.checkpoint])
+    records = Records(form=model.form, fields=ImageClassifier.fields, output=output)
+    classifier = model.load(ImageClassifier)
+    options: Any = {"batch_size": model.batch_size, "top": top, "workers": choose_workers(workers)}
+    with output:
+        return classify_files(classifier, paths, records, **options)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from vlm.data.images.image import ImageError, Preprocess, load_image
 from vlm.errors import UserError
-from vlm.evaluation.report.attention import Attention, has_class_token, read_attention, what_is_missing
-from vlm.evaluation.report.attention_picture import TILE, Band, bands_picture
-from vlm.inference.captioning import Caption, Captioner
-from vlm.inference.loading import normalized
+from vlm.inference.attention import Attention, has_class_token, read_attention, what_is_missing
+from vlm.inference.attention_picture import TILE, Band, bands_picture
+from vlm.inference.predictor import normalized
 
 BY_CLASS = "encoder, last layer: what the class token attends to, head by head"
 BY_PATCHES = "encoder, last layer: what the patches attend to on their mean, head by head (it has no class token)"
@@ -33,7 +32,7 @@ class AttentionFolder:
         UserError: The folder cannot be made, or nothing of this model's attention can be read.
     """
 
-    def __init__(self, captioner: Captioner, folder: str) -> None:
+    def __init__(self, captioner: Any, folder: str) -> None:
         self.captioner, self.folder = captioner, Path(folder)
         blank = captioner.pixels(Image.new("RGB", (1, 1)))[None].to(captioner.device)
         missing = what_is_missing(captioner.model, normalized(captioner.model, captioner.preprocess, blank))
@@ -49,7 +48,7 @@ class AttentionFolder:
         # What the model sees, only finer.
         self.view = Preprocess(**{**captioner.preprocess.state(), "image_size": TILE})
 
-    def __call__(self, path: str, pixels: Tensor, captions: Sequence[Caption]) -> list[dict[str, Any]]:
+    def __call__(self, path: str, pixels: Tensor, captions: Sequence[Any]) -> list[dict[str, Any]]:
         shown, names = self._shown(path, pixels), []
         for rank, caption in enumerate(captions, start=1):
             attention = self._read(pixels, caption.tokens)

@@ -2,13 +2,15 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vlm.errors import printable
-from vlm.evaluation.report.attention import Map
+from vlm.inference.attention import Map
 
 TILE, GAP = 128, 20  # pixels of a picture, and of the space above it for its word
 GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest
@@ -64,9 +66,10 @@ def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    import matplotlib
-
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)  # it knows many scripts
+    """DejaVu Sans, which knows many scripts; matplotlib brings it."""
+    package = find_spec("matplotlib")
+    assert package is not None and package.origin is not None
+    return ImageFont.truetype(Path(package.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)
 
 
 def _lit(image: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -1,33 +1,30 @@
 """A page of images with their captions, for `vlm caption --format html`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.evaluation.report import page
-from vlm.inference.output import Output
+from vlm.inference import page
+from vlm.inference.output import Output, Records
 
 
-class CaptionPage:
-    """Takes records of captions as `vlm.inference.output.Records` does, and writes one page of them at the end.
+class CaptionPage(Records):
+    """Records of captions, written as one page at the end.
 
     Args:
         output: The file.
     """
 
     def __init__(self, output: Output) -> None:
-        self.output = output
-        self.records: list[dict[str, Any]] = []
+        self.form, self.output = "html", output
+        self.records: list[Mapping[str, Any]] = []
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         self.records.append(record)
-
-    def __enter__(self) -> "CaptionPage":
-        return self
 
     def __exit__(self, *fault: object) -> None:
         images = [(path, list(records)) for path, records in groupby(self.records, lambda record: record["image"])]
@@ -35,7 +32,7 @@ class CaptionPage:
             made = page.cards(self._card(path, records) for path, records in images)
             self.output.write(page.page("Captions", f"{len(images)} images", [made]))
 
-    def _card(self, path: str, records: Sequence[dict[str, Any]]) -> str:
+    def _card(self, path: str, records: Sequence[Mapping[str, Any]]) -> str:
         try:
             thumbnail: str | None = page.thumbnail(load_image(path))
         except ImageError:  # gone since it was captioned

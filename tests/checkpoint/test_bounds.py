@@ -1,0 +1,82 @@
+"""Sizes that a file only states are bounded before anything is built of them, whichever command reads it."""
+
+import resource
+import time
+from pathlib import Path
+
+import hostile_files as files
+import pytest
+
+from vlm.checkpoint.save import write
+from vlm.cli.main import run as vlm
+from vlm.config import config as conf
+from vlm.training import evaluate, resume, run  # noqa: F401  imported before the clock runs
+from vlm.training.fit import main as train
+
+STATED = {
+    "encoder.image_size=96000": ("model.args.encoder.args.image_size", 96000),
+    "preprocess.image_size=96000": ("preprocess.image_size", 96000),
+    "max_tokens=-1": ("max_tokens", -1),
+    "decoder.depth=10^7": ("model.args.decoder.args.depth", 10**7),
+    "decoder.max_len=-1": ("model.args.decoder.args.max_len", -1),
+    "config encoder.image_size=96000": ("config.model.encoder.image_size", 96000),
+    "config num_workers=10^6": ("config.data.num_workers", 10**6),
+    "config max_tokens=-1": ("config.task.max_tokens", -1),
+    "config decoder.depth=10^7": ("config.model.decoder.depth", 10**7),
+    "config decoder.max_len=-1": ("config.model.decoder.max_len", -1),
+    "config devices=10^6": ("config.trainer.devices", 10**6),
+    "config test_scenes=10^12": ("config.data.source.test_scenes", 10**12),
+}
+COMMANDS = {
+    "caption": lambda path: vlm(["caption", "image.png", "-c", path, "--device", "cpu"]),
+    "evaluate": lambda path: vlm(["evaluate", "-c", path, "--device", "cpu"]),
+    "info": lambda path: vlm(["info", "-c", path]),
+    "resume": lambda path: train([f"resume={path}"]),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("stated", STATED)
+def test_a_size_out_of_bounds_is_refused_in_a_line(stated, command, tmp_path, capsys):
+    key, value = STATED[stated]
+    checkpoint = files.good()
+    *parents, name = key.split(".")
+    node = checkpoint["vlm"]
+    for parent in parents:
+        node = node[parent]
+    node[name] = value
+    write(tmp_path / "x.ckpt", checkpoint)
+    started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert COMMANDS[command](str(tmp_path / "x.ckpt")) == 2
+    assert time.process_time() - started < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and f"{key}={value} is out of bounds" in line
+
+
+def source(target, **arguments):
+    return {"data": {"source": {"_target_": target, **arguments}}, "runs": "runs"}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"download": True}])
+def test_a_source_of_a_checkpoint_downloads_nothing(arguments, tmp_path):
+    config = source("vlm.data.sources.torchvision_sets.TorchvisionSet", name="MNIST", root="x", **arguments)
+    assert conf.contained(config, tmp_path)["data"]["source"]["download"] is False
+
+
+@pytest.mark.parametrize("runs", ["/", "/tmp", "..", "../..", "elsewhere"])
+def test_a_checkpoint_puts_no_cache_elsewhere(runs, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "name" / "time"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert conf.contained(source("x.Y") | {"runs": runs, "data": {}}, folder)["runs"] == str(folder)
+
+
+def test_a_run_shares_the_cache_that_runs_beside_it_have(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "name" / "time"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    config = {"runs": "runs", "data": {}}
+    assert conf.contained(config, folder)["runs"] == str(folder)
+    Path("runs/cache").mkdir()
+    assert conf.contained(config, folder)["runs"] == "runs"

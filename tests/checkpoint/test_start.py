@@ -1,0 +1,162 @@
+"""Training starts from weights of another run: those that fit are copied, all others are named."""
+
+import json
+
+import pytest
+import torch
+
+from vlm.checkpoint.names import FORMAT
+from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.save import write
+from vlm.checkpoint.start import start_from
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
+from vlm.errors import UserError
+
+SIZES = {"dim": 8, "depth": 1, "num_heads": 2}
+
+
+def vit(**changes):
+    return {"name": "ViT", "args": {"image_size": 8, "patch_size": 4, **SIZES, **changes}}
+
+
+def decoder(**changes):
+    return {"name": "Decoder", "args": {"vocab_size": 259, "max_len": 6, **SIZES, **changes}}
+
+
+def captioner(encoder=None, **changes):
+    text = decoder(context_dim=8, **changes)
+    return {"name": "VisionLanguageModel", "args": {"encoder": encoder or vit(), "decoder": text}}
+
+
+def classifier(**changes):
+    return {"name": "Classifier", "args": {"encoder": vit(**changes), "num_classes": 3}}
+
+
+@pytest.fixture
+def saved(tmp_path, scramble):
+    """Writes a checkpoint of a specification in a run's folder; returns the folder and the weights."""
+
+    def save(spec, tokenizer=None):
+        model = scramble(rebuild(spec))
+        state = model.state_dict()
+        about = {"model": spec} | ({"tokenizer": tokenizer.state()} if tokenizer else {})
+        content = {f"model.{name}": tensor for name, tensor in state.items()}
+        write(tmp_path / "checkpoints" / "best.ckpt", {"format": FORMAT, "vlm": about, "state_dict": content})
+        return str(tmp_path), state
+
+    return save
+
+
+def started(spec, places, tokenizer=None):
+    torch.manual_seed(1)
+    model = rebuild(spec)
+    fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lines = start_from(model, places, tokenizer)
+    return model.state_dict(), fresh, lines
+
+
+def test_a_captioner_starts_from_a_captioner(saved):
+    place, theirs = saved(captioner())
+    ours, _, lines = started(captioner(), {"": place})
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert lines == [f"{place}/checkpoints/best.ckpt: {len(ours)} tensors taken for model"]
+
+
+def test_the_encoder_of_a_captioner_starts_from_that_of_a_classifier(saved):
+    place, theirs = saved(classifier())
+    ours, fresh, lines = started(captioner(), {"encoder": f"{place}/checkpoints/best.ckpt"})
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name] if name.startswith("encoder.") else fresh[name]), name
+    assert lines[1:] == [f"{place}/checkpoints/best.ckpt: left over: head (2 tensors)"]
+
+
+def test_the_encoder_of_a_classifier_starts_from_that_of_a_captioner(saved):
+    place, theirs = saved(captioner())
+    ours, fresh, lines = started(classifier(), {"": place})
+    assert torch.equal(ours["encoder.norm.weight"], theirs["encoder.norm.weight"])
+    assert torch.equal(ours["head.weight"], fresh["head.weight"])
+    assert any("stays as it was: head (2 tensors)" in line for line in lines)
+    assert any("left over: decoder (" in line for line in lines)
+
+
+def test_the_decoder_of_a_captioner_starts_from_a_language_model(saved):
+    place, theirs = saved(decoder())
+    ours, fresh, lines = started(captioner(), {"decoder": place})
+    for name in ours:
+        inner = name.removeprefix("decoder.")
+        assert torch.equal(ours[name], theirs[inner] if inner in theirs and inner != name else fresh[name]), name
+    assert lines[1:] == [
+        "decoder: not in the file, stays as it was: blocks.*.cross_attn (6 tensors), blocks.*.norm_cross (2 tensors)"
+    ]
+
+
+def test_weights_of_other_shapes_are_named_and_stay(saved):
+    place, theirs = saved(captioner(max_len=9))
+    ours, fresh, lines = started(captioner(), {"": place})
+    assert torch.equal(ours["decoder.positions.weight"], fresh["decoder.positions.weight"])
+    assert torch.equal(ours["decoder.norm.weight"], theirs["decoder.norm.weight"])
+    assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not taken" in lines
+
+
+def test_weights_of_tokens_with_other_ids_stay(saved):
+    place, theirs = saved(decoder(), ByteTokenizer(lowercase=True))
+    ours, fresh, lines = started(decoder(), {"": place}, ByteTokenizer())
+    assert torch.equal(ours["token_embed.weight"], fresh["token_embed.weight"])
+    assert "model: token_embed.weight is of another tokenizer in the file; not taken" in lines
+    ours, _, _ = started(decoder(), {"": place}, ByteTokenizer(lowercase=True))
+    assert torch.equal(ours["token_embed.weight"], theirs["token_embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "said"),
+    [
+        (captioner(dim=16, num_heads=4), "", "nothing in"),
+        (classifier(), "decoder", "nothing in"),
+    ],
+)
+def test_a_file_of_which_nothing_fits_is_refused_in_a_line(spec, part, said, saved):
+    place, _ = saved(vit(dim=12, depth=2) if part else decoder(dim=12))
+    model = rebuild(captioner()) if part else rebuild(classifier())
+    with pytest.raises(UserError, match=rf"^model\.{f'{part}.' if part else ''}init_from: {said}") as caught:
+        start_from(model, {part: place})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_that_the_model_lacks_and_a_file_that_is_absent_are_refused(saved):
+    place, _ = saved(decoder())
+    with pytest.raises(UserError, match=r"model\.encoder\.init_from: the model has no encoder"):
+        start_from(rebuild(decoder()), {"encoder": place})
+    with pytest.raises(UserError, match="no such checkpoint"):
+        start_from(rebuild(decoder()), {"": "nowhere"})
+
+
+# A Hugging Face folder whose tokens have other ids
+
+
+def folder(path, pieces, name):
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": [{"id": 0, "content": "<pad>"}]}
+    content = {"tokenizer.json": tokenizer, "vocab.json": vocabulary}.get(name)
+    (path / name).write_text(json.dumps(content) if content else "\n".join(pieces))
+    (path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt"])
+def test_a_tokenizer_of_equal_size_with_other_ids_is_refused(name, tmp_path):
+    tokenizer = CharTokenizer().fit(["abc de"])
+    pieces = ["<pad>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abcde"]
+    assert len(pieces) == tokenizer.vocab_size
+    same = folder(tmp_path, pieces, name)
+    model = rebuild(decoder(vocab_size=len(pieces)))
+    with pytest.raises(UserError, match="holds a model of type 'bert'"):  # the tokens were let pass
+        start_from(model, {"": same}, tokenizer)
+    pieces[-2:] = pieces[:-3:-1]
+    with pytest.raises(UserError, match=rf"model\.init_from: token 263 is 'e' in .*{name}, and 'd' in this run"):
+        start_from(model, {"": folder(tmp_path, pieces, name)}, tokenizer)
+
+
+def test_a_folder_without_a_tokenizer_passes(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UserError, match="holds a model of type 'bert'"):
+        start_from(rebuild(decoder()), {"": str(tmp_path)}, ByteTokenizer())

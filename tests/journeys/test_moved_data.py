@@ -1,0 +1,47 @@
+"""Data that moved after a training: an override of the short key reaches all that it fed when the run was composed."""
+
+import pytest
+
+from vlm.cli.main import run as vlm
+from vlm.config import config as conf
+from vlm.errors import UserError
+from vlm.training.evaluate import unread
+from vlm.training.fit import main
+
+
+def test_root_and_path_of_a_saved_config_reach_the_source():
+    saved = conf.thaw(conf.freeze(conf.compose(["data=captions", "data.root=/old"])))
+    got = conf.override(saved, ["data.root=/elsewhere", "data.path=file.csv"], unread=unread)
+    assert (got["data"]["source"]["root"], got["data"]["source"]["path"]) == ("/elsewhere", "file.csv")
+    assert conf.thaw(conf.freeze(got)) == got
+    for text in ("data.root=/old", "data.path=null", "optim.lr=1", "data.image_size=224"):
+        with pytest.raises(UserError, match="changes nothing"):
+            conf.override(saved, [text], unread=unread)
+
+
+def test_an_evaluation_reads_the_data_that_it_is_pointed_at(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("the cat sat on the mat. " * 40)
+    (tmp_path / "two.txt").write_text("mat the on sat. cat the " * 25 + "tttt" * 60)
+    run = [
+        "task=language_modeling",
+        "data=text",
+        "data.path=one.txt",
+        "data.max_len=16",
+        "trainer=cpu",
+        "compile=false",
+    ]
+    sizes = ["model.size.dim=16", "model.size.num_heads=2", "model.size.depth=1", "callbacks.progress=null"]
+    assert main([*run, *sizes, "trainer.max_steps=4", "task.sampled_batches=2"]) == 0
+    (best,) = tmp_path.glob("runs/*/*/checkpoints/best.ckpt")
+    (tmp_path / "one.txt").rename(tmp_path / "moved.txt")
+    capsys.readouterr()
+
+    def scores(*overrides):
+        assert vlm(["evaluate", "-c", str(best), "--device", "cpu", *overrides]) == 0
+        return capsys.readouterr().out
+
+    moved, other = scores("data.path=moved.txt"), scores("data.path=two.txt")
+    assert moved != other == scores("data.source.path=two.txt")
+    assert vlm(["evaluate", "-c", str(best), "--device", "cpu", "data.path=one.txt"]) == 2
+    assert capsys.readouterr().err.startswith("error: data.path: is one.txt already")

@@ -1,0 +1,224 @@
+"""Writing text with a trained language model: load, continue prompts, format; the command `generate`."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.decoding.constraints import Rules
+from vlm.decoding.continuation import continue_texts
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding, Hypothesis, shortfall
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, refuse_undecoded
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.typist import Continuation, Typist
+from vlm.inference.words import rules_of_words
+from vlm.models.decoder import Decoder
+from vlm.nn.step.packed import lay_out_for_decoding
+
+COMMAND = {
+    "name": "generate",
+    "help": "Write text that goes on from prompts: token by token as it comes, or the best of a search.",
+}
+MAX_TOKENS = 256  # of a text, by default
+
+
+def generate(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    seed: int,
+    sampling: Sampling | None = None,
+) -> list[Continuation]:
+    """Continues prompts, all at once."""
+    done = [Continuation(prompt, "", 0.0) for prompt in prompts]
+    for place, text, logprob in stream(
+        model, tokenizer, prompts, max_tokens=max_tokens, seed=seed, sampling=sampling or Sampling()
+    ):
+        done[place].text += text
+        done[place].logprob += logprob
+    return done
+
+
+def stream(
+    model: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *, max_tokens: int, seed: int, sampling: Sampling
+) -> Iterator[tuple[int, str, float]]:
+    """Continues prompts, and yields each new piece of text as soon as it is whole characters.
+
+    An empty prompt starts a document; any other is taken as it stands, in the middle of one.
+
+    Yields:
+        The prompt's place, the text and its log-probability.
+    """
+    ids = [tokenizer.encode(prompt) or [tokenizer.bos_id] for prompt in prompts]
+    pending: list[list[int]] = [[] for _ in prompts]
+    for drawn in continue_texts(
+        model, ids, sampling=sampling, max_tokens=max_tokens, eos_id=tokenizer.eos_id, seed=seed
+    ):
+        for item in drawn:
+            held = pending[item.prompt]
+            held.append(item.token)
+            text = tokenizer.decode(held)
+            # The bytes of a character may be spread over tokens; four are the most that one has.
+            if text.endswith("\ufffd") and len(held) < 4:
+                text = ""
+            else:
+                held.clear()
+            yield item.prompt, text, item.logprob
+    for place, held in enumerate(pending):
+        if held:
+            yield place, tokenizer.decode(held), 0.0
+
+
+class Generator(Predictor):
+    """A trained language model, ready to write; arguments as in Predictor."""
+
+    task = "language_modeling"
+    fields = ("prompt", "text")
+    model: Decoder
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+
+    def check(self) -> None:
+        hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
+        check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        refuse_undecoded(inputs)
+        return generate_texts(
+            self, inputs, records, batch_size=batch_size, max_tokens=MAX_TOKENS, seed=0, sampling=Sampling()
+        )
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+
+    def rules(self, **options: Any) -> Rules:
+        """Rules with words as people write them, as in `rules_of_words`."""
+        return rules_of_words(self.tokenizer, **options)
+
+
+def generate_texts(
+    generator: Generator,
+    prompts: Sequence[str],
+    records: Records,
+    *,
+    batch_size: int,
+    max_tokens: int,
+    seed: int,
+    sampling: Sampling,
+) -> int:
+    """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
+    model, tokenizer = generator.model, generator.tokenizer
+    lay_out_for_decoding(model, rows=min(batch_size, len(prompts)))
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        done = [Continuation(prompt, "", 0.0) for prompt in batch]
+        typist = Typist(batch, first=start == 0) if records.live else None
+        for place, text, logprob in stream(
+            model, tokenizer, batch, max_tokens=max_tokens, seed=seed, sampling=sampling
+        ):
+            done[place].text += text
+            done[place].logprob += logprob
+            if typist is not None:
+                typist.type(done)
+        for item in done:
+            if typist is None:
+                records.write({"prompt": item.prompt, "text": item.text, "logprob": item.logprob})
+        if typist is not None:
+            typist.finish(done)
+    return 0
+
+
+def search_texts(generator: Generator, prompts: Sequence[str], records: Records, *, decoding: Decoding) -> int:
+    """Continues prompts one by one and writes a record for each text; returns the exit status.
+
+    Args:
+        decoding: Its rules have no prefix, its counts of tokens are of what is written. Where a rule looks at the text,
+            the prompt is part of it.
+    Raises:
+        UserError: As `search_text`.
+    """
+    counts: list[int] = []
+    for place, prompt in enumerate(prompts):
+        found = search_text(generator, prompt, decoding)
+        counts.append(len(found))
+        if records.live:
+            Typist([prompt] * len(found), first=place == 0).finish(found)
+            continue
+        for rank, item in enumerate(found, start=1):
+            ranked = {"rank": rank} if decoding.results > 1 else {}
+            records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
+    if (line := shortfall(counts, decoding)) is not None:
+        print(line, file=sys.stderr)
+    return 0
+
+
+def search_text(generator: Generator, prompt: str, decoding: Decoding) -> list[Continuation]:
+    """The texts that are found for a prompt, best first. They end where the model's window does, at the latest.
+
+    Raises:
+        UserError: The prompt leaves no room in the window, or not as much as the rules ask for.
+    """
+    tokenizer, model = generator.tokenizer, generator.model
+    # The first token stands where a caption has its begin; the others are a prefix that is not chosen.
+    first, *prefix = tokenizer.encode(prompt) or [tokenizer.bos_id]
+    if len(prefix) >= model.max_len:
+        raise UserError(
+            f"--prompt: has {len(prefix) + 1} tokens; with --beam or rules, prompt and text share the model's window "
+            f"of {model.max_len}; give a shorter one, or leave these options out"
+        )
+    shortest = decoding.rules.min_tokens + len(prefix) if decoding.rules.min_tokens else 0
+    longest = None if decoding.max_tokens is None else decoding.max_tokens + len(prefix)
+    rules = replace(decoding.rules, prefix=tuple(prefix), min_tokens=shortest)
+    found = decode(
+        model,
+        [([prompt], None)],
+        replace(decoding, rules=rules, max_tokens=longest),
+        bos_id=first,
+        eos_id=tokenizer.eos_id,
+        rows=1,
+        device=model.token_embed.weight.device,
+    )
+    return [_continuation(generator, prompt, text) for _, texts in found for text in texts]
+
+
+def _continuation(generator: Generator, prompt: str, text: Hypothesis) -> Continuation:
+    tokens = [token for token in text.tokens if token != generator.tokenizer.eos_id]
+    return Continuation(prompt, generator.tokenizer.decode(tokens), sum(text.logprobs))
+
+
+def command(
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    prompt: Annotated[
+        list[str] | None, Option("Text to go on from; may be repeated. Without one, lines of stdin.")
+    ] = None,
+) -> int:
+    """Continues prompts as the options say; returns the exit status."""
+    prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
+    if not prompts:
+        raise UserError("there is no prompt; give --prompt TEXT, or a prompt a line on stdin")
+    refuse_undecoded(prompts)
+    output = Output(model.out, inputs=[model.checkpoint])
+    records = Records(form=model.form, fields=Generator.fields, output=output)
+    generator = model.load(Generator)
+    decoding.max_tokens = decoding.max_tokens or MAX_TOKENS
+    rules = decoding.rules(generator.tokenizer)
+    sample = decoding.beam == 1 if decoding.sample is None else decoding.sample
+    with output:
+        if decoding.beam == decoding.results == decoding.groups == 1 and not rules.read_texts and not rules.required:
+            options: Any = {"batch_size": model.batch_size, "max_tokens": decoding.max_tokens, "seed": decoding.seed}
+            sampling = decoding.sampling() if sample else replace(decoding.sampling(), temperature=0.0)
+            return generate_texts(generator, prompts, records, sampling=sampling, **options)
+        return search_texts(generator, prompts, records, decoding=decoding.search(rules, sample=sample))

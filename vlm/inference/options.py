@@ -1,0 +1,147 @@
+"""Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from vlm.errors import UserError
+
+if TYPE_CHECKING:
+    from vlm.decoding.constraints import Rules
+    from vlm.decoding.options import Decoding
+    from vlm.decoding.sampling import Sampling
+
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command, apart from its type and default.
+
+    Args:
+        help: Its line in --help.
+        flags: Its names, such as "-c"; by default the parameter's.
+        least, most: Its range.
+        metavar: The name of its value in --help.
+        positional: Whether it has no name and stands where it stands.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    metavar: str | None = None
+    positional: bool = False
+
+
+Checkpoint = Annotated[str, Option("The model: a .ckpt file.", ("-c", "--checkpoint"), metavar="CKPT")]
+Device = Annotated[str, Option("auto, cpu or cuda.")]
+Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
+Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
+Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
+Workers = Annotated[
+    int | None, Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64)
+]
+
+
+@dataclass(kw_only=True)
+class ModelOptions:
+    """Options of every command that uses a model."""
+
+    checkpoint: Checkpoint
+    device: Device = "auto"
+    precision: Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device computes in it.")] = "auto"
+    batch_size: Annotated[int, Option("Inputs at a time.", least=1)] = 32
+    form: Annotated[str, Option("text, jsonl, csv; html for captions.", ("--format",))] = "text"
+    out: Out = None
+    trust: Trust = None
+
+    def load(self, kind: type[Loaded]) -> Loaded:
+        """The predictor of the checkpoint, on the device and in the precision of the options."""
+        from vlm.inference.predictor import choose_device, choose_precision
+
+        device = choose_device(self.device)
+        make: Any = kind
+        return make(self.checkpoint, device=device, dtype=choose_precision(self.precision, device), trust=self.trust)
+
+
+@dataclass(kw_only=True)
+class DecodingOptions:
+    """Options of every command that writes text."""
+
+    max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1)] = None
+    min_tokens: Annotated[int, Option("Shortest text, in tokens.", least=0)] = 0
+    beam: Annotated[int, Option("Hypotheses kept; 1 takes the most probable token.", least=1)] = 1
+    length_penalty: Annotated[float, Option("Beams rank by log-probability / length to this power.")] = 1.0
+    groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
+    diversity: Annotated[float, Option("Cost of a token that an earlier group took.")] = 0.5
+    results: Annotated[int, Option("Texts an input.", least=1)] = 1
+    sample: Annotated[
+        bool | None,
+        Option(
+            "Draw tokens, or take the most probable: for prompts tokens are drawn by default.", ("--sample/--greedy",)
+        ),
+    ] = None
+    temperature: Annotated[float, Option("Below 1 keeps to the probable tokens.")] = 1.0
+    top_k: Annotated[int | None, Option("Draw among the k most probable tokens.")] = None
+    top_p: Annotated[float | None, Option("Draw among those that together have this probability.")] = None
+    min_p: Annotated[float | None, Option("Draw among those this probable beside the likeliest.")] = None
+    no_repeat_ngram: Annotated[int, Option("No run of this many tokens comes twice.", least=0)] = 0
+    repetition_penalty: Annotated[float, Option("Above 1 shuns tokens that came before.")] = 1.0
+    ban: Annotated[list[str] | None, Option("A word that no text has; may be repeated.", metavar="WORD")] = None
+    require: Annotated[list[str] | None, Option("A word that each text has; may be repeated.", metavar="WORD")] = None
+    seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
+
+    def rules(self, tokenizer: Any, prefix: str = "") -> "Rules":
+        """Rules of the texts, their words encoded."""
+        from vlm.inference.words import rules_of_words
+
+        return rules_of_words(
+            tokenizer,
+            prefix=prefix,
+            ban=self.ban or (),
+            require=self.require or (),
+            min_tokens=self.min_tokens,
+            no_repeat_ngram=self.no_repeat_ngram,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    def sampling(self) -> "Sampling":
+        """The tokens among which draws are made."""
+        from vlm.decoding.sampling import Sampling
+
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
+        """A search under these rules, or draws."""
+        from vlm.decoding.options import Decoding
+
+        return Decoding(
+            rules=rules,
+            sampling=self.sampling() if sample else None,
+            beam=self.beam,
+            groups=self.groups,
+            diversity=self.diversity,
+            length_penalty=self.length_penalty,
+            results=self.results,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+        )
+
+
+def choose_workers(count: int | None) -> int:
+    """Threads that read images, of --workers."""
+    from vlm.inference.inputs import default_workers
+
+    return default_workers() if count is None else count
+
+
+def refuse_undecoded(prompts: Sequence[str]) -> None:
+    """Refuses prompts that are no UTF-8, which no tokenizer can read.
+
+    Raises:
+        UserError: One is none.
+    """
+    for prompt in prompts:
+        if any("\udc80" <= char <= "\udcff" for char in prompt):
+            raise UserError(f"prompt {prompt}: is not UTF-8; give text in UTF-8")

@@ -1,0 +1,160 @@
+"""Trained models, ready to use: the base of all tasks' predictors."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.verify import refusing
+from vlm.data.images.image import Preprocess
+from vlm.errors import UserError
+from vlm.inference.commands import commands
+from vlm.inference.output import Records
+from vlm.nn.precision import has_bfloat16
+
+
+class Predictor(ABC):
+    """A trained model of one task with all that stands between it and its user.
+
+    Attributes:
+        task: The task's name in checkpoints: short for one of vlm, package.module.Class for one of a user's own.
+        fields: The fields of a record that a line of text shows.
+    Args:
+        path: The checkpoint.
+        device: Where to run.
+        dtype: Of weights and states.
+        trust: A package of the user's own whose classes may be built.
+    Raises:
+        UserError: The checkpoint is damaged, or of another task.
+    """
+
+    task: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        trust: str | None = None,
+    ) -> None:
+        loaded = ckpt.read(path)
+        self.device, self.dtype = device, dtype
+        with refusing(path):
+            about = loaded["vlm"]
+            held = str(about["task"])
+            if held != self.task:
+                command = next((command.name for command in commands() if command.task == held), "predict")
+                raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {command}`")
+            self.restore(about)
+            self.model: Any = ckpt.load_model(loaded, trust=trust).to(device, dtype)
+            with torch.inference_mode():
+                self.check()
+
+    @abstractmethod
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Takes what a checkpoint holds beside the model, as the task's `description` wrote it."""
+
+    def check(self) -> None:
+        """Refuses a model whose outputs do not fit the rest of the checkpoint.
+
+        Raises:
+            UserError: It does not.
+        """
+        return None
+
+    @staticmethod
+    def inputs(arguments: Sequence[str]) -> list[str]:
+        """The inputs that the arguments of `vlm predict` name."""
+        return list(arguments)
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        """Writes a record for each input, as its own command does by default; returns the exit status."""
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        """Lines of `vlm info` about what a checkpoint holds beside the model."""
+        yield from ()
+
+
+def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
+    """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
+
+    A class of one's own is the predictor itself, or a task that names it as its `predictor`.
+
+    Raises:
+        UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        task = str(loaded["vlm"]["task"])
+    if (ours := own_predictor(task)) is not None:
+        return ours
+    module, _, name = task.rpartition(".")
+    if trust is None or not f"{module}.".startswith(f"{trust}."):
+        raise UserError(f"{path}: its task {task!r} is none of vlm; if you trust its author, use --trust PACKAGE")
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError as fault:
+        raise UserError(f"--trust {trust}: {fault}; install the package that the checkpoint needs") from fault
+    kind = getattr(kind, "predictor", kind)
+    if not (isinstance(kind, type) and issubclass(kind, Predictor)):
+        raise UserError(f"{path}: its task {task} is no Predictor and names none as its `predictor`")
+    return kind
+
+
+def own_predictor(task: str) -> type[Predictor] | None:
+    """The predictor of a task of vlm; None for other tasks."""
+    for command in commands():
+        if command.task == task:
+            classes = [
+                kind for kind in vars(importlib.import_module(command.module)).values() if isinstance(kind, type)
+            ]
+            return next(kind for kind in classes if issubclass(kind, Predictor) and kind.__module__ == command.module)
+    return None
+
+
+def normalized(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
+    """Images as a model's first layer takes them: uint8 (B, 3, H, W) -> the same, of the type of its weights."""
+    return preprocess.normalize(pixels).to(next(model.parameters()).dtype)
+
+
+def check_outputs(logits: Tensor, count: int, unit: str) -> None:
+    """Refuses a model with another number of outputs than the checkpoint names.
+
+    Raises:
+        UserError: The two counts differ.
+    """
+    if logits.shape[-1] != count:
+        raise UserError(f"the checkpoint has {count} {unit}, its model {logits.shape[-1]}; use another checkpoint")
+
+
+def choose_device(name: str) -> str:
+    """The device of --device.
+
+    Raises:
+        UserError: It is unknown, or this machine has none.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def choose_precision(name: str, device: str) -> torch.dtype:
+    """The type of numbers of --precision; auto takes bfloat16 where the device has instructions for it.
+
+    Raises:
+        UserError: It is unknown.
+    """
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32 or bf16")
+    low = name == "bf16" or (name == "auto" and has_bfloat16(device))
+    return torch.bfloat16 if low else torch.float32
