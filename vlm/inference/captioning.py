@@ -30,7 +30,7 @@ from vlm.inference.resume_output import begun
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
-from vlm.nn.step.packed import lay_out_for_decoding, pack
+from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.nn.step.replay import StepperPool
 
 COMMAND = {
@@ -218,8 +218,8 @@ def caption_files(
 
     counts: list[int] = []
     decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
-    pack(captioner.model.encoder)
-    lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
+    prepack(captioner.model.encoder)
+    prepack_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
     for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
         for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):

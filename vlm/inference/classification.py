@@ -14,7 +14,7 @@ from vlm.inference.inputs import default_workers, read_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs, normalized
-from vlm.nn.step.packed import pack
+from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
 
@@ -77,7 +77,7 @@ def classify_files(
         workers: As in `read_images`.
     """
     failed = 0
-    pack(classifier.model)
+    prepack(classifier.model)
     for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
         failed += bad
         if not good:

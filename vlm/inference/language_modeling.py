@@ -21,7 +21,7 @@ from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.typist import Continuation, Typist
 from vlm.inference.words import rules_of_words
 from vlm.models.decoder import Decoder
-from vlm.nn.step.packed import lay_out_for_decoding
+from vlm.nn.step.packed import prepack_for_decoding
 
 COMMAND = {
     "name": "generate",
@@ -120,7 +120,7 @@ def generate_texts(
 ) -> int:
     """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
     model, tokenizer = generator.model, generator.tokenizer
-    lay_out_for_decoding(model, rows=min(batch_size, len(prompts)))
+    prepack_for_decoding(model, rows=min(batch_size, len(prompts)))
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]

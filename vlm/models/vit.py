@@ -89,7 +89,7 @@ class ViT(nn.Module):
         places = torch.arange(x.shape[1], device=x.device)
         added = self.positions.embed(places)
         x = x if added is None else x + added.to(x.dtype)
-        placed = self.positions.place(places, keys=x.shape[1])
+        position = self.positions.place(places, keys=x.shape[1])
         for block in self.blocks:
-            x = block(x, placed=placed)
+            x = block(x, position=position)
         return Context(self.norm(x))

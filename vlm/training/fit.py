@@ -14,8 +14,8 @@ from vlm.config.check import misfit
 from vlm.config.command import report, run
 from vlm.config.compose import node
 from vlm.config.links import origins
-from vlm.config.override import split_resume
-from vlm.config.target import find
+from vlm.config.override import split_option
+from vlm.config.target import find, trust
 from vlm.errors import Limit, Range, SharedError, UserError
 from vlm.tuning import tune
 
@@ -37,6 +37,7 @@ TYPES = {
     "seed": Annotated[int, Range(0)],
     "name": Annotated[str, FolderName()],
     "runs": str,
+    "test": bool,
     "layer_decay": Annotated[float, Range(above=0)],
     "compile": bool | None,
     "activation_checkpointing": bool | None,  # runs of before it have none
@@ -48,7 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     tune()
     argv = sys.argv[1:] if argv is None else argv
     try:
-        resume, overrides = split_resume(argv)
+        package, argv = split_option(argv, "trust")
+        if package:
+            trust(package)
+        resume, overrides = split_option(argv)
         if resume is None:
             return run(train, overrides, check, check_suited)
         from vlm.training.resume import resume_run
@@ -135,7 +139,7 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
         with stopping():
             run = Run(config, folder=folder, checkpoint=checkpoint)
             run.fit()
-            results = run.test()
+            results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
                 print(closing(run.folder, results, run.example(), chose(config, results)), flush=True)
     except Stopped as stop:
@@ -192,15 +196,18 @@ def resume_command(folder: Path) -> str:
 def closing(folder: Path, results: dict[str, float], example: str, chosen: str) -> str:
     """What a finished run prints: its scores, where everything is, and the next command to try."""
     best = folder / "checkpoints" / "best.ckpt"
-    report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
-    places = [f"run         {folder}", f"checkpoint  {best}", f"report      {report}"]
-    places.append(f"try         {example} -c {shlex.quote(str(best))}")
-    return "\n".join(["", "the best checkpoint", table(results) + chosen, "", *places])
+    lines = ["", f"run         {folder}", f"checkpoint  {best}"]
+    if results:
+        report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
+        lines = ["", "the best checkpoint", table(results) + chosen, *lines, f"report      {report}"]
+    return "\n".join([*lines, f"try         {example} -c {shlex.quote(str(best))}"])
 
 
 def chose(config: dict[str, Any], results: dict[str, float]) -> str:
     """A line that marks scores on the split by which the checkpoint was chosen; nothing for others."""
     monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
+    if not results:
+        return ""
     split = next(iter(results)).split("/")[0]
     if not monitor.startswith(f"{split}/"):
         return ""

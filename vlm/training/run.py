@@ -60,7 +60,8 @@ def build_data(config: dict[str, Any]) -> Data:
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = supply(node["source"], {"needs": needs})
-    return build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
+    options = {"seed": config["seed"], "cache": str(cache_folder(config)), "test": config["test"]}
+    return build(node, "data", fields=fields, **options)
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
