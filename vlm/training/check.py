@@ -41,7 +41,7 @@ def check(config: dict[str, Any]) -> None:
     from vlm.training.run import data_node
 
     nodes = {"data": data_node(config), "model": node(config, "model")}
-    check_nodes({**config, **nodes}, types=TYPES, completed=COMPLETED)
+    check_nodes({**config, **nodes}, config, types=TYPES, completed=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     if faults:
         raise UserError("\n".join(origins(config, faults)))
