@@ -84,19 +84,19 @@ def classify_files(
             continue
         values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
         for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
-            found = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
-            records.write(_record(records.form, path, found))
+            ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+            records.write(_record(records.form, path, ranked))
     return 1 if failed else 0
 
 
-def _record(form: str, path: str, found: list[tuple[str, float]]) -> dict:
-    name, probability = found[0]
+def _record(form: str, path: str, ranked: list[tuple[str, float]]) -> dict:
+    name, probability = ranked[0]
     if form == "text":
-        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in found)}
+        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in ranked)}
     record: dict = {"image": path, "class": name, "probability": probability}
     if form == "jsonl":
-        return {**record, "top": dict(found)}
-    for rank, (name, value) in enumerate(found[1:], start=2):
+        return {**record, "top": dict(ranked)}
+    for rank, (name, value) in enumerate(ranked[1:], start=2):
         record |= {f"class_{rank}": name, f"probability_{rank}": value}
     return record
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
+from vlm.models.flop import Flop, block_flop, cross_flop
 from vlm.nn.attention import KeyValueCache, Mask, as_cached, causal_within, changing_lengths
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.dropout import Dropout
@@ -97,6 +98,17 @@ class Decoder(nn.Module):
 
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        own = [block_flop(block) for block in self._blocks()]
+        cross = [cross_flop(block.cross_attn) for block in self._blocks() if block.cross_attn is not None]
+        return Flop(
+            token=sum(token for token, _ in own) + sum(token for token, _, _ in cross),
+            pair=sum(pair for _, pair in own),
+            state=sum(state for _, state, _ in cross),
+            context_pair=sum(pair for _, _, pair in cross),
+            head=2 * self.token_embed.weight.numel(),
+        )
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)

@@ -28,8 +28,8 @@ class Data(L.LightningDataModule):
     Args:
         source: The data set.
         fields: What the task reads of each record, by name.
-        batch_size: RecordDataset of a training step's global batch, over all devices.
-        eval_batch_size: RecordDataset of an evaluation batch, over all devices.
+        batch_size: Samples of a training step's global batch, over all devices.
+        eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.

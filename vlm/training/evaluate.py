@@ -55,12 +55,12 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.inference.output import output_folder
-    from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.check import check
     from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.train import chose, quiet, table
 
     quiet()
-    folder = None if out is None else output_folder(out)
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
@@ -73,6 +73,7 @@ def evaluate_checkpoint(
     config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     data = build_data(config)
     with refusing(path):
         data.restore(loaded["vlm"])

@@ -25,6 +25,20 @@ def validates(trainer: L.Trainer) -> bool:
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
 
 
+def validates_regularly(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the last training batch by its interval, and not because the run ends there."""
+    stop, trainer.should_stop = trainer.should_stop, False
+    try:
+        return validates(trainer)
+    finally:
+        trainer.should_stop = stop
+
+
+def out_of_steps(trainer: L.Trainer) -> bool:
+    """Whether `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    return 0 <= trainer.max_steps <= trainer.global_step
+
+
 def settle(
     loops: dict[str, Any], *, epoch_batches: int, step: int, validates: bool = False, validation_due: bool = False
 ) -> None:
@@ -38,7 +52,7 @@ def settle(
         loops: The state of the trainer's fit loop.
         epoch_batches: Training batches of an epoch.
         step: Optimiser steps done.
-        validates: Whether a validation follows this batch.
+        validates: Whether a regular validation follows this batch.
         validation_due: Whether it is still to come: a resumed run starts with it.
     """
     batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]

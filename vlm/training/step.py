@@ -14,6 +14,7 @@ from vlm.training.fsdp import local
 from vlm.training.loss_sums import Step
 
 SHOWN = 8  # names of samples in a message; a longer list goes into a file
+TRAINED = ("state_dict", "ema", "optimizer_states")  # the parts of a checkpoint that must be finite
 SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
 CAUSES = (
     "usual causes: a learning rate that is too high (optim.lr) or not warmed up (schedule.warmup), gradients that are "
@@ -126,12 +127,16 @@ def _listed(trainer: L.Trainer, rank: int, names: Sequence[str]) -> str:
 
 
 def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Stops the save of a number that is not finite: a last update may have made one out of finite gradients.
+    """Stops a save of weights or optimiser states that are not finite.
+
+    A last update may have made them so out of finite gradients. The state of a callback may be infinite by intent, as
+    the first best score of early stopping.
 
     Raises:
         NotFiniteError: On all ranks, if the part of any holds one.
     """
-    named = [(name, local(t)) for name, t in _tensors(checkpoint, "") if t.is_floating_point() and t.numel()]
+    trained = {part: checkpoint[part] for part in TRAINED if part in checkpoint}
+    named = [(name, local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]
     # The largest of a tensor's values is not finite if any is: one pass, and small beside writing them.
     sizes = [norm.float().cpu() for norm in torch._foreach_norm([t for _, t in named], float("inf"))]
     bad = [name for (name, _), size in zip(named, sizes, strict=True) if not bool(torch.isfinite(size))]

@@ -18,7 +18,7 @@ from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
-from vlm.training.loop_counters import settle, total_steps, validates
+from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
@@ -75,7 +75,7 @@ class Task(L.LightningModule):
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
-    name = ""  # of the task, as checkpoints and configs have it
+    name = ""  # of a task of vlm, as checkpoints and configs have it; others stand there as package.module.Class
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
@@ -179,8 +179,8 @@ class Task(L.LightningModule):
         gather(self.model)
         self.samples = []
         self.unread = []
-        self._split_loss = SplitLoss(self.device)
         self.used = 0
+        self._split_loss = SplitLoss(self.device)
 
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss to those of the split."""
@@ -227,8 +227,10 @@ class Task(L.LightningModule):
 
     def description(self) -> dict[str, Any]:
         """Needs of the trained model's use beyond its weights, in plain containers, for the checkpoint."""
+        kind = type(self)
+        task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
         states = (field.state() for field in self.fields.values())
-        return {"task": self.name, **{name: value for state in states for name, value in state.items()}}
+        return {"task": task, **{name: value for state in states for name, value in state.items()}}
 
     def predictions(self) -> list[dict[str, Any]]:
         """Predictions of the last evaluation, a record a sample, in plain containers."""
@@ -257,5 +259,5 @@ class Task(L.LightningModule):
         if loops:
             steps.refuse_non_finite(self.trainer, checkpoint)
             batches = int(self.trainer.num_training_batches)
-            after = {"validates": validates(self.trainer), "validation_due": self.validation_due}
+            after = {"validates": validates_regularly(self.trainer), "validation_due": self.validation_due}
             settle(loops, epoch_batches=batches, step=self.global_step, **after)
