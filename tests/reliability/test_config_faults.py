@@ -36,7 +36,7 @@ CAPTIONING = [
     (["model.encoder.num_heads=5"], ["model.encoder.num_heads", "does not divide dim"]),
     (["model.encoder.patch_size=15"], ["patch_size", "does not divide image_size"]),
     (["data.batch_size=0"], ["data.batch_size", "at least 1"]),
-    (["data.max_len=0"], ["data.max_len", "at least 1"]),
+    (["data.max_len=0"], ["data.max_len", "at least 3"]),
     (["tokenizer.vocab_size=7"], ["tokenizer.vocab_size", "raise it"]),
     (["tokenizer.model_type=words"], ["tokenizer.model_type", "'words'"]),
     (["+data.preprocess.resize=fit"], ["resize", "crop, squash, pad"]),
@@ -136,3 +136,43 @@ def test_a_process_says_so_in_seconds(overrides, tmp_path):
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+# Of each value out of its range (issue: nothing silently wrong): the override, the key that is named, and its range.
+RANGES = [
+    ("optim.lr=-1", "optim.lr", "at least 0"),
+    ("optim.lr=nan", "optim.lr", "not finite"),
+    ("optim.lr=inf", "optim.lr", "not finite"),
+    ("optim.betas=[2,3]", "optim.betas", "at least 0 and below 1"),
+    ("data.num_workers=-1", "data.num_workers", "at least 0"),
+    ("data.num_workers=1000000", "data.num_workers", "at most 1024"),
+    ("data.max_len=1", "data.max_len", "at least 3"),
+    ("model.size.dropout=1.5", "model.size.dropout", "below 1"),
+    ("model.size.dim=ten", "model.size.dim", "expected int"),
+    ("trainer.max_epochs=0", "trainer.max_epochs", "at least 1, or -1"),
+    ("trainer.devices=0", "trainer.devices", "at least 1, or -1"),
+    ("trainer.limit_train_batches=-1", "trainer.limit_train_batches", "above 0"),
+    ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches", "at least 1"),
+    ("trainer.val_check_interval=0", "trainer.val_check_interval", "above 0"),
+    ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val", "at least 0"),
+    ("schedule.warmup=-2", "schedule.warmup", "at least 0"),
+    ("callbacks.checkpoints.every_n_steps=0", "callbacks.checkpoints.every_n_steps", "at least 1"),
+    ("task.max_tokens=0", "task.max_tokens", "at least 1"),
+    ("seed=-1", "seed", "at least 0"),
+    ("name=", "name", "the name of a folder"),
+    ("name=../../x", "name", "the name of a folder"),
+    ("=", "=", "KEY=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "range"), RANGES, ids=[override for override, _, _ in RANGES])
+def test_a_value_out_of_range_is_refused_by_the_key_that_was_typed(override, key, range, tmp_path, capfd):
+    assert main(["trainer=cpu", override]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {key}: ") and range in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_help_names_resume(capfd):
+    assert main(["--help"]) == 0
+    assert "resume=RUN" in capfd.readouterr().out
