@@ -23,7 +23,7 @@ from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
 from vlm.training.callbacks.step_times import StepTimes
 from vlm.training.data_module import Data
-from vlm.training.fit import quiet
+from vlm.training.train import quiet
 
 TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
 CLASSIFIER = ["task=classification", "data=shapes_classes", "model=classifier_small", "data.image_size=224"]

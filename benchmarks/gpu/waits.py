@@ -18,7 +18,7 @@ import torch
 from device import require_gpu
 
 from vlm.config.compose import compose
-from vlm.training.fit import quiet
+from vlm.training.train import quiet
 from vlm.training.run import Run
 
 FIRST, STEPS = 4, 4

@@ -1,6 +1,9 @@
+"""Batches: texts end to end in rows, and values that move together."""
+
 import torch
 
-from vlm.data.batch import PADDING, BadSample, Sample, collate, pack
+from vlm.data.batch import IGNORE, PADDING, BadSample, Batch, Targets, TextRows, pack
+from vlm.models.frozen_features import Features
 
 
 def test_pack_lays_sequences_end_to_end():
@@ -10,23 +13,21 @@ def test_pack_lays_sequences_end_to_end():
     assert tokens.dtype == segments.dtype == torch.long
 
 
-def sample(name, value, captions):
-    return Sample(name, torch.full((3, 4, 4), value, dtype=torch.uint8), captions, [f"about {name}"])
+def test_pack_of_nothing():
+    tokens, segments = pack([], pad_id=0)
+    assert tokens.shape == segments.shape == (0, 0)
+    assert tokens.dtype == torch.long
 
 
-def test_collate_keeps_the_good_and_names_the_bad():
-    bad = BadSample("c.jpg", "cut short")
-    batch = collate([sample("a", 7, [[1, 2]]), bad, sample("b", 9, [[1, 5, 2], [1, 2]])], pad_id=0, image_size=4)
-    assert batch.images.shape == (2, 3, 4, 4)
-    assert batch.images[:, 0, 0, 0].tolist() == [7, 9]
-    assert batch.tokens.tolist() == [[1, 2, 0, 0, 0], [1, 5, 2, 1, 2]]
-    assert batch.segments.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 2, 2]]
-    assert (batch.ids, batch.references, batch.bad) == (["a", "b"], [["about a"], ["about b"]], [bad])
-
-
-def test_collate_of_nothing_but_bad_samples():
-    batch = collate([BadSample("c.jpg", "cut short")], pad_id=0, image_size=4)
-    assert (batch.images.shape, batch.images.dtype) == ((0, 3, 4, 4), torch.uint8)
-    assert batch.tokens.shape == batch.segments.shape == (0, 0)
-    assert batch.tokens.dtype == torch.long
-    assert (batch.ids, len(batch.bad)) == ([], 1)
+def test_all_tensors_of_a_batch_move_and_nothing_else_changes():
+    targets = Targets.of(torch.tensor([[1, IGNORE]]))
+    text = TextRows(torch.ones(1, 2), None, targets, torch.ones(1, 2, dtype=torch.bool), references=[["a"]])
+    values = {"images": torch.ones(1, 3), "features": Features(torch.ones(1, 2, 3)), "text": text, "names": ["x"]}
+    batch = Batch(["x"], values, [BadSample("y", "cut short")])
+    moved = batch.to("meta")
+    assert moved["images"].device == moved["features"].values.device == torch.device("meta")
+    parts = moved["text"].tokens, moved["text"].scored, moved["text"].targets.labels, moved["text"].targets.places
+    assert {part.device for part in parts} == {torch.device("meta")}
+    assert (moved["text"].segments, moved["text"].references) == (None, [["a"]])
+    assert (moved.ids, moved.bad, moved["names"]) == (batch.ids, batch.bad, ["x"])
+    assert batch["images"].device == torch.device("cpu")

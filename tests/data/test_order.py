@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from vlm.data.order import EvalBatches, TrainBatches
+from vlm.data.order import EvalBatches, Key, TrainBatches
 
 SIZE, BATCH = 1000, 24
 
@@ -21,7 +21,7 @@ def lengths(epoch, size=SIZE):
 
 
 def indices(batches):
-    return [index for batch in batches for _, index in batch]
+    return [key.index for batch in batches for key in batch]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -54,7 +54,7 @@ def test_the_order_is_a_function_of_seed_and_epoch(lengths):
 
 
 def test_keys_carry_the_epoch():
-    assert {epoch for batch in train(epoch=3) for epoch, _ in batch} == {3}
+    assert {key.epoch for batch in train(epoch=3) for key in batch} == {3}
 
 
 @pytest.mark.parametrize("done", [0, 1, 17, 41, 42])
@@ -109,6 +109,21 @@ def test_lengths_leave_the_order_of_batches_free():
     assert 10 < rises < len(means) - 10
 
 
+@pytest.mark.parametrize("lengths", [None, lambda epoch: lengths(epoch, 100)])
+def test_other_samples_are_repeated_in_other_epochs_and_all_ranks_share_them(lengths):
+    options = {"repeats": 3, "size": 100, "batch_size": 12, "lengths": lengths}
+    epochs = [list(chain.from_iterable(train(epoch, **options))) for epoch in range(12)]
+    for keys in epochs:
+        assert len(keys) == len(set(keys)) == 100
+        shown = Counter(key.index for key in keys)
+        assert sorted(shown.values()) == [1, *[3] * 33]  # 33 samples three times each, and what is left of another
+    assert len({key.index for keys in epochs for key in keys}) > 95
+    ranks = [list(train(rank=rank, world=2, **options)) for rank in range(2)]
+    for whole, *shares in zip(train(**options), *ranks, strict=True):
+        assert shares == [whole[0::2], whole[1::2]]
+    assert list(train(done=5, **options)) == list(train(**options))[5:]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("size", [0, 1, 7, 100, 101])
 def test_evaluation_reads_each_sample_once(world, size):
@@ -124,4 +139,4 @@ def test_evaluation_reads_each_sample_once(world, size):
 
 def test_evaluation_keeps_the_order_and_survives_small_batches():
     assert indices(EvalBatches(size=10, batch_size=4)) == list(range(10))
-    assert list(EvalBatches(size=5, batch_size=1, rank=1, world=2)) == [[(0, 1)], [(0, 3)]]
+    assert list(EvalBatches(size=5, batch_size=1, rank=1, world=2)) == [[Key(0, 1)], [Key(0, 3)]]

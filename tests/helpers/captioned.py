@@ -1,4 +1,4 @@
-"""Small captioned data, and what is in a source of it."""
+"""Small captioned data, and the content of any source."""
 
 import pytest
 from PIL import Image
@@ -22,10 +22,13 @@ def captions(root, text=None, file="captions.csv", **options):
 
 
 def content(source):
-    """Everything a source holds: {split: {id: captions}}."""
-    splits = {name: source.split(name) for name in source.splits}
+    """Everything that a source holds: {split: {id: captions, or else class}}."""
     return {
-        name: {split.sample_id(0, i): split.references(i) for i in range(len(split))} for name, split in splits.items()
+        name: {
+            record.id: record["references"] if "references" in record else record["class"]
+            for record in source.split(name).records()
+        }
+        for name in source.splits
     }
 
 

@@ -1,4 +1,4 @@
-"""Small data of images in classes, and what is in a source of it."""
+"""Small data of images in classes."""
 
 import io
 import tarfile
@@ -17,15 +17,6 @@ def tiny(path, seed=None):
 def lay_out(root, *names):
     for place, name in enumerate(names):
         tiny(root / name, seed=place)
-
-
-def content(source):
-    """Everything a source holds: {split: {id: class}}."""
-    splits = {name: source.split(name) for name in source.splits}
-    return {
-        name: {split.sample_id(0, i): source.classes[split.label(0, i)] for i in range(len(split))}
-        for name, split in splits.items()
-    }
 
 
 def png(seed=0):

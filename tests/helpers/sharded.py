@@ -1,4 +1,4 @@
-"""Small shards, written by the standard library, and what is in a source of them."""
+"""Small shards, written by the standard library."""
 
 import io
 import json
@@ -32,9 +32,9 @@ def captioned(count: int, first: int = 0) -> dict[str, Any]:
     return members
 
 
-def content(source: Any) -> dict[str, dict[str, list[str]]]:
-    """Everything a source of captions holds: {split: {id: captions}}."""
-    splits = {name: source.split(name) for name in source.splits}
+def classed(*labels: str, first: int = 0) -> dict[str, Any]:
+    """Members of images with their classes."""
+    named = list(enumerate(labels, first))
     return {
-        name: {split.sample_id(0, i): split.references(i) for i in range(len(split))} for name, split in splits.items()
+        f"{number}.{kind}": data for number, label in named for kind, data in (("png", png(number)), ("cls", label))
     }

@@ -8,21 +8,22 @@ import pytest
 import torch
 from captioned import captions, picture
 from torch import nn
-from vlm.training.cached_features import feature_faults
-from vlm.training.caption_data import CaptionData
 
 from vlm.config.compose import compose
-from vlm.data.batch import BadSample
 from vlm.data.features import feature_file
 from vlm.data.features.fingerprint import augment_fault, check_split
+from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
+from vlm.data.order import Key
+from vlm.data.records import Listed, Record
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.models.frozen_features import Features, encode
-from vlm.training.feature_cache import Keeper
+from vlm.training.data_module import Data
+from vlm.training.feature_cache import FeatureCacheBuilder, as_read, feature_faults
 
 COLORS = ["red", "green", "blue", "white", "black", "gray", "navy", "pink", "lime", "teal", "gold"]
 
@@ -69,48 +70,57 @@ def root(tmp_path):
 
 def data(root, size=8, mean=(0.5, 0.5, 0.5)):
     given = {"image_size": size}
-    found = CaptionData(
+    found = Data(
         source=captions(root, path=str(root / "captions.csv")),
-        tokenizer=ByteTokenizer(),
-        preprocess=Preprocess(mean=mean, **given),
-        augment=Augment(**given),
-        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "max_len": 16, "seed": 0},
+        fields={
+            "images": ImageField(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given)),
+            "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16),
+        },
+        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "seed": 0},
     )
     found.prepare()
     return found
 
 
-def keeper(given, encoder=None, *, args=None, precision="32-true"):
+def builder(given, encoder=None, *, args=None, precision="32-true"):
     encoder = encoder or Cells()
     spec = {"name": type(encoder).__name__, "args": args or {}}
     device = torch.device("cpu")
-    return Keeper(encoder=encoder, spec=spec, data=given, device=device, precision=precision, context=nullcontext)
+    return FeatureCacheBuilder(
+        encoder=encoder, spec=spec, data=given, device=device, precision=precision, context=nullcontext
+    )
 
 
 def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):
     given, encoder, said = data(root), Cells(), []
-    plain = given.dataset("train", augmented=True)
-    given.use_features(keeper(given, encoder).keep(tmp_path / "cache", said.append))
-    kept = given.dataset("train", augmented=True)
-    for index in range(1, len(COLORS)):
-        pixels = given.preprocess.normalize(plain[0, index].image[None])
-        assert torch.equal(kept[3, index].image, encoder(pixels).states[0].detach())
-        assert kept[3, index].captions == plain[3, index].captions
+    plain = given.samples("train", training=True)
+    given.use_features(builder(given, encoder).build(tmp_path / "cache", said.append))
+    kept = given.samples("train", training=True)
+    keys = [Key(3, index) for index in range(len(COLORS))]
+    pixels, features = (samples.__getitems__(keys) for samples in (plain, kept))
+    images = as_read(pixels["images"], given.images[1].preprocess)
+    assert isinstance(as_read(features["images"], given.images[1].preprocess), Features)
+    for index, values in enumerate(features["images"].values):
+        assert torch.equal(values, encoder(images[index : index + 1]).states[0].detach())
+    assert torch.equal(features["captions"].tokens, pixels["captions"].tokens)
     assert "11 images x 4 x 3 float32" in said[0] and "0 are in" in said[0]
-    assert isinstance(kept[0, 0], BadSample) and kept[0, 0] == plain[0, 0]  # the reason is the same
-    assert given.dataset("train")[0, 1].image.dtype == torch.uint8  # an evaluation of it sees pixels
+    assert features.bad == pixels.bad and features.bad[0].id == "red.png"  # the reason is the same
+    assert features.ids == pixels.ids == [f"{color}.png" for color in COLORS[1:]]
+    none = kept.__getitems__(keys[:1])
+    assert none["images"].values.shape == (0, 4, 3) and len(none.bad) == 1
+    assert given.samples("train").__getitems__(keys)["images"].dtype == torch.uint8  # an evaluation of it sees pixels
 
 
 def test_they_are_made_once(root, tmp_path):
-    keeper(data(root)).keep(tmp_path, lambda line: None)
+    builder(data(root)).build(tmp_path, lambda line: None)
     encoder, said = Cells(), []
-    keeper(data(root), encoder).keep(tmp_path, said.append)
+    builder(data(root), encoder).build(tmp_path, said.append)
     assert encoder.calls == 1 and "10 are in" in said[0]  # a blank image, whose features tell the shape
 
 
 @pytest.mark.parametrize("writes", [1, 4, 7, 12], ids=["first", "within a batch", "before they count", "while they do"])
 def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, monkeypatch):
-    keeper(data(root)).keep(tmp_path / "whole", lambda line: None)
+    builder(data(root)).build(tmp_path / "whole", lambda line: None)
     child = os.fork()
     if not child:
         done, write = [], feature_file._write
@@ -123,11 +133,11 @@ def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, mo
 
         torch.set_num_threads(1)  # OpenMP's other threads are not in the child
         feature_file._write = dying
-        keeper(data(root)).keep(tmp_path / "cut", lambda line: None)
+        builder(data(root)).build(tmp_path / "cut", lambda line: None)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     said = []
-    file = keeper(data(root)).keep(tmp_path / "cut", said.append)
+    file = builder(data(root)).build(tmp_path / "cut", said.append)
     # Of the first batch seven images can be read: as many writes of features, then as many that say they are there.
     assert f"{max(0, writes - 7)} are in" in said[0]
     (whole,) = (tmp_path / "whole").glob("*.features")
@@ -136,12 +146,12 @@ def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, mo
 
 def test_whatever_changes_has_a_file_of_its_own(root):
     def source(*given, **options):
-        return keeper(data(root), *given, **options).source()
+        return builder(data(root), *given, **options).source()
 
     known = source()
     assert source() == known
     others = [source(Cells(2.5)), source(args={"depth": 3}), source(precision="bf16-mixed")]
-    others += [keeper(data(root, size=6)).source(), keeper(data(root, mean=(0.4, 0.5, 0.5))).source()]
+    others += [builder(data(root, size=6)).source(), builder(data(root, mean=(0.4, 0.5, 0.5))).source()]
     before = (root / "blue.png").stat().st_mtime_ns
     os.utime(root / "blue.png", ns=(0, before + 10**9))
     others += [source()]
@@ -153,8 +163,8 @@ def test_whatever_changes_has_a_file_of_its_own(root):
 
 def test_a_projection_that_learns_shares_the_features_of_its_backbone(root, tmp_path):
     one, other = Projecting(1.0), Projecting(2.0)
-    keepers = keeper(data(root), one, args={"dim": 5}), keeper(data(root), other, args={"dim": 7})
-    assert keepers[0].source() == keepers[1].source()
+    builders = builder(data(root), one, args={"dim": 5}), builder(data(root), other, args={"dim": 7})
+    assert builders[0].source() == builders[1].source()
     images = torch.randn(2, 3, 8, 8)
     assert torch.equal(encode(other, images).states, encode(other, Features(other.features(images))).states)
 
@@ -192,11 +202,9 @@ def test_configs_that_cannot_keep_features_say_why():
 
 
 def test_images_that_are_never_the_same_are_refused():
-    class Untold:
-        fresh = False
-
-    with pytest.raises(UserError, match="Untold has no signature"):
-        check_split(Untold())
-    Untold.fresh = True
+    split = Listed([0], lambda item, epoch: Record("a.png"))
+    with pytest.raises(UserError, match="records have no read_stamp"):
+        check_split(split)
+    split.fresh = True
     with pytest.raises(UserError, match=r"new images in every epoch; data.train_samples"):
-        check_split(Untold())
+        check_split(split)

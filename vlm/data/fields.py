@@ -46,7 +46,7 @@ class Field:
         """Learns from the training split what a new run needs, such as a tokenizer."""
 
     def state(self) -> dict[str, Any]:
-        """What using the trained model needs of the field, in plain containers, for the checkpoint."""
+        """The part of the field that using the trained model needs, in plain containers, for the checkpoint."""
         return {}
 
     def restore(self, about: Mapping[str, Any]) -> None:

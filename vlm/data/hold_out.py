@@ -74,8 +74,9 @@ def validation(names: Sequence[str], labels: Sequence[Hashable] | None, seed: in
     if labels is not None:
         held = stratified(labels, names, max(1, round(HELD_OUT * len(names))), seed=seed)
     else:
-        held = draw(names, {"val": HELD_OUT}, seed)["val"]
-        held = held or [min(range(len(names)), key=lambda index: key("split", seed, names[index]))]
+        places = [key("validation", seed, name) / 2**63 for name in names]  # apart from those by which a test is drawn
+        held = [index for index, place in enumerate(places) if place < HELD_OUT]
+        held = held or sorted(range(len(names)), key=places.__getitem__)[:1]
     if not held or len(held) == len(names):
         raise UserError("data: too few training samples to hold any out for validation; add some")
     return held
@@ -102,7 +103,7 @@ def stratified(labels: Sequence[Hashable], names: Sequence[str], count: int, *, 
 
 
 def _quotas(sizes: Mapping[Hashable, int], count: int, *, seed: int, leave: int) -> dict[Hashable, int]:
-    """How many of each class, by the largest remainder; the seed decides among equal ones."""
+    """Number of samples to take of each class, by the largest remainder; the seed decides among equal ones."""
     total = sum(sizes.values())
     count = min(count, total)
     quotas = {label: min(count * size // total, max(0, size - leave)) for label, size in sizes.items()}

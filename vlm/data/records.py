@@ -37,7 +37,7 @@ def lenient() -> Iterator[None]:
 
 
 def is_lenient() -> bool:
-    """Whether all faults are being looked for, within `lenient`."""
+    """True while all faults are being looked for, within `lenient`."""
     return _lenient.get()
 
 
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def texts(self) -> list[str]:
-        """What a person reads of it beside its image: all captions, else its class."""
+        """The texts that a person reads beside its image: all captions, else its class."""
         if "references" in self.known:
             return list(self.known["references"])
         return [str(self.known["class"])] if "class" in self.known else []

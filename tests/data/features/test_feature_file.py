@@ -53,7 +53,7 @@ def test_a_file_that_was_cut_short_is_made_anew(tmp_path):
     with file.path.open("r+b") as content:
         content.truncate(layout().size - 1)
     assert open_features(tmp_path, layout()).missing() == [*range(5)]
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, monkeypatch):

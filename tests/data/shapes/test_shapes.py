@@ -118,10 +118,10 @@ def drawn(split: ShapesSplit, count: int) -> list[Scene]:
 
 def test_a_scene_is_a_function_of_its_keys_alone():
     one, two = shapes().split("train"), shapes().split("train")
-    two.image(4, 4)
+    two.record(4, 4).image()
     assert [one.scene(3, index) for index in range(20)] == [two.scene(3, index) for index in reversed(range(20))][::-1]
-    assert one.image(3, 7).tobytes() == two.image(3, 7).tobytes()
-    assert one.captions(3, 7) == two.captions(3, 7)
+    assert one.record(7, 3).image().tobytes() == two.record(7, 3).image().tobytes()
+    assert one.record(7, 3)["captions"] == two.record(7, 3)["captions"]
 
 
 def test_other_keys_give_other_scenes():
@@ -129,17 +129,17 @@ def test_other_keys_give_other_scenes():
     seen = [split.scene(epoch, index) for epoch in range(3) for index in range(100)]
     seen += [other.scene(0, index) for index in range(100)]
     assert len(set(seen)) == 400
-    ids = [split.sample_id(epoch, index) for epoch in range(3) for index in range(100)]
-    assert len(set(ids)) == 300 and split.sample_id(3, 17) == "train-3-000017"
+    ids = [split.record(index, epoch).id for epoch in range(3) for index in range(100)]
+    assert len(set(ids)) == 300 and split.record(17, 3).id == "train-3-000017"
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_evaluation_ignores_the_epoch(name):
     split = shapes().split(name)
     assert not split.fresh
-    assert split.image(0, 3).tobytes() == split.image(9, 3).tobytes()
-    assert split.captions(0, 3) == split.captions(9, 3)
-    assert split.sample_id(9, 3) == split.sample_id(0, 3)
+    assert split.record(3).image().tobytes() == split.record(3, 9).image().tobytes()
+    assert split.record(3)["captions"] == split.record(3, 9)["captions"]
+    assert split.record(3, 9).id == split.record(3).id
 
 
 def test_train_is_fresh_and_lengths_are_the_configured_ones():
@@ -150,9 +150,9 @@ def test_train_is_fresh_and_lengths_are_the_configured_ones():
 
 def test_a_split_survives_pickling():
     split = shapes().split("train")
-    split.image(0, 0)
+    split.record(0).image()
     copy = pickle.loads(pickle.dumps(split))
-    assert copy.image(1, 5).tobytes() == split.image(1, 5).tobytes()
+    assert copy.record(5, 1).image().tobytes() == split.record(5, 1).image().tobytes()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -233,8 +233,8 @@ def test_a_scene_made_by_hand_says_what_a_person_would():
 def test_the_picture_shows_what_the_captions_say(name):
     split = shapes(image_size=128, captions_per_image=None).split(name)
     for index in range(25):
-        seen = read(split.image(1, index))
-        captions = split.captions(1, index)
+        seen = read(split.record(index, 1).image())
+        captions = split.record(index, 1)["captions"]
         # Half a pixel for a box read from smooth edges, and the triangle, whose box ends above its lower edge.
         assert captions and all(is_valid(caption, seen, clear_distance(128) - 2) for caption in captions), (
             seen,
@@ -248,7 +248,7 @@ def test_objects_never_touch_nor_leave_the_canvas(image_size):
     split = source.split("train")
     areas: dict[Kind, set[int]] = {}
     for index in range(100):
-        scene, found = split.scene(0, index), pieces(split.image(0, index))
+        scene, found = split.scene(0, index), pieces(split.record(index).image())
         assert len(found) == len(scene.objects)
         at = {(y, x): kind for kind, x, y in scene.objects}
         for piece in found:
@@ -286,7 +286,7 @@ def test_two_sizes_are_clearly_different_in_pixels():
             scene = split.scene(0, index)
             if len(scene.objects) == 1:
                 kind = scene.objects[0].kind
-                areas[kind.size, kind.shape] = len(pieces(split.image(0, index))[0])
+                areas[kind.size, kind.shape] = len(pieces(split.record(index).image())[0])
         both = [shape for shape in SHAPES if ("small", shape) in areas and ("large", shape) in areas]
         assert len(both) >= 4
         assert all(areas["large", shape] > 1.8 * areas["small", shape] for shape in both)
@@ -297,25 +297,27 @@ def test_captions_are_some_of_the_references():
     for name in SPLITS:
         split = source.split(name)
         for index in range(20):
-            captions, references = split.captions(0, index), split.references(index)
+            captions, references = split.record(index)["captions"], split.record(index)["references"]
             assert len(captions) == len(set(captions)) == min(4, len(references))
             assert set(captions) <= set(references)
     everything = shapes(captions_per_image=None).split("val")
-    assert all(everything.captions(0, index) == everything.references(index) for index in range(20))
+    assert all(everything.record(index)["captions"] == everything.record(index)["references"] for index in range(20))
 
 
 def test_a_caption_of_a_large_set_is_not_always_the_same():
     split = shapes(object_weights=[0, 0, 1], captions_per_image=1).split("train")
-    places = [split.references(index).index(split.captions(0, index)[0]) for index in range(60)]
+    places = [split.record(index)["references"].index(split.record(index)["captions"][0]) for index in range(60)]
     assert len(set(places)) > 4
 
 
 def test_captions_draw_no_pixels(monkeypatch):
     split = shapes().split("train")
-    monkeypatch.setattr("vlm.data.shapes.scene_captions.draw", None)
-    assert split.captions(0, 0) and split.references(0)
-    with pytest.raises(TypeError):
-        split.image(0, 0)
+    drawn = []
+    monkeypatch.setattr("vlm.data.shapes.scene_captions.draw", drawn.append)
+    record = split.record(0)
+    assert record["captions"] and record["references"] and drawn == []
+    record.image()
+    assert len(drawn) == 1
 
 
 def test_write_coco_round_trip(tmp_path):
@@ -328,9 +330,9 @@ def test_write_coco_round_trip(tmp_path):
         with Image.open(target.parent / image["file_name"]) as opened:
             assert opened.format == "PNG" and opened.mode == "RGB"
             assert opened.size == (image["width"], image["height"]) == (48, 48)
-            assert opened.tobytes() == split.image(0, index).tobytes()
+            assert opened.tobytes() == split.record(index).image().tobytes()
         captions = [line["caption"] for line in written["annotations"] if line["image_id"] == image["id"]]
-        assert captions == split.captions(0, index)
+        assert captions == split.record(index)["captions"]
 
 
 def test_the_shipped_sample_is_what_the_code_writes(tmp_path):
@@ -371,7 +373,7 @@ def test_wrong_settings_are_told_by_their_key(changes, told):
 
 
 def test_an_unknown_split_is_told():
-    with pytest.raises(UserError, match="no split 'dev'; it has train, val, test"):
+    with pytest.raises(UserError, match="no split 'dev'; there are train, val, test"):
         shapes().split("dev")
 
 

@@ -37,7 +37,7 @@ def test_flickr8k(tmp_path, images, texts):
         "test": ["3.jpg"],
     }
     assert held["test"]["3.jpg"] == [f"Caption {k} of 3 ." for k in range(5)]
-    assert source.split("train").image(0, 0).size == (4, 3)
+    assert source.split("train").record(0).image().size == (4, 3)
     assert len(source.skipped) == 1
     assert "gone.jpg.1" in source.skipped[0]
 
@@ -67,13 +67,17 @@ def test_the_real_flickr8k():
     source = Flickr8k(root=str(SHARED / "flickr8k"))
     splits = [source.split(name) for name in source.splits]
     assert [len(split) for split in splits] == [6000, 1000, 1000]
-    ids = {split.sample_id(0, index) for split in splits for index in range(len(split))}
+    ids = {record.id for split in splits for record in split.records()}
     assert len(ids) == 8000
-    assert {len(splits[0].references(index)) for index in range(6000)} <= {3, 4, 5}  # a few images repeat a caption
-    assert sum(len(split.references(index)) for split in splits for index in range(len(split))) > 39_900
+    assert {len(splits[0].record(index)["references"]) for index in range(6000)} <= {
+        3,
+        4,
+        5,
+    }  # a few images repeat a caption
+    assert sum(len(split.record(index)["references"]) for split in splits for index in range(len(split))) > 39_900
     assert len(source.skipped) == 1
     assert "2258277193_586949ec62.jpg.1" in source.skipped[0]
-    assert splits[2].image(0, 999).size == (128, 128)
+    assert splits[2].record(999).image().size == (128, 128)
 
 
 def coco(path, names, captions_per_image=2, first=0):
@@ -104,7 +108,7 @@ def test_the_official_layout_of_coco(tmp_path, year, images):
         "train": {f"{prefix}train{year}/1.jpg": both("1.jpg")},
         "val": {f"{prefix}val{year}/2.jpg": both("2.jpg")},
     }
-    assert source.split("val").image(0, 0).size == (4, 3)
+    assert source.split("val").record(0).image().size == (4, 3)
 
 
 def test_one_annotation_file_beside_its_images(tmp_path):
@@ -118,8 +122,8 @@ def test_one_annotation_file_beside_its_images(tmp_path):
     assert {name: texts for images in held.values() for name, texts in images.items()} == {n: both(n) for n in names}
     # Named from outside, the file and its images are found all the same.
     outside = Coco(root=str(tmp_path), path=str(tmp_path / "set" / "captions.json"), **NO_HOLD_OUT)
-    assert outside.split("train").sample_id(0, 0) == "set/0.png"
-    assert outside.split("train").image(0, 0)
+    assert outside.split("train").record(0).id == "set/0.png"
+    assert outside.split("train").record(0).image()
 
 
 def test_three_annotation_files_of_ones_own(tmp_path):
@@ -211,5 +215,5 @@ def test_the_sample_of_this_repository():
     assert len(split) >= 3
     assert not source.skipped
     for index in range(len(split)):
-        assert split.references(index)
-        assert np.asarray(split.image(0, index)).std() > 0
+        assert split.record(index)["references"]
+        assert np.asarray(split.record(index).image()).std() > 0

@@ -94,11 +94,11 @@ def test_captions_per_image_draws_anew_in_every_epoch_of_train_alone(root):
     )
     source = captions(root, "image,caption,split\n" + rows, captions_per_image=2)
     train, every = source.split("train"), [f"text {k}" for k in range(5)]
-    drawn = [tuple(train.captions(epoch, 0)) for epoch in range(40)]
+    drawn = [tuple(train.record(0, epoch)["captions"]) for epoch in range(40)]
     assert all(len(set(some)) == 2 and list(some) == sorted(some) for some in drawn)
     assert {text for some in drawn for text in some} == set(every)
-    assert drawn == [tuple(source.split("train").captions(epoch, 0)) for epoch in range(40)]
-    assert train.references(0) == source.split("val").captions(0, 0) == every
+    assert drawn == [tuple(source.split("train").record(0, epoch)["captions"]) for epoch in range(40)]
+    assert train.record(0)["references"] == source.split("val").record(0)["captions"] == every
     assert "captions_per_image" in refusal(captions, root, "image,caption\na.png,x\n", captions_per_image=0)
 
 

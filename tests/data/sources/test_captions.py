@@ -19,9 +19,9 @@ def test_a_csv_of_captions(root):
     split = source.split("train")
     assert len(split) == 2
     assert not split.fresh
-    assert split.path(1) == root / "b.png"
-    assert split.image(5, 0).getpixel((0, 0)) == (255, 0, 0)
-    assert split.captions(0, 0) == split.captions(9, 0) == ["a cat", "two cats"]
+    assert split.record(1).read_file() == (root / "b.png").read_bytes()
+    assert split.record(0, 5).image().getpixel((0, 0)) == (255, 0, 0)
+    assert split.record(0)["captions"] == split.record(0, 9)["captions"] == ["a cat", "two cats"]
     assert source.skipped == []
 
 
@@ -44,7 +44,7 @@ def test_other_languages_and_a_byte_order_mark(root):
     text = "\ufeffεικόνα,λεζάντα\nσκύλος.png,ένας σκύλος τρέχει\na.png,一只猫坐在垫子上\n"
     source = captions(root, text, image_column="εικόνα", caption_column="λεζάντα")
     assert content(source) == {"train": {"σκύλος.png": ["ένας σκύλος τρέχει"], "a.png": ["一只猫坐在垫子上"]}}
-    assert source.split("train").image(0, 0).size == (4, 3)
+    assert source.split("train").record(0).image().size == (4, 3)
 
 
 def test_a_tsv_with_other_columns_around(root):
@@ -81,7 +81,7 @@ def test_the_path_as_given_or_within_the_root(root, monkeypatch):
     for path in ("inside.csv", f"{root.name}/inside.csv"):
         source = Captions(root=root.name, path=path, **NO_HOLD_OUT)
         assert content(source) == {"train": {"a.png": ["inside"]}}
-        assert source.split("train").image(0, 0).size == (4, 3)
+        assert source.split("train").record(0).image().size == (4, 3)
 
 
 def test_empty_fields_are_skipped_and_named(root):
@@ -186,9 +186,9 @@ def test_an_explicit_split_column_must_be_there(root):
 def test_a_broken_image_is_an_error_when_it_is_read(root):
     (root / "b.png").write_bytes(b"text")
     split = captions(root, "image,caption\na.png,x\nb.png,y\n").split("train")
-    assert split.image(0, 0)
+    assert split.record(0).image()
     with pytest.raises(ImageError, match=r"b\.png"):
-        split.image(0, 1)
+        split.record(1).image()
 
 
 # A folder of images beside text files

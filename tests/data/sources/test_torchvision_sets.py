@@ -80,12 +80,12 @@ def test_mnist_reads_as_the_files_say(mnist):
     assert source.classes[:2] == ["0 - zero", "1 - one"]
     for name, (pixels, labels) in content.items():
         split = source.split(name)
-        assert [split.label(4, index) for index in range(len(split))] == labels
+        assert [split.record(index, 4)["label"] for index in range(len(split))] == labels
         for index in range(len(split)):
-            image = split.image(0, index)
+            image = split.record(index).image()
             assert image.mode == "RGB"
             assert np.array_equal(np.asarray(image), np.repeat(pixels[index][..., None], 3, -1))
-    ids = [split.sample_id(0, i) for split in map(source.split, source.splits) for i in range(len(split))]
+    ids = [split.record(i).id for split in map(source.split, source.splits) for i in range(len(split))]
     assert ids == [f"train/0000{i}" for i in range(5)] + [f"test/0000{i}" for i in range(3)]
 
 
@@ -95,8 +95,8 @@ def test_cifar10_reads_as_the_files_say(cifar10):
     assert source.classes[0] == "plane"
     for name, (pixels, labels) in content.items():
         split = source.split(name)
-        assert [split.label(0, index) for index in range(len(split))] == labels
-        assert all(np.array_equal(np.asarray(split.image(0, i)), pixels[i].transpose(1, 2, 0)) for i in range(2))
+        assert [split.record(index)["label"] for index in range(len(split))] == labels
+        assert all(np.array_equal(np.asarray(split.record(i).image()), pixels[i].transpose(1, 2, 0)) for i in range(2))
 
 
 def test_a_damaged_file_is_not_read(cifar10):
@@ -115,7 +115,7 @@ def test_downloaded_archives_are_unpacked_where_they_lie(mnist, monkeypatch):
         (raw / name).unlink()
         resources.append((packed.name, md5(packed.read_bytes()).hexdigest()))
     monkeypatch.setattr(datasets.MNIST, "resources", resources)
-    assert len(TorchvisionSet(name="MNIST", root=str(root)).split("train")) == 5
+    assert len(TorchvisionSet(name="MNIST", root=str(root), download=True).split("train")) == 5
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -140,4 +140,4 @@ def test_the_files_that_are_named_are_torchvisions():
 
 def test_unknown_names(tmp_path, mnist):
     assert "choose one of CIFAR10" in refusal(TorchvisionSet, name="CIFAR11", root=str(tmp_path))
-    assert "it has train, test" in refusal(TorchvisionSet(name="MNIST", root=str(mnist[0])).split, "val")
+    assert "there are train, test" in refusal(TorchvisionSet(name="MNIST", root=str(mnist[0])).split, "val")

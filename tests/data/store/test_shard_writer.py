@@ -6,17 +6,14 @@ import os
 import tarfile
 
 import pytest
-from captioned import captions, picture
-from captioned import content as captioned_content
+from captioned import captions, content, picture
 from classed import lay_out, pack
-from vlm.data.sources.caption_shards import CaptionShards
-from vlm.data.sources.class_shards import ClassShards
-from vlm.data.sources.image_folder import ImageFolder
-from vlm.data.sources.image_tar import ImageTar
-from vlm.training.caption_data import Part
 
+from vlm.data.records import Part
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scene_classes import ShapeClasses
+from vlm.data.sources.class_folders import ClassFolders
+from vlm.data.sources.shards import Shards
 from vlm.data.store.shard_scan import build_index
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 
@@ -51,30 +48,33 @@ def own(root):
     return captions(root, text, "captions.jsonl")
 
 
+def back(out, needs, **options):
+    return Shards(root=str(out), needs=(needs,), **options)
+
+
 def same(ours, theirs):
+    assert content(ours) == content(theirs)
     assert ours.splits == theirs.splits
     for name in theirs.splits:
-        a, b = ours.split(name), theirs.split(name)
-        assert [a.sample_id(0, i) for i in range(len(a))] == [b.sample_id(0, i) for i in range(len(b))]
-        assert all(a.image(0, i) == b.image(0, i) for i in range(len(b)))
+        pairs = list(zip(ours.split(name).records(), theirs.split(name).records(), strict=True))
+        assert all(a.id == b.id and a.image() == b.image() for a, b in pairs)
 
 
 def test_captions_images_and_order_come_back(tmp_path):
-    source = own(tmp_path / "data")
-    assert write(source, tmp_path / "out") == []
-    back = CaptionShards(root=str(tmp_path / "out"))
-    assert captioned_content(back) == captioned_content(source) and back.skipped == back.repeated == []
-    same(back, source)
-    split = back.split("train")
-    for index in range(len(split)):
-        assert split.content(index) == (tmp_path / "data" / split.sample_id(0, index)).read_bytes()
-    members = [split.samples.record(index).member.partition(".")[2] for index in range(len(split))]
-    assert members == ["png", "png", "jpg", "gif", "webp", "bmp", "tif", "jpg"]  # by what they are
-    drawn = [
-        CaptionShards(root=str(tmp_path / "out"), captions_per_image=2).split("train").captions(e, 0) for e in (0, 1, 2)
-    ]
+    source, out = own(tmp_path / "data"), tmp_path / "out"
+    assert write(source, out) == []
+    found = back(out, "captions")
+    assert found.skipped == found.repeated == []
+    same(found, source)
+    for record in found.split("train").records():
+        assert record.read_file() == (tmp_path / "data" / record.id).read_bytes()
+    members = [entry.member for path in sorted(out.glob("train/*.tar")) for entry in build_index(str(path)).records()]
+    kinds = [name.partition(".")[2] for name in members]
+    assert kinds == ["png", "png", "jpg", "gif", "webp", "bmp", "tif", "jpg"]  # by what they are
+    drawn = back(out, "captions", captions_per_image=2).split("train")
     files = captions(tmp_path / "data", path=str(tmp_path / "data" / "captions.jsonl"), captions_per_image=2)
-    assert drawn == [files.split("train").captions(e, 0) for e in (0, 1, 2)]
+    for epoch in range(3):
+        assert drawn.record(0, epoch)["captions"] == files.split("train").record(0, epoch)["captions"]
 
 
 def test_other_programs_can_read_them(tmp_path):
@@ -107,7 +107,7 @@ def test_the_manifest_and_the_index_are_true(tmp_path):
         data = path.read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
         assert path.with_name(path.name + ".index").read_bytes() == build_index(str(path)).to_bytes()
-    assert not [path for path in (tmp_path / "out").rglob("*") if "part" in path.name]
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".tmp"]
 
 
 def test_writing_again_gives_the_same_bytes(tmp_path):
@@ -133,26 +133,21 @@ def test_classes_come_back(tmp_path, kind):
     ]
     lay_out(tmp_path / "data", *names)
     if kind == "folder":
-        source = ImageFolder(root=str(tmp_path / "data"))
+        source = ClassFolders(root=str(tmp_path / "data"))
     else:
-        source = ImageTar(path=str(pack(tmp_path / "data.tar", tmp_path / "data")))
+        source = ClassFolders(path=str(pack(tmp_path / "data.tar", tmp_path / "data")))
     write(source, tmp_path / "out", classes=source.classes)
-    back = ClassShards(root=str(tmp_path / "out"))
-    assert back.classes == source.classes
-    same(back, source)
-    for name in source.splits:
-        assert back.split(name).labels == [source.split(name).label(0, i) for i in range(len(source.split(name)))]
+    found = back(tmp_path / "out", "label")
+    assert found.classes == source.classes
+    same(found, source)
 
 
 def test_drawn_scenes_keep_every_pixel(tmp_path):
-    source = Shapes(**DRAWN, captions_per_image=2)
+    source, classes = Shapes(**DRAWN, captions_per_image=2), ShapeClasses(**DRAWN)
     write(source, tmp_path / "out")
-    back = CaptionShards(root=str(tmp_path / "out"))
-    same(back, source)
-    assert back.split("test").references(2) == source.split("test").references(2)
-    classes = ShapeClasses(**DRAWN)
+    same(back(tmp_path / "out", "captions"), source)
     write(classes, tmp_path / "classes", classes=classes.classes)
-    same(ClassShards(root=str(tmp_path / "classes")), classes)
+    same(back(tmp_path / "classes", "label"), classes)
 
 
 def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
@@ -163,8 +158,7 @@ def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
     entries = write_split(files_of(kept, lost), tmp_path / "out" / "train", shard_size=9, shard_bytes=10**9)
     write_manifest(tmp_path / "out", {"train": entries}, None)
     assert len(lost) == 1 and "a.jpg: No such file" in lost[0]
-    back = CaptionShards(root=str(tmp_path / "out")).split("train")
-    assert [back.sample_id(0, i) for i in range(2)] == ["wrong.png", "a.png"]
+    assert list(content(back(tmp_path / "out", "captions"))["train"]) == ["wrong.png", "a.png"]
 
 
 def test_a_write_that_fails_leaves_no_shard(tmp_path, monkeypatch):
@@ -173,7 +167,7 @@ def test_a_write_that_fails_leaves_no_shard(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vlm.data.store.shard_writer.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError):
         write(source, tmp_path / "out")
     assert os.listdir(tmp_path / "out" / "train") == []

@@ -8,23 +8,21 @@ import struct
 import tarfile
 
 import pytest
-from captioned import refusal
+from captioned import content, refusal
 from classed import png
-from sharded import captioned, content, write_tar
-from vlm.data.sources.caption_shards import CaptionShards
-from vlm.data.sources.class_shards import ClassShards
+from sharded import captioned, classed, write_tar
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.data.sources.caption_source import lenient
+from vlm.data.records import lenient
+from vlm.data.sources.shards import Shards
 from vlm.data.store.shard_index import digest
 from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
-from vlm.errors import UserError
 
 NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}
 
 
 def shards(root, **options):
-    return CaptionShards(root=str(root), **{**NO_HOLD_OUT, "write_index": True, **options})
+    return Shards(root=str(root), **{**NO_HOLD_OUT, "write_index": True, "needs": ("captions",), **options})
 
 
 def splits_of(root):
@@ -43,10 +41,10 @@ def test_reads_what_the_standard_library_reads(tmp_path, form):
         truth = {member.name: archive.extractfile(member).read() for member in archive}
     assert len(split) == 6
     for index in range(6):
-        name = split.sample_id(0, index).removeprefix("a.tar/")
-        assert split.content(index) == truth[name]
-        assert split.image(0, index) == load_image(truth[name])
-        assert split.captions(0, index) == [truth[name.replace(".png", ".txt")].decode()]
+        name = split.record(index).id.removeprefix("a.tar/")
+        assert split.record(index).read_file() == truth[name]
+        assert split.record(index).image() == load_image(truth[name])
+        assert split.record(index)["captions"] == [truth[name.replace(".png", ".txt")].decode()]
 
 
 def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path):
@@ -59,11 +57,11 @@ def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path
 
 def test_splits_are_drawn_by_name_where_nothing_says_them(tmp_path):
     write_tar(tmp_path / "0.tar", captioned(200))
-    before = content(CaptionShards(root=str(tmp_path), val_fraction=0.2, test_fraction=0.2))
+    before = content(shards(tmp_path, val_fraction=0.2, test_fraction=0.2))
     assert all(15 < len(before[name]) < 65 for name in ("val", "test"))
     assert sum(map(len, before.values())) == 200
     write_tar(tmp_path / "1.tar", captioned(100, first=200))
-    after = content(CaptionShards(root=str(tmp_path), val_fraction=0.2, test_fraction=0.2))
+    after = content(shards(tmp_path, val_fraction=0.2, test_fraction=0.2))
     assert all(before[name].items() <= after[name].items() for name in before)
 
 
@@ -132,8 +130,9 @@ def test_the_index_is_made_once_and_made_anew_for_another_tar(tmp_path, monkeypa
 
 def test_an_index_is_left_only_where_it_may_be(tmp_path):
     write_tar(tmp_path / "0.tar", captioned(3))
-    assert content(shards(tmp_path, write_index=False)) == content(CaptionShards(root=str(tmp_path), **NO_HOLD_OUT))
+    found = content(shards(tmp_path, write_index=False))
     assert os.listdir(tmp_path) == ["0.tar"]
+    assert content(shards(tmp_path)) == found
 
 
 def signed(line, rest, **change):
@@ -158,8 +157,8 @@ def test_a_damaged_index_is_made_anew(tmp_path):
     for data in bad:
         (tmp_path / "0.tar.index").write_bytes(data)
         split = shards(tmp_path).split("train")
-        assert [split.captions(0, i) for i in range(3)] == [[f"caption {n}"] for n in range(3)]
-        assert split.image(0, 2) == load_image(png(2))
+        assert [split.record(i)["captions"] for i in range(3)] == [[f"caption {n}"] for n in range(3)]
+        assert split.record(2).image() == load_image(png(2))
     assert (tmp_path / "0.tar.index").read_bytes() == whole
 
 
@@ -241,21 +240,21 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
         assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
     with lenient():
         source = shards(tmp_path)
-    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0]
+    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0][0]
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
     path = write_tar(tmp_path / "0.tar", captioned(2) | {"bad.png": b"no image", "bad.txt": "bad"})
     split = shards(tmp_path).split("train")
     with pytest.raises(ImageError, match=rf"^{path}/bad\.png: damaged"):
-        split.image(0, 2)
+        split.record(2).image()
     with open(path, "r+b") as file:
         file.truncate(600)
     with pytest.raises(ImageError, match=r"000000001\.png: the tar ends within it"):
-        split.image(0, 1)
+        split.record(1).image()
     path.unlink()
     with pytest.raises(ImageError, match=r"000000001\.png: No such file"):
-        split.image(0, 1)
+        split.record(1).image()
 
 
 def test_a_sample_that_is_there_twice_is_refused(tmp_path):
@@ -272,8 +271,8 @@ def test_refusals_name_the_key_and_the_remedy(tmp_path):
     assert "set data.root to where the shards are" in refusal(shards, tmp_path)
     assert "set data.root" in refusal(shards, tmp_path / "absent")
     write_tar(tmp_path / "0.tar", {"a.png": png()})
-    assert "no image with a caption" in refusal(shards, tmp_path)
-    assert "val_fraction=1" in refusal(CaptionShards, root=str(tmp_path), val_fraction=1)
+    assert "no image with captions" in refusal(shards, tmp_path)
+    assert "val_fraction=1" in refusal(shards, tmp_path, val_fraction=1)
     assert "captions_per_image=0" in refusal(shards, tmp_path, captions_per_image=0)
 
 
@@ -302,31 +301,32 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, change):
 
 
 class TestClasses:
-    def source(self, root, labels, **options):
-        members = {f"{n}.{k}": v for n, label in enumerate(labels) for k, v in (("png", png(n)), ("cls", label))}
-        write_tar(root / "0.tar", members)
-        return ClassShards(root=str(root), **{"val_fraction": 0.0, **options})
+    def source(self, root, *labels, **options):
+        write_tar(root / "0.tar", classed(*labels))
+        return shards(root, needs=("label",), **options)
+
+    def labels(self, source, name="train"):
+        return [record["label"] for record in source.split(name).records()]
 
     def test_numbers_and_names(self, tmp_path):
-        source = self.source(tmp_path / "a", ["2", "0", "02", "3\n"])
-        assert source.classes == ["0", "1", "2", "3"] and source.split("train").labels == [2, 0, 2, 3]
-        assert source.split("train").image(0, 1) == load_image(png(1))
-        source = self.source(tmp_path / "b", ["dog", "cat", "dog"])
-        assert source.classes == ["cat", "dog"] and source.split("train").labels == [1, 0, 1]
+        source = self.source(tmp_path / "a", "2", "0", "02", "3\n")
+        assert source.classes == ["0", "1", "2", "3"] and self.labels(source) == [2, 0, 2, 3]
+        assert source.split("train").record(1).image() == load_image(png(1))
+        source = self.source(tmp_path / "b", "dog", "cat", "dog")
+        assert source.classes == ["cat", "dog"] and self.labels(source) == [1, 0, 1]
 
     def test_each_class_keeps_its_share(self, tmp_path):
-        source = self.source(tmp_path, ["a", "b"] * 20, val_fraction=0.25, test_fraction=0.25)
+        source = self.source(tmp_path, *"ab" * 20, val_fraction=0.25, test_fraction=0.25)
         assert source.splits == ("train", "val", "test")
-        counts = [[source.split(name).labels.count(label) for label in (0, 1)] for name in source.splits]
+        counts = [[self.labels(source, name).count(label) for label in (0, 1)] for name in source.splits]
         assert counts == [[10, 10], [5, 5], [5, 5]]
 
     def test_refusals(self, tmp_path):
-        assert "1 classes" in refusal(self.source, tmp_path / "a", ["x", "x"])
-        assert "100,000" in refusal(self.source, tmp_path / "b", ["999999", "1"])
-        self.source(tmp_path / "c", ["a", "b"])
-        write_tar(tmp_path / "d" / "0.tar", {"7.png": png(), "7.cls": "z"})
-        options = {"path": "c/0.tar", "val_path": "d/0.tar"}
-        assert "is of class 'z'" in refusal(ClassShards, root=str(tmp_path), **options)
+        assert "1 classes" in refusal(self.source, tmp_path / "a", "x", "x")
+        assert "100,000" in refusal(self.source, tmp_path / "b", "999999", "1")
+        write_tar(tmp_path / "d" / "0.tar", classed("z", first=7))
+        message = refusal(self.source, tmp_path, "a", "b", path="0.tar", val_path="d/0.tar")
+        assert "is of class 'z'" in message
 
 
 def test_an_index_of_many_samples_is_exact(tmp_path):
@@ -334,11 +334,3 @@ def test_an_index_of_many_samples_is_exact(tmp_path):
     made, read = (open_index(str(path), write=True) for _ in range(2))
     assert list(made.records()) == list(read.records()) == [read.record(at) for at in range(300)]
     assert (made.places == read.places).all()
-
-
-def test_commands_are_not_run(tmp_path):
-    for key in ("root", "path", "val_path"):
-        options = {"root": str(tmp_path), "path": "x.tar", "remote": True, key: f"pipe:touch {tmp_path}/canary"}
-        with pytest.raises(UserError, match=rf"(?s)data\.{key}=pipe:.*VLM_COMMANDS=1"):
-            CaptionShards(**options)
-    assert os.listdir(tmp_path) == []

@@ -7,10 +7,10 @@ import sys
 
 import fsspec
 import pytest
-from captioned import refusal
-from sharded import captioned, content, write_tar
-from vlm.data.sources.caption_shards import CaptionShards
+from captioned import content, refusal
+from sharded import captioned, write_tar
 
+from vlm.data.sources.shards import Shards
 from vlm.data.store import storage
 from vlm.data.store.shard_list import Shard
 from vlm.data.store.tar import Span
@@ -30,7 +30,7 @@ def store(tmp_path):
 
 
 def shards(root, **options):
-    return CaptionShards(root=str(root), remote=True, write_index=True, **options)
+    return Shards(root=str(root), remote=True, write_index=True, **options)
 
 
 def test_a_store_reads_as_the_disk_does(store, tmp_path):
@@ -38,7 +38,7 @@ def test_a_store_reads_as_the_disk_does(store, tmp_path):
     assert content(remote) == content(local)
     for name in ("train", "val"):
         ours, theirs = remote.split(name), local.split(name)
-        assert all(ours.image(0, i) == theirs.image(0, i) for i in range(len(theirs)))
+        assert all(ours.record(i).image() == theirs.record(i).image() for i in range(len(theirs)))
     assert not list(store.glob("/bucket/**/*.index"))  # nothing is written there
 
 
@@ -59,7 +59,7 @@ def test_patterns_of_urls(store, tmp_path):
 
 
 def _pixels(at):
-    return at[0].image(0, at[1]).tobytes()
+    return at[0].record(at[1]).image().tobytes()
 
 
 def test_workers_read_on_their_own(store):
@@ -89,9 +89,9 @@ def test_a_read_that_fails_for_a_moment_is_tried_again(store, monkeypatch):
 
 
 def test_urls_are_not_read_where_they_may_not(store):
-    message = refusal(CaptionShards, root=URL)
+    message = refusal(Shards, root=URL)
     assert "data.root=memory://" in message and "VLM_REMOTE=1" in message
-    assert "data.val_path=" in refusal(CaptionShards, root=".", path="x.tar", val_path=f"{URL}/val/0.tar")
+    assert "data.val_path=" in refusal(Shards, root=".", path="x.tar", val_path=f"{URL}/val/0.tar")
 
 
 def test_what_is_missing_is_named(store, monkeypatch):

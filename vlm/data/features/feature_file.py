@@ -1,4 +1,4 @@
-"""What a frozen encoder makes of the images of a split, in one file that is mapped into memory.
+"""Features that a frozen encoder makes of the images of a split, in one file that is mapped into memory.
 
 A page of header that says what the file holds; a byte for each image, 1 where its features are there; the features, an
 image's end to end with the next one's. The byte is written when the features are on disk: whenever a process is killed,
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm.atomic import replacing
 from vlm.data.images.image import ImageError
 from vlm.data.store.cache_file import unwritable
 from vlm.errors import UserError
@@ -31,7 +32,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a file holds.
+    """The content of a file of features.
 
     Args:
         source: Tells encoder, images and transform from all others.
@@ -53,7 +54,7 @@ class Layout:
 
     @property
     def start(self) -> int:
-        """Where the features begin, at a page's begin."""
+        """Offset of the features, at a page's begin."""
         return PAGE + -(-self.images // PAGE) * PAGE
 
     @property
@@ -62,7 +63,7 @@ class Layout:
         return self.start + self.images * self.row
 
     def path(self, folder: Path) -> Path:
-        """Where a file of this layout lies in a cache."""
+        """Path of a file of this layout in a cache."""
         digest = blake2b(self.header(), digest_size=16).hexdigest()
         return folder / f"train-{digest}.features"
 
@@ -152,7 +153,7 @@ class FeatureFile:
 
 
 def is_complete(folder: Path, layout: Layout) -> bool:
-    """Whether a cache holds the features of all images of a layout."""
+    """True for a cache that holds the features of all images of a layout."""
     try:
         return not FeatureFile(layout.path(folder), layout).missing()
     except UserError:
@@ -174,19 +175,12 @@ def open_features(folder: Path, layout: Layout) -> FeatureFile:
 
 def create(path: Path, layout: Layout) -> None:
     """Makes a file of no features yet; it takes up no room before they are written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with replacing(path) as file:
             file.write(layout.header())
             file.truncate(layout.size)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         raise unwritable(path, error) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def gigabytes(count: int) -> str:

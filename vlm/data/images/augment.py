@@ -61,7 +61,7 @@ class Augment:
 
     @property
     def drawn(self) -> list[str]:
-        """What of it is on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
+        """The parts of it that are on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
         given = {name: getattr(self, name) for name in self.OFF}
         return [f"{name}={value}" for name, value in given.items() if value != self.OFF[name]]
 

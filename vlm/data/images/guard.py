@@ -1,4 +1,4 @@
-"""What is checked of an image file before a decoder sees it, so that no file takes memory or time without bound.
+"""Checks of an image file before a decoder sees it, so that no file takes memory or time without bound.
 
 Decoders trust some numbers of a file that cost nothing to write: a JPEG may tell of a million scans over the same
 pixels, every entry of a TIFF may claim the same hundred megabytes as its own, and metadata may come in millions of
@@ -33,7 +33,7 @@ Guarded = tuple[bytes, int]
 
 
 def guard(data: bytes) -> Guarded:
-    """What a decoder may be given of a file, and the orientation that is still to be undone (1 is upright).
+    """The part of a file that a decoder may read, and the orientation that is still to be undone (1 is upright).
 
     Raises:
         ValueError: The file asks for more than any picture needs.
@@ -109,7 +109,7 @@ def _webp(data: bytes) -> Guarded:
 
 
 def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterator[tuple[int, bytes, int]]:
-    """Where each chunk begins, its kind and the size of its content.
+    """The begin of each chunk, its kind and the size of its content.
 
     Args:
         around: Bytes of a chunk beside its content.

@@ -189,7 +189,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _high_byte(band: Image.Image) -> np.ndarray:
-    """What Pillow takes of colour in 16 bits."""
+    """Colour of 16 bits in the 8 bits that Pillow takes."""
     values = np.asarray(band)
     grey = (values >> 8).astype(np.uint8)
     transparent = band.info.get("transparency")

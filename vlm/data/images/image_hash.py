@@ -15,7 +15,7 @@ _WORDS = 4  # two hashes that differ in three bits agree in one of four words
 
 
 class Print(NamedTuple):
-    """What is kept of an image: a digest of its pixels, a hash of its look, and a small copy uint8 (16, 16, 3)."""
+    """Traces of an image: a digest of its pixels, a hash of its look, and a small copy uint8 (16, 16, 3)."""
 
     digest: bytes
     look: int

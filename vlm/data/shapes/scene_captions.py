@@ -207,7 +207,7 @@ def _check_names(at: str, given: Sequence[str], known: Collection[str]) -> None:
 
 
 def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:
-    """How often scenes have so many objects, without those that never occur."""
+    """Frequencies of scenes by their number of objects, without those that never occur."""
     if max_objects not in (2, 3):
         # With single objects alone, a kind that is held out would never be seen in training.
         raise UserError(f"data.source.max_objects: {max_objects} is not possible; give 2 or 3")

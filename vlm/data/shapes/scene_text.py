@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from vlm.data.records import NAMES, Listed, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes
@@ -60,9 +61,9 @@ class SceneText(Source):
     def open(self, name: str) -> Split:
         scenes = self._source.split(name)
         documents = [SceneDocument(scenes, number, self._scenes) for number in range(self._counts[name])]
-        return Listed(documents, lambda document, epoch: self._record(name, document))
+        return Listed(documents, partial(self._record, name))
 
-    def _record(self, name: str, document: "SceneDocument") -> Record:
+    def _record(self, name: str, document: "SceneDocument", epoch: int) -> Record:
         return Record(f"{name}-{document.number:06d}", {"document": document}, read_stamp=lambda: self._stamp)
 
 

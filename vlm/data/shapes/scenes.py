@@ -65,7 +65,7 @@ SHAPES = {
 
 
 class Kind(NamedTuple):
-    """What an object looks like, in the order in which a caption says it."""
+    """The look of an object, in the order in which a caption says it."""
 
     size: str
     color: str
@@ -102,13 +102,13 @@ def radius(size: str, image_size: int) -> int:
 
 @cache
 def gap(image_size: int) -> int:
-    """How many pixels further apart than their radii two objects always are, so that at least one pixel parts them."""
+    """Pixels by which two objects are always further apart than their radii, so that at least one pixel parts them."""
     return 2 + image_size // 64
 
 
 @cache
 def margin(image_size: int) -> int:
-    """How many pixels the centres of two objects lie apart, along an axis, for a relation on that axis to hold."""
+    """Pixels between the centres of two objects, along an axis, from which on a relation on that axis holds."""
     return 2 * min(radius(size, image_size) for size in RADII) + gap(image_size)
 
 
@@ -149,7 +149,7 @@ def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tupl
 
 
 def _clear(one: Placed, two: Placed, image_size: int) -> bool:
-    """Whether two objects lie apart, and their relation is in doubt on neither axis."""
+    """True for two objects that lie apart, and whose relation is in doubt on neither axis."""
     across, down, clear = abs(one.x - two.x), abs(one.y - two.y), margin(image_size)
     apart = radius(one.kind.size, image_size) + radius(two.kind.size, image_size) + gap(image_size)
     doubtful = 2 * clear // 3 < across < clear or 2 * clear // 3 < down < clear

@@ -83,10 +83,8 @@ class CaptionSource(Source):
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         captions = list(image.captions)
         known = {"captions": drawn_captions(captions, most, self.seed, epoch, image.name), "references": captions}
-        path, place = image.path, self.place
-        return Record(
-            image.name, known, partial(place.image, path), partial(place.read, path), partial(place.stamp, path)
-        )
+        read = (partial(function, image.path) for function in (self.place.image, self.place.read, self.place.stamp))
+        return Record(image.name, known, *read)  # type: ignore[arg-type]
 
     def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
         """Takes the rows of a file, equal ones merged.

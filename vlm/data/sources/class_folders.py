@@ -72,18 +72,12 @@ class ClassFolders(Source):
         self.splits = tuple(name for name in NAMES if self._images.get(name))
 
     def open(self, name: str) -> Split:
-        return Listed(self._images[name], lambda file, epoch: self._record(file))
+        return Listed(self._images[name], self._record)
 
-    def _record(self, file: ClassFile) -> Record:
+    def _record(self, file: ClassFile, epoch: int) -> Record:
         known = {"label": file.label, "class": self.classes[file.label]}
-        place = self.place
-        return Record(
-            file.path,
-            known,
-            partial(place.image, file.path),
-            partial(place.read, file.path),
-            partial(place.stamp, file.path),
-        )
+        read = (partial(function, file.path) for function in (self.place.image, self.place.read, self.place.stamp))
+        return Record(file.path, known, *read)  # type: ignore[arg-type]
 
     def _named(self, images: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
         """The splits that the first folder of each path names."""
@@ -167,7 +161,7 @@ def _wrapping(images: Sequence[Parts]) -> Parts:
 
 
 def _says_splits(images: Sequence[Parts]) -> bool:
-    """Whether the first folders are splits; a class may be called train too, but its images lie right in it."""
+    """True where the first folders are splits; a class may be called train too, but its images lie right in it."""
     splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in images}
     return "train" in splits or None not in splits
 

@@ -212,7 +212,7 @@ def _classes_of(samples: Samples) -> list[str]:
 
 
 def _common(paths: Sequence[str]) -> int:
-    """How many characters the folder takes that all of these lie in: names do not change where the data set moves."""
+    """Number of characters of the folder that all of these lie in: names do not change where the data set moves."""
     folders = [path.split("/")[:-1] for path in paths]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
     return sum(len(parts[0]) + 1 for parts in shared)

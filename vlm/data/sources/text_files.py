@@ -68,7 +68,7 @@ class TextFiles(Source):
         self._parts = parts
 
     def open(self, name: str) -> Split:
-        return Listed(self._parts[name], lambda document, epoch: _record(document))
+        return Listed(self._parts[name], _record)
 
     def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
         """The documents of a folder and of all within it, by split where all lie in folders named as splits are."""
@@ -94,7 +94,7 @@ class TextFiles(Source):
         return parts
 
 
-def _record(document: FileDocument) -> Record:
+def _record(document: FileDocument, epoch: int) -> Record:
     return Record(document.name, {"document": document}, read_stamp=document.stamp)
 
 

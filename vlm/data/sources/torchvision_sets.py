@@ -1,5 +1,6 @@
 """CIFAR-10, FashionMNIST and MNIST as torchvision reads and downloads them."""
 
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from vlm.errors import UserError
 
 
 class _Files(NamedTuple):
-    """Where a set's files lie within the root, what they are called, and who gives them."""
+    """Files of a set: their folder within the root, their names, and their home."""
 
     folder: str
     names: str
@@ -51,9 +52,9 @@ class TorchvisionSet(Source):
         self._labels = {split: np.asarray(data.targets).tolist() for split, data in loaded.items()}
 
     def open(self, name: str) -> Split:
-        return Listed(range(len(self._labels[name])), lambda index, epoch: self._record(name, index))
+        return Listed(range(len(self._labels[name])), partial(self._record, name))
 
-    def _record(self, split: str, index: int) -> Record:
+    def _record(self, split: str, index: int, epoch: int) -> Record:
         """An image by its place in the set's own order, which never changes."""
         pixels, label = self._pixels[split][index], self._labels[split][index]
         return Record(

@@ -34,7 +34,7 @@ class Place(Protocol):
         """Names of the files right in a folder."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """True where there is such a file."""
 
     def read(self, name: str) -> bytes:
         """The bytes of an image's file; an ImageError is raised where they cannot be read."""

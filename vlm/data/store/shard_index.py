@@ -1,4 +1,4 @@
-"""Where each sample of a shard lies, so that it can be read by itself: the offset index of a tar.
+"""The offset index of a tar: the place of each sample of a shard, so that it can be read by itself.
 
 A shard is a tar in WebDataset's layout: files that share their path up to the first dot of their name are a sample, and
 what follows the dot says what each is: an image by its suffix, ``txt`` with a caption a line, ``json`` with ``caption``
@@ -24,7 +24,7 @@ MAX_INDEX = 2**31  # bytes of an index
 
 
 class ShardRecord(NamedTuple):
-    """What an index knows of a sample beside where its image lies.
+    """An entry of an index, beside the place of the image.
 
     Args:
         member: Path of the image within the tar.
@@ -40,7 +40,7 @@ class ShardRecord(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What of a shard is not used: the kind of the fault as `Skipped` has it, or ``repeated``, and a line."""
+    """A part of a shard that is not used: the kind of the fault as `Skipped` has it, or ``repeated``, and a line."""
 
     kind: str
     line: str

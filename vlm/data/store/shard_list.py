@@ -42,7 +42,7 @@ class Shard:
             )
 
     def damage(self) -> str | None:
-        """What is wrong with the content by its checksum, a line; the whole shard is read."""
+        """The fault of the content by its checksum, a line; the whole shard is read."""
         if self.sha256 is None:
             return None
         digest = hashlib.sha256()
@@ -129,7 +129,7 @@ def _in_folder(root: str) -> Found:
 
 
 def read_manifest(root: str) -> Found:
-    """What the manifest of a folder lists; its paths cannot lead out of the folder.
+    """The shards and classes that the manifest of a folder lists; its paths cannot lead out of the folder.
 
     Raises:
         FileNotFoundError: There is no manifest.

@@ -4,9 +4,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from vlm.atomic import replacing
 from vlm.data.images.image import SUFFIXES
 from vlm.data.store import storage
 from vlm.data.store.shard_index import MAX_INDEX, LeftOut, ShardIndex, ShardRecord, make_index, parse_index
@@ -39,27 +39,14 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
             fault
         )
     if write and not storage.is_url(path):
-        with suppress(OSError):  # a folder that cannot be written to: then it is made each time
-            write_file(Path(path + SUFFIX), index.to_bytes())
+        with suppress(OSError), replacing(path + SUFFIX) as file:  # where it cannot be written, it is made each time
+            file.write(index.to_bytes())
     return index
 
 
 def _older(index: str, path: str) -> bool:
-    """Whether the index of a local tar was made before it was."""
+    """True for the index of a local tar that was made before the tar."""
     return not storage.is_url(path) and os.stat(index).st_mtime_ns < os.stat(path).st_mtime_ns
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Writes a file that is there either whole or not at all."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def build_index(path: str) -> ShardIndex:
@@ -81,7 +68,7 @@ def build_index(path: str) -> ShardIndex:
 
 
 class _Parts(NamedTuple):
-    """What a tar has of a sample: the image's path and place, and its texts by what they are."""
+    """The parts of a sample in a tar: the image's path and place, and its texts by what they are."""
 
     images: dict[str, Span]
     texts: dict[str, str | None]

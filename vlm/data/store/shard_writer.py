@@ -9,10 +9,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vlm.atomic import replacing
 from vlm.data.images.image import SUFFIXES, ImageError
 from vlm.data.records import Record, Split
 from vlm.data.store.shard_list import FORMAT, MANIFEST
-from vlm.data.store.shard_scan import SUFFIX, build_index, write_file
+from vlm.data.store.shard_scan import SUFFIX, build_index
 
 Files = list[tuple[str, bytes]]  # of a sample: suffix and content of each
 
@@ -54,31 +55,26 @@ def write_split(
 def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classes: list[str] | None) -> None:
     """Writes what says that a data set is whole, last of all."""
     content = {"format": FORMAT, "splits": splits} | ({} if classes is None else {"classes": classes})
-    write_file(folder / MANIFEST, json.dumps(content, indent=1).encode() + b"\n")
+    with replacing(folder / MANIFEST) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _write_shard(
     path: Path, first: tuple[str, Files], waiting: Iterator[tuple[str, Files]], shard_size: int, shard_bytes: int
 ) -> tuple[dict[str, Any], tuple[str, Files] | None]:
     """Writes one shard; gives its entry and the sample that the next one begins with."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    count, sample = 0, first
-    try:
-        with open(part, "wb") as file:
-            digest = _Digest(file)
-            following: tuple[str, Files] | None = sample
-            while following is not None and count < shard_size and (count == 0 or digest.size < shard_bytes):
-                for suffix, content in following[1]:
-                    digest.write(_member(following[0] + suffix, content))
-                count += 1
-                following = next(waiting, None)
-            digest.write(bytes(2 * tarfile.BLOCKSIZE))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    write_file(path.with_name(path.name + SUFFIX), build_index(str(path)).to_bytes())
+    count = 0
+    following: tuple[str, Files] | None = first
+    with replacing(path) as file:
+        digest = _Digest(file)
+        while following is not None and count < shard_size and (count == 0 or digest.size < shard_bytes):
+            for suffix, content in following[1]:
+                digest.write(_member(following[0] + suffix, content))
+            count += 1
+            following = next(waiting, None)
+        digest.write(bytes(2 * tarfile.BLOCKSIZE))
+    with replacing(f"{path}{SUFFIX}") as file:
+        file.write(build_index(str(path)).to_bytes())
     return {"samples": count, "bytes": digest.size, "sha256": digest.sha256.hexdigest()}, following
 
 

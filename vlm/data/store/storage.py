@@ -62,7 +62,7 @@ def size_of(path: str) -> int:
 
 
 def stamp(path: str) -> str:
-    """What changes where a file is written anew: its size, and when it was changed, which a store is not asked for."""
+    """A text that changes where a file is written anew: its size and, but for a store, the time of its change."""
     try:
         if is_url(path):
             return str(size_of(path))
@@ -159,7 +159,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _braces(pattern: str) -> Iterator[str]:
-    """What the innermost braces stand for, and then the others."""
+    """The names for which the innermost braces stand, and then the others."""
     found = _BRACES.search(pattern)
     if found is None:
         yield pattern
@@ -191,7 +191,7 @@ def _as_url(pattern: str, key: str, name: str) -> str:
 
 
 def _remote(url: str, act: Callable[[Any, str], T]) -> T:
-    """What a call on a URL's file system gives, tried again where a store fails for a moment.
+    """The result of a call on a URL's file system, tried again where a store fails for a moment.
 
     Raises:
         OSError: It still fails, whatever the store's package raised.

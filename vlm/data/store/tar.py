@@ -1,4 +1,4 @@
-"""What lies where in a tar that is never unpacked, and may have been made to do harm."""
+"""The members of a tar that is never unpacked, and may have been made to do harm."""
 
 import tarfile
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class TarError(ValueError):
 
 
 class Span(NamedTuple):
-    """Where a member's content lies in the tar."""
+    """The place of a member's content in the tar."""
 
     offset: int
     size: int

@@ -77,7 +77,7 @@ class FileDocument:
 
 
 def _characters(path: Path) -> int:
-    """How many characters a file has, faults left to `read_lines`."""
+    """Number of characters of a file, faults left to `read_lines`."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("ignore")
     return sum(len(decoder.decode(block)) for block in _blocks(path))
 

@@ -111,7 +111,7 @@ class TextField(Field):
         return (record["document"] for record in self._splits[name].records())
 
     def counts(self, name: str) -> Counts:
-        """How much text a split is, and how many of its tokens an evaluation of the whole scores."""
+        """Amount of text of a split, with the number of tokens that an evaluation of the whole scores."""
         header = self.tokens(name).header
         return Counts(header.tokens - header.documents, header.bytes, header.words)
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from vlm.atomic import replacing
 from vlm.data.store.cache_file import alone, unwritable
 from vlm.data.text.encoding import Encoded, Lines, encode, id_dtype
 from vlm.data.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ START = 4096  # where the ids begin: a page for the header keeps every dtype ali
 
 @dataclass(frozen=True)
 class Header:
-    """What a file of tokens says of itself.
+    """The header of a file of tokens.
 
     Args:
         tokenizer: Fingerprint of the tokenizer.
@@ -103,20 +104,13 @@ def write_tokens(
     Raises:
         UserError: The file cannot be written, or the documents cannot be read.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with replacing(path) as file:
             _write(file, encode(documents, tokenizer, processes or os.cpu_count() or 1), tokenizer, size)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         raise unwritable(path, error) from error
     except BrokenProcessPool as error:
         raise UserError(f"{path}: a process that encoded text was killed; free some memory and try again", 1) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, parts: Iterable[Encoded], tokenizer: Tokenizer, size: int) -> None:

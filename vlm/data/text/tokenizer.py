@@ -6,7 +6,6 @@ lacks is spelled in the 256 bytes of UTF-8, and text that looks like a special t
 
 import io
 import json
-import os
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+from vlm.atomic import replacing
 from vlm.errors import Count, Share, UserError
 
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
@@ -103,7 +103,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _learn(self, captions: Sequence[str]) -> bytes:
-        """What has to be kept of these prepared captions."""
+        """The bytes to keep of these prepared captions."""
 
     @abstractmethod
     def _build(self, learned: bytes) -> Sequence[Row]:
@@ -155,12 +155,9 @@ class Tokenizer(ABC):
         return True
 
     def _write(self, file: Path) -> None:
-        # Ranks may write the same file at once, each from its own process: the last rename wins, all are whole.
-        part = file.with_name(f"{file.name}.{os.getpid()}")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(self.fingerprint.encode() + b"\n" + self._require_fit())
-            os.replace(part, file)
+            with replacing(file) as cached:
+                cached.write(self.fingerprint.encode() + b"\n" + self._require_fit())
         except OSError as error:
             # Only time is lost: the tokenizer itself is complete.
             warnings.warn(f"{file}: the tokenizer could not be cached ({error})", stacklevel=3)

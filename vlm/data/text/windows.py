@@ -39,7 +39,7 @@ class Windows(Split):
 
     @property
     def starts(self) -> int:
-        """How many places a full window can begin at; 1 where the whole split is shorter than a window."""
+        """Number of places where a full window can begin; 1 where the whole split is shorter than a window."""
         return max(1, len(self.tokens) - self.max_len)
 
     def record(self, index: int, epoch: int = 0) -> Record:
@@ -105,7 +105,7 @@ class RandomWindows(Windows):
         return int(self.places(epoch)[index])
 
     def places(self, epoch: int) -> np.ndarray:
-        """Where the windows of an epoch begin; drawn together, which takes a thousandth of the time of one by one."""
+        """Begins of the windows of an epoch; drawn together, which takes a thousandth of the time of one by one."""
         epoch = epoch if self.limit is None else 0
         if self._places is None or self._places[0] != epoch:
             rng = numpy_rng(self.seed, "window", epoch)

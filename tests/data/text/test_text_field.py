@@ -2,47 +2,60 @@
 
 import warnings
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from vlm.training.text_data import LEARNED_FROM, TextBatch, TextData
 
-from vlm.data.order import EvalBatches
+from vlm.data.order import EvalBatches, Key
+from vlm.data.records import Listed, Record, Source
+from vlm.data.text.text_field import LEARNED_FROM, TextField
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.data.text.windows import SlidingWindows
 from vlm.errors import UserError
+from vlm.training.data_module import Data
 
 BOS, EOS = ByteTokenizer.bos_id, ByteTokenizer.eos_id
 TRAIN = ["The first text.\nIt has two lines.\n", "x", "The third, somewhat longer than both before it.\n" * 3]
 VAL = ["Some words of validation: ünïcödé 你好\n\n and more.\n", "a b", "c"]
 
 
-class Texts:
-    """Texts of a test; counts how often they are read."""
+class Texts(Source):
+    """Texts of a test; counts how often one is read."""
+
+    holds = ("document",)
 
     def __init__(self, train=TRAIN, val=VAL, size=0, **more):
-        self.texts = {"train": list(train), "val": list(val), **more}
-        self.splits, self.skipped, self.reads = tuple(self.texts), ["one: is empty"], 0
-        self._size = size
+        self.texts = {"train": train, "val": val, **more}
+        self.splits, self.reads, self._size = tuple(self.texts), 0, size
 
-    def documents(self, split):
-        self.reads += 1
-        return (text.splitlines(keepends=True) for text in self.texts[split])
+    def open(self, name):
+        return Listed(self.texts[name], lambda text, epoch: Record(text, {"document": self.document(text)}))
 
-    def size(self, split):
-        return self._size
+    def document(self, text):
+        def lines():
+            self.reads += 1
+            yield from text.splitlines(keepends=True)
 
-    def signature(self):
-        return repr(self.texts)
+        return SimpleNamespace(lines=lines, size=lambda: self._size)
 
 
-def data(source=None, tokenizer=None, **options):
-    given = {"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "max_len": 8, "seed": 3}
-    module = TextData(source=source or Texts(), tokenizer=tokenizer or ByteTokenizer(), **given | options)
+def data(source=None, tokenizer=None, *, max_len=8, stride=None, **options):
+    given = {"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "seed": 3}
+    text = TextField(tokenizer=tokenizer or ByteTokenizer(), max_len=max_len, stride=stride)
+    module = Data(source=source or Texts(), fields={"text": text}, **given | options)
     module.prepare()
     return module
+
+
+def field(*args, **options):
+    return data(*args, **options).fields["text"]
+
+
+def windows(*args, **options):
+    return data(*args, **options).samples("train", training=True)
 
 
 def stream(texts):
@@ -63,11 +76,15 @@ def start(batch, row):
     return int(batch.ids[row].rpartition("-")[2])
 
 
+def parts(text):
+    segments = torch.ones_like(text.tokens) if text.segments is None else text.segments
+    scored = torch.ones_like(text.tokens, dtype=torch.bool) if text.scored is None else text.scored
+    return zip(text.tokens.tolist(), segments.tolist(), scored.tolist(), strict=True)
+
+
 def rows(batch):
-    segments = torch.ones_like(batch.tokens) if batch.segments is None else batch.segments
-    scored = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.scored is None else batch.scored
-    for row in range(len(batch.tokens)):
-        yield start(batch, row), batch.tokens[row].tolist(), segments[row].tolist(), scored[row].tolist()
+    for row, values in enumerate(parts(batch["text"])):
+        yield start(batch, row), *values
 
 
 @pytest.mark.parametrize("max_len", [1, 2, 8, 31])
@@ -75,15 +92,13 @@ def test_training_reads_windows_of_the_text_with_its_documents_told_apart(max_le
     ids = stream(TRAIN)
     module = data(max_len=max_len)
     batches = list(module.train_dataloader())
-    assert (
-        sum(len(batch.tokens) for batch in batches)
-        == -(-len(ids) // max_len)
-        == len(module.dataset("train", augmented=True))
-    )
-    for batch in batches:
-        assert batch.tokens.dtype == torch.int64
-        assert batch.tokens.shape[1] == max_len + 1
-        assert batch.scored is None and batch.bad == []
+    texts = [batch["text"] for batch in batches]
+    assert sum(len(text.tokens) for text in texts) == -(-len(ids) // max_len)
+    assert len(module.samples("train", training=True)) == -(-len(ids) // max_len)
+    for batch, text in zip(batches, texts, strict=True):
+        assert text.tokens.dtype == torch.int64
+        assert text.tokens.shape[1] == max_len + 1
+        assert text.scored is None and batch.bad == []
         for begin, tokens, segments, _ in rows(batch):
             assert tokens == ids[begin : begin + max_len + 1]
             assert segments == numbered(tokens)
@@ -91,14 +106,14 @@ def test_training_reads_windows_of_the_text_with_its_documents_told_apart(max_le
 
 def test_rows_within_one_document_need_no_segments():
     batches = list(data(Texts(train=["one document " * 50])).train_dataloader())
-    assert all(batch.segments is None for batch in batches)
+    assert all(batch["text"].segments is None for batch in batches)
     batches = list(data(Texts(train=["ab"] * 50)).train_dataloader())
-    assert all(batch.segments is not None for batch in batches)
+    assert all(batch["text"].segments is not None for batch in batches)
 
 
 def test_windows_begin_anywhere_equally_often():
-    windows = data(Texts(train=["0123456789"]), max_len=8).dataset("train", augmented=True)
-    places = [windows.places(epoch) for epoch in range(3000)]
+    split = windows(Texts(train=["0123456789"]), max_len=8).split
+    places = [split.places(epoch) for epoch in range(3000)]
     counts = np.bincount(np.concatenate(places))
     assert len(counts) == 12 - 8  # 10 bytes, a begin and an end: the last window ends with the last token
     assert counts / counts.sum() == pytest.approx([1 / 4] * 4, abs=0.02)
@@ -106,35 +121,30 @@ def test_windows_begin_anywhere_equally_often():
 
 def test_windows_are_a_function_of_seed_epoch_and_index():
     source = Texts(train=TRAIN * 20)
-    windows = data(source).dataset("train", augmented=True)
-    keys = [(2, 5), (2, 0), (2, 77)]
-    whole = windows.__getitems__(keys)
-    windows.__getitems__([(1, 5)])
-    other = data(source).dataset("train", augmented=True)
+    samples = windows(source)
+    keys = [Key(2, 5), Key(2, 0), Key(2, 77)]
+    whole = samples.__getitems__(keys)
+    samples.__getitems__([Key(1, 5)])
+    other = windows(source)
     alone = [other.__getitems__([key]) for key in reversed(keys)][::-1]
     assert [batch.ids[0] for batch in alone] == whole.ids
-    assert torch.equal(torch.cat([batch.tokens for batch in alone]), whole.tokens)
-    mixed = other.__getitems__([(0, 5), (2, 5), (1, 5)])
+    assert torch.equal(torch.cat([batch["text"].tokens for batch in alone]), whole["text"].tokens)
+    mixed = other.__getitems__([Key(0, 5), Key(2, 5), Key(1, 5)])
     assert mixed.ids[1] == whole.ids[0]
-    same = np.mean(other.places(0) == other.places(1))
+    same = np.mean(other.split.places(0) == other.split.places(1))
     assert same < 0.1
-    assert np.mean(data(source, seed=4).dataset("train", augmented=True).places(0) == other.places(0)) < 0.1
+    assert np.mean(windows(source, seed=4).split.places(0) == other.split.places(0)) < 0.1
 
 
 def test_a_limit_keeps_the_first_windows_in_every_epoch():
     module = data(train_samples=4, batch_size=4)
-    windows = module.dataset("train", augmented=True)
-    assert len(windows) == 4
-    first = windows.__getitems__([(0, index) for index in range(4)])
-    later = windows.__getitems__([(9, index) for index in range(4)])
-    assert (
-        first.ids == later.ids == data().dataset("train", augmented=True).__getitems__([(0, i) for i in range(4)]).ids
-    )
+    samples = module.samples("train", training=True)
+    assert len(samples) == 4
+    first, later = (samples.__getitems__([Key(epoch, index) for index in range(4)]) for epoch in (0, 9))
+    assert first.ids == later.ids == windows().__getitems__([Key(0, index) for index in range(4)]).ids
     (evaluated,) = module.eval_dataloader("train")  # to see what was learnt by heart, it is what evaluation reads
     assert evaluated.ids == first.ids
-    assert len(data(train_samples=10**6).dataset("train", augmented=True)) == len(
-        data().dataset("train", augmented=True)
-    )
+    assert len(windows(train_samples=10**6)) == len(windows())
 
 
 @pytest.mark.parametrize(("max_len", "stride"), [(8, None), (8, 1), (8, 8), (7, 3), (1, 1), (5, 2), (60, 25), (500, 7)])
@@ -142,11 +152,11 @@ def test_a_limit_keeps_the_first_windows_in_every_epoch():
 def test_evaluation_scores_every_token_once_with_context(texts, max_len, stride):
     ids = stream(texts)
     module = data(Texts(train=["t" * 600], val=texts), max_len=max_len, stride=stride)
-    stride = module.stride
+    stride = module.fields["text"].stride
     seen = dict.fromkeys(range(len(ids)), 0)
     starts = []
     for batch in module.val_dataloader():
-        assert batch.tokens.shape[1] == max_len + 1
+        assert batch["text"].tokens.shape[1] == max_len + 1
         for begin, tokens, segments, scored in rows(batch):
             starts.append(begin)
             real = ids[begin : begin + max_len + 1]
@@ -159,20 +169,20 @@ def test_evaluation_scores_every_token_once_with_context(texts, max_len, stride)
                 assert begin == 0 or at > max_len - stride
     assert starts == [stride * number for number in range(len(starts))]
     assert seen == {at: int(id != BOS) for at, id in enumerate(ids)}
-    assert module.counts("val").tokens == sum(seen.values())
+    assert module.fields["text"].counts("val").tokens == sum(seen.values())
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_share_an_evaluation(world):
-    windows = data().dataset("val")
-    batches = [EvalBatches(size=len(windows), batch_size=6, rank=rank, world=world) for rank in range(world)]
-    found = [windows.__getitems__(keys) for keys in chain(*batches)]
+    samples = data().samples("val")
+    batches = [EvalBatches(size=len(samples), batch_size=6, rank=rank, world=world) for rank in range(world)]
+    found = [samples.__getitems__(keys) for keys in chain(*batches)]
     assert sorted(chain(*(batch.ids for batch in found))) == sorted(chain(*(b.ids for b in data().val_dataloader())))
-    assert sum(int(batch.scored.sum()) for batch in found) == data().counts("val").tokens
+    assert sum(int(batch["text"].scored.sum()) for batch in found) == field().counts("val").tokens
 
 
 def test_counts_are_those_of_the_text():
-    tokens, size, words = data().counts("val")
+    tokens, size, words = field().counts("val")
     text = "".join(VAL)
     assert size == len(text.encode())
     assert tokens == size + len(VAL)
@@ -180,23 +190,22 @@ def test_counts_are_those_of_the_text():
 
 
 def test_sampled_windows_are_drawn_anew_for_each_batch_and_again_the_same():
-    module = data()
-    first, second = module.sampled_windows("val", 2, 4, seed=0)
+    first, second = field().sampled("val", batches=2, batch_size=4, seed=0)
     ids = stream(VAL)
-    assert isinstance(first, TextBatch)
-    for begin, tokens, segments, _ in chain(rows(first), rows(second)):
-        assert tokens == ids[begin : begin + 9]
+    windows = {tuple(ids[begin : begin + 9]) for begin in range(len(ids) - 8)}
+    for tokens, segments, _ in chain(parts(first), parts(second)):
+        assert tuple(tokens) in windows
         assert segments == numbered(tokens)
     assert first.scored is None and len(first.tokens) == 4
-    assert first.ids != second.ids
-    again = list(data().sampled_windows("val", 2, 4, seed=0))
-    assert [batch.ids for batch in again] == [first.ids, second.ids]
-    assert next(module.sampled_windows("val", 1, 4, seed=1)).ids != first.ids
+    again = list(field().sampled("val", batches=2, batch_size=4, seed=0))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, (first, second), strict=True))
+    (other,) = field().sampled("val", batches=1, batch_size=4, seed=1)
+    assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
 
 
 def test_a_split_shorter_than_a_window_is_sampled_whole():
-    module = data(Texts(train=["t" * 99], val=["ab"]))
-    (batch,) = module.sampled_windows("val", 1, 3, seed=0)
+    text = field(Texts(train=["t" * 99], val=["ab"]))
+    (batch,) = text.sampled("val", batches=1, batch_size=3, seed=0)
     assert batch.tokens.tolist() == [[*stream(["ab"]), 0, 0, 0, 0, 0]] * 3
     assert batch.segments.tolist() == [[1, 1, 1, 1, 0, 0, 0, 0, 0]] * 3
 
@@ -207,7 +216,7 @@ def test_workers_read_what_the_process_itself_does():
         ways = [list(data(num_workers=workers).train_dataloader()) for workers in (0, 2)]
     for here, there in zip(*ways, strict=True):
         assert here.ids == there.ids
-        assert torch.equal(here.tokens, there.tokens)
+        assert torch.equal(here["text"].tokens, there["text"].tokens)
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, CharTokenizer, SentencePieceTokenizer])
@@ -216,31 +225,31 @@ def test_the_tokenizer_knows_train_alone_and_loses_nothing_of_val(make, tmp_path
     module = data(tokenizer=tokenizer, cache=str(tmp_path))
     assert tokenizer.fingerprint == make().fit(line for text in TRAIN for line in text.splitlines(True)).fingerprint
     assert module.sizes == {"vocab_size": tokenizer.vocab_size}
-    assert tokenizer.decode(module.tokens("val").tokens.tolist()) == "".join(VAL)
-    assert module.parts == {"tokenizer": tokenizer}
-    assert module.skipped == ["one: is empty"]
+    text = module.fields["text"]
+    assert tokenizer.decode(text.tokens("val").tokens.tolist()) == "".join(VAL)
+    assert text.state() == {"tokenizer": tokenizer.state()}
 
 
 def test_of_much_text_the_tokenizer_learns_from_some():
     source = Texts(train=["".join(f"{letter}\n" for letter in "abcdef") * 9], size=3 * LEARNED_FROM)
-    tokenizer = data(source, CharTokenizer(), max_len=4).tokenizer
+    tokenizer = field(source, CharTokenizer(), max_len=4).tokenizer
     assert tokenizer.vocab_size == 3 + 256 + len("ad\n")
 
 
 def test_a_second_run_reads_no_text_but_for_the_tokenizer(tmp_path):
-    data(cache=str(tmp_path))
-    source = Texts()
-    again = data(source, cache=str(tmp_path))
-    assert source.reads == 1 + 2  # to learn from; then, of each split, documents that nobody goes through
-    assert isinstance(again.tokens("train"), TokenFile)
-    assert len(list(tmp_path.glob("*.tokens"))) == 2
+    for make, learns in ((ByteTokenizer, 0), (CharTokenizer, len(TRAIN))):
+        data(tokenizer=make(), cache=str(tmp_path))
+        source = Texts()
+        again = field(source, make(), cache=str(tmp_path))
+        assert source.reads == learns
+        assert isinstance(again.tokens("train"), TokenFile)
+    assert len(list(tmp_path.glob("*.tokens"))) == 4
     data(Texts(val=["other"]), cache=str(tmp_path))
-    data(tokenizer=CharTokenizer(), cache=str(tmp_path))
-    assert len(list(tmp_path.glob("*.tokens"))) == 6
+    assert len(list(tmp_path.glob("*.tokens"))) == 5
 
 
 def test_tokens_that_were_damaged_are_written_anew(tmp_path):
-    before = data(cache=str(tmp_path)).tokens("val")
+    before = field(cache=str(tmp_path)).tokens("val")
     whole = before.path.read_bytes()
     before.path.write_bytes(whole[:-1])
     data(cache=str(tmp_path))
@@ -248,7 +257,7 @@ def test_tokens_that_were_damaged_are_written_anew(tmp_path):
 
 
 def test_the_fingerprint_is_of_the_training_text():
-    assert data().fingerprint() == data(Texts(val=["other"]), seed=9).fingerprint()
+    assert data().fingerprint() == data(Texts(val=["other"])).fingerprint()
     others = [Texts(train=TRAIN[:2]), Texts(train=[*TRAIN[:2], TRAIN[2].lower()]), Texts(train=["".join(TRAIN)])]
     found = {data(source).fingerprint() for source in (None, *others)}
     assert len(found | {data(tokenizer=CharTokenizer()).fingerprint()}) == 5
@@ -257,33 +266,31 @@ def test_the_fingerprint_is_of_the_training_text():
 def test_restoring_takes_the_tokenizer_of_the_checkpoint():
     tokenizer = CharTokenizer().fit(VAL)
     module = data()
-    before = module.tokens("val").tokens.tolist()
+    text = module.fields["text"]
+    before = text.tokens("val").tokens.tolist()
     list(module.val_dataloader())
     module.restore({"tokenizer": tokenizer.state()})
-    assert module.tokenizer.fingerprint == tokenizer.fingerprint
-    assert module.tokens("val").tokens.tolist() != before
+    assert text.tokenizer.fingerprint == tokenizer.fingerprint
+    assert text.tokens("val").tokens.tolist() != before
     (first, *_) = module.val_dataloader()
-    assert first.tokens[0].tolist() == module.tokens("val").tokens[:9].tolist()
+    assert first["text"].tokens[0].tolist() == text.tokens("val").tokens[:9].tolist()
 
 
-def test_splits_are_counted_in_tokens_and_the_last_is_final():
+def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
     module = data(Texts(test=["tests"]))
-    assert len(module.split("train")) == len(stream(TRAIN))
     assert module.final_split == "test"
-    assert isinstance(module.dataset("train"), SlidingWindows)
+    assert isinstance(module.samples("train").split, SlidingWindows)
     with pytest.raises(UserError, match="no split 'dev'"):
-        module.tokens("dev")
+        module.samples("dev")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_len": len(stream(TRAIN))}, r"data\.max_len: .* give at most"),
-        ({"max_len": 0}, r"data\.max_len: 0"),
         ({"stride": 0}, r"data\.stride: 0"),
         ({"stride": 9}, r"data\.stride: 9 .* 1 to data\.max_len, which is 8"),
         ({"train_samples": 0}, r"data\.train_samples: 0"),
-        ({"batch_size": 0}, r"data\.batch_size: 0"),
         ({"source": Texts(val=[""])}, "the split val holds no text"),
     ],
 )
@@ -295,4 +302,4 @@ def test_what_cannot_work_is_said_at_once(options, message):
 def test_the_longest_window_is_the_whole_text():
     module = data(max_len=len(stream(TRAIN)) - 1)
     (batch,) = module.train_dataloader()
-    assert batch.tokens.tolist() == [stream(TRAIN)] * 2
+    assert batch["text"].tokens.tolist() == [stream(TRAIN)] * 2
