@@ -103,7 +103,7 @@ def main() -> None:
         parser.add_argument(f"--{variant}", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # overrides may follow options
     place = {"gpt2": args.text, "lm10m": args.text, "cifar": args.cifar}.get(args.case, "")
     if place is None:
         parser.error(f"{args.case} needs {'--cifar' if args.case == 'cifar' else '--text'}")
