@@ -13,7 +13,7 @@ import torch
 def key(*parts: int | str) -> int:
     """Hashes the parts to an integer in [0, 2**63), the same on every machine and in every process."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 1
 
 
 def numpy_rng(*parts: int | str) -> np.random.Generator:

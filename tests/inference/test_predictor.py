@@ -94,3 +94,8 @@ def test_a_task_without_a_predictor_is_a_line(counting, task, said, capsys):
 def test_info_of_a_task_of_ones_own(counting, capsys):
     assert run(["info", "-c", counting]) == 0
     assert "task        outside.Counting" in capsys.readouterr().out
+
+
+def test_a_prompt_that_is_no_utf8_is_refused(capsys):
+    assert run(["generate", "--prompt", "caf\udce9", "-c", "none.ckpt"]) == 2
+    assert capsys.readouterr().err == r"error: prompt caf\udce9: is not UTF-8; give text in UTF-8" + "\n"

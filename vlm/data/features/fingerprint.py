@@ -39,5 +39,6 @@ def fingerprint(split: Split, images: ImageField) -> str:
     transform = {"augment": vars(augment), "preprocess": images.preprocess.state()}
     digest.update(f"{type(augment).__name__} {json.dumps(transform, sort_keys=True, default=repr)}".encode())
     for record in split.records():
-        digest.update(f"{record.id}\0{record.read_stamp() if record.read_stamp else ''}\n".encode())
+        stamp = record.read_stamp() if record.read_stamp else ""
+        digest.update(f"{record.id}\0{stamp}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -97,7 +97,8 @@ class TextField(Field):
             documents = list(self._documents(name))
             digest = blake2b(f"{name} {self.tokenizer.fingerprint}".encode(), digest_size=16)
             for record in self._splits[name].records():
-                digest.update(f"\0{record.id}\0{record.read_stamp() if record.read_stamp else ''}".encode())
+                stamp = record.read_stamp() if record.read_stamp else ""
+                digest.update(f"\0{record.id}\0{stamp}".encode(errors="surrogateescape"))
             folder = Path(self._cache or self._scratch.name)  # type: ignore[union-attr]
             size = sum(document.size() for document in documents)
             lines = (document.lines() for document in documents)
