@@ -32,7 +32,7 @@ from torch import nn
 from vlm.data.batch import Targets, next_token_labels
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.flop import ModelFlop, Work
+from vlm.models.flop import Work, model_flop
 from vlm.models.vit import ViT
 from vlm.training.losses import token_loss
 
@@ -86,7 +86,7 @@ def measure(name: str, size: int, *, steps: int, seconds: float) -> dict[str, fl
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     torch.manual_seed(0)
     model, batch, work = build(name, size)
-    flop = ModelFlop(model, image_size=IMAGE)
+    flop = model_flop(model, image_size=IMAGE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     counted = step(model, batch, optimizer)
     step(model, batch, optimizer)

@@ -39,7 +39,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.vit import ViT
-from vlm.nn.step.packed import lay_out_for_decoding, pack
+from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.nn.step.state import DecodeState
 
 SHAPES = {
@@ -89,8 +89,8 @@ def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageMod
         theirs.save_pretrained(folder)
         load_hugging_face(ours, folder)
     ours = ours.to(dtype)
-    pack(ours.encoder)
-    lay_out_for_decoding(ours.decoder, rows=rows)
+    prepack(ours.encoder)
+    prepack_for_decoding(ours.decoder, rows=rows)
     return ours, theirs.eval()
 
 

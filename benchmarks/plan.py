@@ -9,7 +9,7 @@ import argparse
 
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.flop import ModelFlop, Work
+from vlm.models.flop import Work, model_flop
 from vlm.models.vit import ViT
 
 # Width, heads, layers of encoder and decoder: shape M of the benchmarks, model=base, and one of the sizes of ViT-L.
@@ -35,7 +35,7 @@ def plan(name: str, args: argparse.Namespace) -> dict[str, str]:
     states = (args.image_size // 16) ** 2
     length = args.captions * args.tokens
     predicted = args.captions * (args.tokens - 1)
-    per_image = ModelFlop(model, image_size=args.image_size).training(Work(1, 1, length), predicted)
+    per_image = model_flop(model, image_size=args.image_size).training(Work(1, 1, length), predicted)
     total = per_image * args.images * args.epochs
     speed = args.gpus * args.peak * args.mfu  # FLOP/s
     per_gpu = args.batch / args.gpus

@@ -9,7 +9,7 @@ import pytest
 
 from vlm.checkpoint.save import write
 from vlm.cli.main import run as vlm
-from vlm.config import config as conf
+from vlm.config.stored import contained
 from vlm.training import evaluate, resume, run  # noqa: F401  imported before the clock runs
 from vlm.training.fit import main as train
 
@@ -61,7 +61,7 @@ def source(target, **arguments):
 @pytest.mark.parametrize("arguments", [{}, {"download": True}])
 def test_a_source_of_a_checkpoint_downloads_nothing(arguments, tmp_path):
     config = source("vlm.data.sources.torchvision_sets.TorchvisionSet", name="MNIST", root="x", **arguments)
-    assert conf.contained(config, tmp_path)["data"]["source"]["download"] is False
+    assert contained(config, tmp_path)["data"]["source"]["download"] is False
 
 
 @pytest.mark.parametrize("runs", ["/", "/tmp", "..", "../..", "elsewhere"])
@@ -69,7 +69,7 @@ def test_a_checkpoint_puts_no_cache_elsewhere(runs, tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "name" / "time"
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert conf.contained(source("x.Y") | {"runs": runs, "data": {}}, folder)["runs"] == str(folder)
+    assert contained(source("x.Y") | {"runs": runs, "data": {}}, folder)["runs"] == str(folder)
 
 
 def test_a_run_shares_the_cache_that_runs_beside_it_have(tmp_path, monkeypatch):
@@ -77,6 +77,6 @@ def test_a_run_shares_the_cache_that_runs_beside_it_have(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     config = {"runs": "runs", "data": {}}
-    assert conf.contained(config, folder)["runs"] == str(folder)
+    assert contained(config, folder)["runs"] == str(folder)
     Path("runs/cache").mkdir()
-    assert conf.contained(config, folder)["runs"] == "runs"
+    assert contained(config, folder)["runs"] == "runs"

@@ -196,7 +196,7 @@ def refused(capsys):
         assert said.err.startswith("error: ")
         assert "Traceback" not in said.err
         assert os.listdir() == []
-        return said.err.removeprefix("error: ").strip()
+        return said.err.removeprefix("error: ").strip().replace("\n  ", "\n")
 
     return refused
 

@@ -106,7 +106,7 @@ def test_a_resumed_run_changes_nothing_that_is_made_of_what_may_change():
 def test_a_fault_is_named_by_the_key_that_was_typed():
     config = saved()
     wrong = ["model.width: is wrong", "decoder.positions.dim: is wrong too", "decoder.head: is wrong", "alone"]
-    assert origins(config, wrong) == ["model.size.dim: is wrong", "alone"]
+    assert origins(config, wrong) == ["model.size.dim: is wrong too", "alone"]
     own = [
         "data.max_len: is wrong",
         "data.max_len: and more",

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm.config.override import apply, check_resume_overrides, quote, split_resume
+from vlm.config.override import apply, check_resume_overrides, quote, split_option
 from vlm.errors import UserError
 
 SAVED = {
@@ -35,12 +35,12 @@ SAVED = {
     ],
 )
 def test_resume_is_taken_out(argv, resume, rest):
-    assert split_resume(argv) == (resume, rest)
+    assert split_option(argv) == (resume, rest)
 
 
 def test_resume_given_twice_is_refused():
     with pytest.raises(UserError, match="2 times"):
-        split_resume(["resume=a", "resume=b"])
+        split_option(["resume=a", "resume=b"])
 
 
 def test_what_may_change_after_resume_does():

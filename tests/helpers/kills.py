@@ -38,7 +38,7 @@ PRELOADED += (
     "torch._dynamo",
 )
 PRELOADED += (
-    "vlm.training.callbacks.audit",
+    "vlm.training.callbacks.first_batch",
     "vlm.training.callbacks.samples",
     "vlm.training.callbacks.csv_logger",
     "matplotlib.figure",
@@ -111,7 +111,7 @@ def main() -> None:
     import importlib
 
     from vlm.config.compose import compose
-    from vlm.training.fit import check
+    from vlm.training.check import check
 
     for name in PRELOADED:
         importlib.import_module(name)

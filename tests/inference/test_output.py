@@ -98,11 +98,13 @@ def test_what_is_read_is_not_written(tmp_path, monkeypatch, name):
     assert refused.value.status == 2
 
 
-@pytest.mark.parametrize("path", ["none/out", "file/out"])
-def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, path):
+@pytest.mark.parametrize("path", ["none/out", "file/out", "", "folder"])
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be written \((No such file|Not a) "):
-        Output(str(tmp_path / path))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"cannot be written \((No such file|Not a|Is a) "):
+        Output(path)
 
 
 def test_a_full_disk_is_a_line_and_status_1():

@@ -45,6 +45,16 @@ def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
     assert "there is no split 'validation'" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(trained: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("vlm.training.run.evaluate", None)
+    best = trained / "checkpoints" / "best.ckpt"
+    before = best.read_bytes()
+    for out in ("/dev/null/out", str(best)):
+        assert vlm(["evaluate", "-c", str(best), "--out", out, "--device", "cpu"]) == 2
+        assert f"error: --out {out}: cannot be written" in capsys.readouterr().err
+    assert best.read_bytes() == before
+
+
 def test_the_evaluated_captions_are_those_of_vlm_caption(trained: Path, tmp_path: Path, capsys) -> None:
     predictions = json.loads((trained / "evaluation" / "test" / "predictions.json").read_text())
     example = trained / "samples" / "example.png"

@@ -16,7 +16,7 @@ def broken(photos: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     shutil.copytree(photos, folder)
     source = Coco(root=str(folder), path="captions.json", val_fraction=0.2, test_fraction=0.2)
-    source.split("train").path(3).write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
+    (folder / source.split("train").record(3).id).write_bytes(b"\x89PNG\r\n\x1a\n and nothing more")
     return folder
 
 
@@ -116,7 +116,7 @@ def test_data_for_another_task_are_refused_before_they_are_read(task, other, tmp
     monkeypatch.setattr("vlm.training.run.build_data", lambda config: pytest.fail("data were read"))
     assert main([f"task={task}", f"data={DATA[other]}", f"runs={tmp_path / 'runs'}"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: data: ") and f"does not fit task={task}" in said
+    assert said.startswith("error: data: ") and f"while task={task} reads " in said
     assert len(said.splitlines()) <= 2 and "Traceback" not in said
     assert not (tmp_path / "runs").exists()
 

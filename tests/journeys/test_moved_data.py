@@ -3,20 +3,21 @@
 import pytest
 
 from vlm.cli.main import run as vlm
-from vlm.config import config as conf
+from vlm.config.compose import compose, override
+from vlm.config.stored import freeze, thaw
 from vlm.errors import UserError
 from vlm.training.evaluate import unread
 from vlm.training.fit import main
 
 
 def test_root_and_path_of_a_saved_config_reach_the_source():
-    saved = conf.thaw(conf.freeze(conf.compose(["data=captions", "data.root=/old"])))
-    got = conf.override(saved, ["data.root=/elsewhere", "data.path=file.csv"], unread=unread)
+    saved = thaw(freeze(compose(["data=captions", "data.root=/old"])))
+    got = override(saved, ["data.root=/elsewhere", "data.path=file.csv"], unread=unread)
     assert (got["data"]["source"]["root"], got["data"]["source"]["path"]) == ("/elsewhere", "file.csv")
-    assert conf.thaw(conf.freeze(got)) == got
+    assert thaw(freeze(got)) == got
     for text in ("data.root=/old", "data.path=null", "optim.lr=1", "data.image_size=224"):
         with pytest.raises(UserError, match="changes nothing"):
-            conf.override(saved, [text], unread=unread)
+            override(saved, [text], unread=unread)
 
 
 def test_an_evaluation_reads_the_data_that_it_is_pointed_at(tmp_path, capsys, monkeypatch):

@@ -178,7 +178,7 @@ def test_a_run_and_its_evaluation_have_pages(trained: Path, tmp_path: Path, caps
     assert np.mean([row["cider"] for row in images.values()]) == pytest.approx(metrics["test/cider"])
     last = str(trained / "checkpoints" / "last.ckpt")
     assert vlm(["evaluate", "-c", last, "--out", str(tmp_path / "last"), "--device", "cpu"]) == 0
-    capsys.readouterr()
+    assert "samples     20 used\n" in capsys.readouterr().out
     out = tmp_path / "comparison.html"
     assert vlm(["compare", str(trained), str(tmp_path / "last"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
@@ -206,6 +206,27 @@ def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
     first, second = re.findall(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)(\*?)", row)
     assert float(first[0]) > 1 and first[3] == "*" and second == ("+0.0000", "+0.0000", "+0.0000", "")
     assert row.split()[-1] == "1.000"
+
+
+def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:
+    one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
+    classes = tmp_path / "classes"
+    classes.mkdir()
+    (classes / "metrics.json").write_text(json.dumps({"test/loss": 1.0}))
+    (classes / "predictions.json").write_text(json.dumps([{"image": "x.png", "label": "a", "predicted": "a"}]))
+    for folders in ((one, str(classes)), (str(classes), one)):
+        assert vlm(["compare", *folders]) == 1
+        captured = capsys.readouterr()
+        assert "no image in common" in captured.err and captured.out == ""
+
+
+def test_what_is_compared_is_not_written_over(tmp_path: Path, capsys) -> None:
+    folders = [evaluation(tmp_path / name, {str(n): "a" for n in range(40)}) for name in ("one", "two\x1b[31m")]
+    before = (tmp_path / "one" / "metrics.json").read_text()
+    assert vlm(["compare", *folders, "--out", str(tmp_path / "one" / "metrics.json")]) == 2
+    assert "is also read" in capsys.readouterr().err and (tmp_path / "one" / "metrics.json").read_text() == before
+    assert vlm(["compare", *folders]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_compare_refuses_what_is_none(tmp_path: Path, capsys) -> None:

@@ -15,7 +15,7 @@ from journey import only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.training import compiling
-from vlm.training.callbacks.audit import Audit
+from vlm.training.callbacks.first_batch import ShowFirstBatch
 from vlm.training.fit import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
@@ -39,7 +39,7 @@ def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> Non
             sent.append(signum)
             os.kill(os.getpid(), signum)
 
-    monkeypatch.setattr(Audit, "on_train_batch_start", send)
+    monkeypatch.setattr(ShowFirstBatch, "on_train_batch_start", send)
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,20 @@ def test_wrong_use(tmp_path, capsys) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_files_that_are_read_are_not_written_over_and_ids_send_no_commands(tmp_path, capsys) -> None:
+    odd = "\x1b[2J\nerror: forged"
+    given = files(tmp_path, {**CAPTIONS, odd: "a dog"}, {**REFERENCES, f"{odd}2": ["a dog"]})
+    before = [Path(path).read_bytes() for path in given]
+    for path in given:
+        assert vlm(["score", *given, "--no-java", "--out", path]) == 2
+        assert "is also read" in capsys.readouterr().err
+    assert [Path(path).read_bytes() for path in given] == before
+    assert vlm(["score", *given, "--no-java"]) == 1
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert not [line for line in captured.err.splitlines() if line.startswith("error: forged")]
+
+
 def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("vlm.evaluation.metrics.java.find_spec", lambda name: None)
     assert vlm(["score", *files(tmp_path)]) == 0

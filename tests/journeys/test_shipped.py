@@ -16,7 +16,8 @@ from journey import draw_classes
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.data.shapes.scene_captions import Shapes
-from vlm.training.fit import check, main
+from vlm.training.check import check
+from vlm.training.fit import main
 from vlm.training.run import check_fit
 
 ROOT = Path(__file__).parents[2]

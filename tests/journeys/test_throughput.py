@@ -5,7 +5,7 @@ import csv
 import pytest
 from journey import only_run
 
-from vlm.models.flop import ModelFlop, Work
+from vlm.models.flop import Work, model_flop
 from vlm.training.callbacks import throughput
 from vlm.training.callbacks.throughput import Throughput
 from vlm.training.fit import main
@@ -53,7 +53,7 @@ def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path)
 
     def step(task, batch, batch_idx):
         if not flop:
-            flop.append(ModelFlop(task.model, image_size=batch["images"].shape[-1]))
+            flop.append(model_flop(task.model, image_size=batch["images"].shape[-1]))
         batches.append(batch)
         return read(task, batch, batch_idx)
 
@@ -78,7 +78,7 @@ def test_a_model_of_no_known_kind_gets_all_else(small_text, monkeypatch, tmp_pat
     def fail(*args, **kwargs):
         raise TypeError("unknown")
 
-    monkeypatch.setattr(throughput, "ModelFlop", fail)
+    monkeypatch.setattr(throughput, "model_flop", fail)
     assert main([*small_text, f"runs={tmp_path}", "trainer.max_epochs=-1", "trainer.max_steps=3"]) == 0
     assert set(rows(tmp_path)[0]) == {"step", "tokens_per_s", "data_wait", "peak_memory_gib"}
 

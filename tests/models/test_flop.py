@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.flop import ModelFlop, Work
+from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -34,7 +34,7 @@ def counted(step) -> int:
     return counter.get_total_flops()
 
 
-def whole(flop: ModelFlop, work: Work, predicted: int) -> float:
+def whole(flop: Flop, work: Work, predicted: int) -> float:
     return sum(flop.forward(work, predicted).values())
 
 
@@ -50,7 +50,7 @@ def whole(flop: ModelFlop, work: Work, predicted: int) -> float:
 @pytest.mark.parametrize("pool", ["mean", "attention"])
 def test_a_classifier(stem, options, pool) -> None:
     model = Classifier(encoder=vit(stem=stem, **options), num_classes=7, pool=pool).eval()
-    flop = ModelFlop(model, image_size=32)
+    flop = model_flop(model, image_size=32)
     images = torch.zeros(5, 3, 32, 32)
     assert whole(flop, Work(images=5), 5) == counted(lambda: model(images))
 
@@ -65,13 +65,13 @@ def test_a_captioner(options) -> None:
         model(torch.zeros(5, 3, 32, 32), tokens, segments)
         model.head(predicted)
 
-    assert whole(ModelFlop(model, image_size=32), Work(5, 5, 11), 40) == counted(step)
+    assert whole(model_flop(model, image_size=32), Work(5, 5, 11), 40) == counted(step)
 
 
 def test_a_language_model() -> None:
     model = decoder()
     tokens = torch.zeros(4, 13, dtype=torch.long)
-    found = ModelFlop(model).forward(Work(0, 4, 13), 52)
+    found = model_flop(model).forward(Work(0, 4, 13), 52)
     assert sum(found.values()) == counted(lambda: model.head(model(tokens)))
     assert found["encoder"] == 0 and found["head"] == 2 * 20 * 50 * 52
 
@@ -81,7 +81,7 @@ def test_other_encoders_are_measured() -> None:
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     encoder.train().backbone.eval()
-    flop = ModelFlop(model, image_size=64)
+    flop = model_flop(model, image_size=64)
     assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64))) and flop.states == 4
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert encoder.training and not any(part.training for part in encoder.backbone.modules())
@@ -93,9 +93,9 @@ def test_features_that_were_kept_are_only_projected() -> None:
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24))
     tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
     features = Features(torch.zeros(5, 4, 512))
-    forward = ModelFlop(model, image_size=64).forward(Work(5, 5, 11, kept=True), 0)
+    forward = model_flop(model, image_size=64).forward(Work(5, 5, 11, kept=True), 0)
     assert sum(forward.values()) == counted(lambda: model(features, tokens, segments))
-    flop = ModelFlop(model, image_size=64)
+    flop = model_flop(model, image_size=64)
     kept, made = (flop.training(Work(5, kept=kept), 0) for kept in (True, False))
     assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
     assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
@@ -115,12 +115,12 @@ def test_a_training_step_is_three_forward_passes() -> None:
         captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens)).sum().backward()
 
     first = 2 * 5 * 16 * 24 * 3 * 8 * 8  # of the patches' embedding, whose input is the image
-    assert ModelFlop(captioner, image_size=32).training(work, 55) - first == counted(step)
+    assert model_flop(captioner, image_size=32).training(work, 55) - first == counted(step)
     captioner.encoder.requires_grad_(False)
     states = 2 * 5 * 16 * 24 * 2 * 20 * 2  # their gradient, of both blocks, goes nowhere
-    assert ModelFlop(captioner, image_size=32).training(work, 55) - states == counted(step)
+    assert model_flop(captioner, image_size=32).training(work, 55) - states == counted(step)
 
 
 def test_models_of_other_kinds_are_not_counted() -> None:
     with pytest.raises(TypeError, match="Linear"):
-        ModelFlop(torch.nn.Linear(2, 2))
+        model_flop(torch.nn.Linear(2, 2))

@@ -48,14 +48,14 @@ def test_attention_to_everything(queries, keys):
 @pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
 def test_causal_attention_aligns_the_last_query_with_the_last_key(queries, keys):
     q, k, v = heads(queries, keys)
-    close(attention(q, k, v, may_attend="causal"), reference(q, k, v, lambda b, i, j: j <= i + keys - queries))
+    close(attention(q, k, v, mask="causal"), reference(q, k, v, lambda b, i, j: j <= i + keys - queries))
 
 
 def test_attention_through_a_mask():
     q, k, v = heads(4, 6)
     mask = torch.rand(B, 1, 4, 6) < 0.5
     mask[..., 2] = True
-    close(attention(q, k, v, may_attend=mask), reference(q, k, v, lambda b, i, j: mask[b, 0, i, j]))
+    close(attention(q, k, v, mask=mask), reference(q, k, v, lambda b, i, j: mask[b, 0, i, j]))
 
 
 def everything(b, i, j):
@@ -68,7 +68,7 @@ def test_groups_of_heads_share_keys_and_values(kv_heads, queries, keys):
     q, k, v = torch.randn(B, 6, queries, K), torch.randn(B, kv_heads, keys, K), torch.randn(B, kv_heads, keys, K)
     close(attention(q, k, v), reference(q, k, v, everything))
     causal = reference(q, k, v, lambda b, i, j: j <= i + keys - queries)
-    close(attention(q, k, v, may_attend="causal"), causal)
+    close(attention(q, k, v, mask="causal"), causal)
     repeated = [x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)]
     torch.testing.assert_close(attention(q, k, v), attention(q, *repeated), rtol=0, atol=1e-6)
 
@@ -78,11 +78,11 @@ def test_a_bias_is_added_to_the_scaled_products(queries, keys):
     (q, k, v), bias = heads(queries, keys), torch.randn(N, queries, keys)
     close(attention(q, k, v, bias=bias), reference(q, k, v, everything, bias))
     causal = reference(q, k, v, lambda b, i, j: j <= i + keys - queries, bias, scale=0.3)
-    close(attention(q, k, v, may_attend="causal", bias=bias, scale=0.3), causal)
+    close(attention(q, k, v, mask="causal", bias=bias, scale=0.3), causal)
     mask = torch.rand(B, 1, queries, keys) < 0.5
     mask[..., 0] = True
     masked = reference(q, k, v, lambda b, i, j: mask[b, 0, i, j], bias)
-    close(attention(q, k, v, may_attend=mask, bias=bias), masked)
+    close(attention(q, k, v, mask=mask, bias=bias), masked)
 
 
 @pytest.mark.parametrize("queries, keys", [(4, 4), (3, 7), (1, 6)])
@@ -94,7 +94,7 @@ def test_weights_reproduce_the_output(queries, keys, kind, biased, kv_heads):
     mask = torch.rand(B, 1, queries, keys) < 0.5
     mask[..., 0] = True
     options = {
-        "may_attend": {"all": None, "causal": "causal", "mask": mask}[kind],
+        "mask": {"all": None, "causal": "causal", "mask": mask}[kind],
         "bias": torch.randn(N, queries, keys) if biased else None,
         "scale": 0.7,
     }

@@ -43,7 +43,7 @@ def test_the_first_word_of_a_sentence():
 
 def test_causally_the_first_word_sees_itself_alone():
     q = k = torch.cat([(X1 @ W_K)[None], LATER_KEYS])[None, None]
-    assert attention(q, k, VALUES[None, None], may_attend="causal")[0, 0, 0].tolist() == VALUES[0].tolist()
+    assert attention(q, k, VALUES[None, None], mask="causal")[0, 0, 0].tolist() == VALUES[0].tolist()
 
 
 def test_shapes_of_five_heads():

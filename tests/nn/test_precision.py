@@ -13,7 +13,7 @@ from vlm.models.decoder import Decoder
 from vlm.nn.attention import attention
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
 from vlm.nn.precision import has_bfloat16
-from vlm.nn.step.packed import lay_out_for_decoding
+from vlm.nn.step.packed import prepack_for_decoding
 
 LENGTH, DIM, HEADS = 9, 32, 4
 
@@ -33,7 +33,7 @@ def test_plain_products_in_bfloat16_are_attention(masked):
     found = []
     for dtype in (torch.float64, torch.bfloat16):
         q, k, v = (x.to(dtype).requires_grad_() for x in given)
-        out = attention(q, k, v, may_attend=seen)
+        out = attention(q, k, v, mask=seen)
         out.float().pow(2).sum().backward()
         found.append([out.double(), *(x.grad.double() for x in (q, k, v))])
     for truth, low in zip(*found, strict=True):
@@ -59,7 +59,7 @@ def test_a_decoder_in_bfloat16_decodes_what_it_would_in_float32(positions: nn.Mo
     with torch.inference_mode():
         truth = decoder.head(decoder(tokens, context=context))
         decoder.bfloat16()
-        lay_out_for_decoding(decoder, rows=rows)
+        prepack_for_decoding(decoder, rows=rows)
         state = decoder.start(Context(context.states.bfloat16(), None), rows=rows, max_len=LENGTH)
         steps = [decoder.head(decoder.step(tokens[:, at : at + 1], state)) for at in range(LENGTH)]
     assert steps[0].dtype == torch.bfloat16

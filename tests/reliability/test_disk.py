@@ -106,7 +106,7 @@ def test_a_disk_that_turns_read_only(disk: Path, monkeypatch, capsys) -> None:
         with monkeypatch.context() as patch:
             on_step(3, lambda: turn("ro"), patch)
             # The lock on the run keeps its config open, which a remount refuses.
-            patch.setattr("vlm.training.run_folder.claim", lambda folder: None)
+            patch.setattr("vlm.training.run_folder.lock", lambda folder: None)
             assert main([*SMALL, f"runs={disk}"]) == 1
         folder = only_run(disk)
         check_stopped(capsys.readouterr().err, folder / "checkpoints" / "last.ckpt", "Read-only file system")

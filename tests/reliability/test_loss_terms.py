@@ -12,7 +12,7 @@ from two_terms import run
 
 from vlm.config.compose import compose
 from vlm.errors import UserError
-from vlm.training.fit import accumulation_faults, check
+from vlm.training.check import accumulation_faults, check
 
 CASES = {"TwoTerms": {"batch_size": 4, "accumulate": 4}, "Contrastive": {"batch_size": 8}}
 

@@ -11,6 +11,8 @@ from torch import nn
 from two_terms import SIZE, WEIGHT, D, Data, run
 
 from vlm.data.order import Key, TrainBatches
+from vlm.training.loss_sums import Step
+from vlm.training.losses import Term
 
 
 def trained(tmp_path: Path, batch_size: int, **options: Any) -> dict[str, Any]:
@@ -76,3 +78,14 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(large, tmp_path) -> None:
     resumed = trained(tmp_path, 4, accumulate=4, resume=tmp_path / "first.ckpt")
     assert len(resumed["losses"]) == 3
     same({**resumed, "losses": large["losses"][:1] + resumed["losses"]}, large)
+
+
+def test_terms_without_counts_are_refused() -> None:
+    terms = {name: Term(torch.tensor(1.0), 1) for name in ("first", "second")}
+    with pytest.raises(TypeError, match="gives none, loss first, second"):
+        Step().weighted(terms, {}, lambda tensor: tensor)
+
+
+def test_a_single_term_has_a_weight() -> None:
+    term = {"first": Term(torch.tensor(2.0), 4, 0.5)}
+    assert Step().weighted(term, {}, lambda tensor: tensor) == 1.0

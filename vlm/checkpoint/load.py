@@ -26,7 +26,11 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
         UserError: There is none, it is no checkpoint of vlm, of another format, or damaged.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as fault:
+        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
+    if not found:
         raise UserError(
             f"{path}: no such checkpoint; give the path of a .ckpt file, as under runs/NAME/TIME/checkpoints/"
         )

@@ -68,7 +68,7 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Trial:
-    """Whether a batch size trains, and what it takes.
+    """Training at a batch size: whether it fits, and its memory.
 
     Args:
         config: The resolved config.

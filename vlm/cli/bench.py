@@ -9,7 +9,7 @@ from typing import Any
 from vlm.errors import UserError
 
 WARM_UP = 5  # steps at least that are not timed: memory is allocated, and queues of batches come to rest
-# What a step has no part in: it prints, judges or keeps.
+# Callbacks without a part in a step: they print, judge or keep.
 LEFT_OUT = ("progress", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
 
 
@@ -52,17 +52,17 @@ def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[An
         callback: Takes part in the training.
         steps: After how many optimiser steps it ends.
     """
+    from vlm.training import run_folder
     from vlm.training.callbacks.signals import Stopped, stopping
-    from vlm.training.processes import agree
+    from vlm.training.processes import broadcast_choice
     from vlm.training.run import Run
-    from vlm.training.run_folder import release
 
     trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
     callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
     logger = {"csv": config["logger"].get("csv")}
     config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        folder = Path(agree(lambda: scratch)) / "run"
+        folder = Path(broadcast_choice(lambda: scratch)) / "run"
         try:
             with stopping():
                 run = Run(config, folder=folder)
@@ -71,7 +71,7 @@ def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[An
         except Stopped as stop:
             raise UserError(str(stop), stop.status) from stop
         finally:
-            release(folder)
+            run_folder.leave()
 
 
 def device_name(device: Any) -> str:
@@ -82,23 +82,23 @@ def device_name(device: Any) -> str:
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def text(found: dict[str, Any]) -> str:
+def text(figures: dict[str, Any]) -> str:
     """Figures as a table, a line each."""
-    if "largest_batch_size" in found:
-        return f"largest batch  data.batch_size={found['largest_batch_size']}  ({found['how']})"
-    batch = f"{found['batch_size']} over {found['devices']} x {found['device']}, {found['precision']}"
-    more = f", {found['accumulate_grad_batches']} batches a step" if found["accumulate_grad_batches"] > 1 else ""
-    step = f"{found['step_ms']:.1f} ms, p10 {found['step_ms_p10']:.1f}, p90 {found['step_ms_p90']:.1f}"
+    if "largest_batch_size" in figures:
+        return f"largest batch  data.batch_size={figures['largest_batch_size']}  ({figures['how']})"
+    batch = f"{figures['batch_size']} over {figures['devices']} x {figures['device']}, {figures['precision']}"
+    more = f", {figures['accumulate_grad_batches']} batches a step" if figures["accumulate_grad_batches"] > 1 else ""
+    step = f"{figures['step_ms']:.1f} ms, p10 {figures['step_ms_p10']:.1f}, p90 {figures['step_ms_p90']:.1f}"
     lines = {
-        "model": f"{found['model']}, {found['parameters']:,} parameters",
+        "model": f"{figures['model']}, {figures['parameters']:,} parameters",
         "batch": batch + more,
-        "step": f"{step}  (median of {found['steps']}, after {found['warm_up']})",
+        "step": f"{step}  (median of {figures['steps']}, after {figures['warm_up']})",
     }
     for name, unit in (("images_per_s", "images/s"), ("tokens_per_s", "tokens/s")):
-        lines |= {unit: f"{found[name]:,.1f}"} if name in found else {}
-    lines["data wait"] = f"{found['data_wait']:.1%} of the time"
-    if "flop_per_s" in found:
-        share = f", {found['mfu']:.1%} of the peak (MFU)" if "mfu" in found else ""
-        lines["FLOP/s"] = f"{found['flop_per_s']:.3g}{share}"
-    lines["memory"] = f"{found['peak_memory_gib']:.2f} GiB at most"
+        lines |= {unit: f"{figures[name]:,.1f}"} if name in figures else {}
+    lines["data wait"] = f"{figures['data_wait']:.1%} of the time"
+    if "flop_per_s" in figures:
+        share = f", {figures['mfu']:.1%} of the peak (MFU)" if "mfu" in figures else ""
+        lines["FLOP/s"] = f"{figures['flop_per_s']:.3g}{share}"
+    lines["memory"] = f"{figures['peak_memory_gib']:.2f} GiB at most"
     return "\n".join(f"{name:<12}{value}" for name, value in lines.items())

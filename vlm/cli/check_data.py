@@ -33,10 +33,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
-    from vlm.training import fit
+    from vlm.training.check import check as check_config
     from vlm.training.run import build_data, check_fit
 
-    config = compose(overrides, fit.check)
+    config = compose(overrides, check_config)
     check_fit(config)
     folder = None if out is None else output_folder(out)
     with lenient():

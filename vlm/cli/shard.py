@@ -21,7 +21,8 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
-    from vlm.training.fit import check
+    from vlm.training.check import check
+    from vlm.training.command import train_command
     from vlm.training.run import build_data, check_fit, skipped_lines
 
     config = compose(overrides, check)
@@ -52,7 +53,8 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     for reason in lost:
         print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"
-    print(f"try         python train.py task={config['task_name']} data={option} data.root={out}")
+    command = train_command(f"task={config['task_name']}", f"data={option}", f"data.root={out}")
+    print(f"try         {command}")
     return 1 if lost else 0
 
 

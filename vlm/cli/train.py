@@ -31,17 +31,18 @@ def bench(
     from vlm.cli.batch_size import largest_batch
     from vlm.cli.bench import measure, text
     from vlm.config.compose import compose
+    from vlm.training.check import check
     from vlm.training.faults import explain
-    from vlm.training.fit import check, quiet
+    from vlm.training.train import quiet
 
     config = compose(overrides or [], check)
     quiet()
     try:
         with redirect_stdout(sys.stderr):  # the figures alone go to stdout
-            found = largest_batch(config) if find_batch else measure(config, steps=steps)
+            figures = largest_batch(config) if find_batch else measure(config, steps=steps)
     except Exception as fault:
-        told = explain(fault, None)
-        raise told from (None if told is fault else fault)
-    if found:
-        print(json.dumps(found, indent=1) if form == "json" else text(found), flush=True)
+        explained = explain(fault, None)
+        raise explained from (None if explained is fault else fault)
+    if figures:
+        print(json.dumps(figures, indent=1) if form == "json" else text(figures), flush=True)
     return 0

@@ -22,12 +22,12 @@ def predict(
     from vlm.inference.predictor import predictor_of
 
     kind = predictor_of(model.checkpoint, trust=model.trust)
-    found = kind.inputs(inputs)
-    output = Output(model.out, inputs=[*found, model.checkpoint])
+    chosen = kind.inputs(inputs)
+    output = Output(model.out, inputs=[*chosen, model.checkpoint])
     records = Records(form=model.form, fields=kind.fields, output=output)
     predictor = model.load(kind)
     with output:
-        return predictor.predict(found, records, batch_size=model.batch_size)
+        return predictor.predict(chosen, records, batch_size=model.batch_size)
 
 
 def info(checkpoint: Checkpoint) -> int:

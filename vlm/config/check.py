@@ -17,11 +17,18 @@ from vlm.errors import UserError, did_you_mean, nearest
 RESERVED = ("_target_", "_partial_")
 
 
-def check(config: dict[str, Any], *, types: Mapping[str, Any] | None = None, completed: Collection[str] = ()) -> None:
+def check(
+    config: dict[str, Any],
+    typed: dict[str, Any] | None = None,
+    *,
+    types: Mapping[str, Any] | None = None,
+    completed: Collection[str] = (),
+) -> None:
     """Compares every node that has a ``_target_`` with the signature of what it names; builds nothing.
 
     Args:
-        config: The resolved config, plain containers, with its links where it has them.
+        config: The resolved config, plain containers.
+        typed: The config as it was composed, whose links lead to the keys that were typed; by default the same.
         types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
         completed: Paths of nodes that leave out what the program supplies by name; ``build`` refuses what is missing.
     Raises:
@@ -33,7 +40,7 @@ def check(config: dict[str, Any], *, types: Mapping[str, Any] | None = None, com
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
     if faults:
-        raise UserError("\n".join(origins(config, faults)))
+        raise UserError("\n".join(origins(typed or config, faults)))
 
 
 def missing(node: Mapping[str, Any], path: str, supplied: Collection[str]) -> Iterator[str]:

@@ -127,13 +127,16 @@ def origins(config: dict[str, Any], faults: list[str]) -> list[str]:
         faults: Lines of the form "key: fault".
     """
     lines = [(key, *_origin(config, key), rest) for key, _, rest in (line.partition(": ") for line in faults)]
-    own = {key for key, origin, _, _ in lines if key == origin}
-    kept = []
+    wrong = {origin for _, origin, _, _ in lines}
+    named: dict[str, list[str]] = {}
     for key, origin, computed_of, rest in lines:
-        if (key == origin or origin not in own) and not own & set(computed_of):
-            kept.append(f"{origin}: {rest}" if rest else key)
-        own.add(origin)
-    return list(dict.fromkeys(kept))
+        if not wrong & set(computed_of):
+            text = f"{origin}: {rest}" if rest else key
+            named.setdefault(origin if key != origin else text, []).append(text)
+    # Of the types that the places of a value ask for, the narrowest; a fault of the key itself has its own line.
+    chosen = {origin: max(texts, key=lambda text: ("None" not in text, text)) for origin, texts in named.items()}
+    own = {text.partition(": ")[0] for text in chosen if text not in wrong}
+    return [text for origin, text in chosen.items() if origin not in own]
 
 
 def _origin(config: dict[str, Any], key: str) -> tuple[str, list[str]]:

@@ -44,15 +44,15 @@ def quote(override: str, sweeping: bool = False) -> str:
     return f"{key}={QuotedString(_literal(value, force=os.path.lexists(value)), Quote.single).with_quotes()}"
 
 
-def split_resume(argv: list[str]) -> tuple[str | None, list[str]]:
-    """Takes ``resume=VALUE`` out of a command line.
+def split_option(argv: list[str], name: str = "resume") -> tuple[str | None, list[str]]:
+    """Takes ``NAME=VALUE`` out of a command line, of an option that is no value of the config.
 
     Raises:
         UserError: It stands there twice.
     """
-    found = [arg for arg in argv if arg.lstrip("+").startswith("resume=")]
+    found = [arg for arg in argv if arg.lstrip("+").startswith(f"{name}=")]
     if len(found) > 1:
-        raise UserError(f"resume is given {len(found)} times ({' '.join(found)}); give it once")
+        raise UserError(f"{name} is given {len(found)} times ({' '.join(found)}); give it once")
     if not found:
         return None, argv
     value = found[0].partition("=")[2]

@@ -121,7 +121,14 @@ class Beam:
         return totals - counts[:, None]
 
     def _going(self, places: Tensor, values: Tensor, group: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, parents and totals of the first W candidates that do not end the text: three of (R, W)."""
+        """Tokens, parents and totals of the first W candidates that do not end the text: three of (R, W).
+
+        With W = 2:
+
+            candidates, best first     cat    END    dog    fox
+            go on                       x      -      x      x
+            order                       0    4 + 1    2      3      the two smallest: cat, dog
+        """
         tokens, parents = places % vocab, places // vocab + group * self.width
         goes_on = (tokens != self.eos_id) & (values[2] > -torch.inf)
         order = torch.arange(places.shape[1], device=places.device)

@@ -128,7 +128,7 @@ class _Loop:
             logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
             tokens, parents = self.chooser.choose(logits, self.history)
             if parents is not None:
-                self.steps.state.descend(parents)
+                self.steps.state.reorder_beams(parents)
             if self.history is not None:
                 self.history.append(tokens, parents)
             self.tokens = tokens

@@ -31,7 +31,7 @@ class Captioned:
 
 @dataclass
 class Scores:
-    """What is told of the images scored.
+    """Scores of a set of images.
 
     Attributes:
         corpus: Scores of the whole set.
@@ -62,24 +62,24 @@ def score_files(
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references])
-    given = bring_together(read_results(results), read_references(references))
-    named = [(given.without_caption, "caption", results), (given.without_reference, "reference", references)]
+    captioned = bring_together(read_results(results), read_references(references))
+    named = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
     for images, what, file in named:
-        report_missing(images, what, file, len(given.predictions))
-    if not given.predictions:
+        report_missing(images, what, file, len(captioned.predictions))
+    if not captioned.predictions:
         raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
-    scores = score(given, java=java)
+    scores = score(captioned, java=java)
     with output:
-        output.write(FORMS[form](given, scores, per_image))
-    return 1 if given.without_caption or given.without_reference else 0
+        output.write(FORMS[form](captioned, scores, per_image))
+    return 1 if captioned.without_caption or captioned.without_reference else 0
 
 
-def score(given: Captioned, *, java: bool) -> Scores:
+def score(captioned: Captioned, *, java: bool) -> Scores:
     """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE where they can be computed."""
-    found = References(given.references).score(given.predictions)
-    scores = Scores(found.summary(), {image: dict(row) for image, row in found.per_image.items()})
+    coco = References(captioned.references).score(captioned.predictions)
+    scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()})
     if java:
-        corpus, rows, scores.absent = java_scores(given.predictions, given.references)
+        corpus, rows, scores.absent = java_scores(captioned.predictions, captioned.references)
         scores.corpus |= corpus
         for name, values in rows.items():
             for image, value in values.items():
@@ -93,11 +93,11 @@ def read_results(path: str) -> dict[str, str]:
     Raises:
         UserError: It is none, or has several captions of an image.
     """
-    found: dict[str, str] = {}
+    captions: dict[str, str] = {}
     for image, caption in _rows(path, _load(path), "results"):
-        if found.setdefault(image, caption) != caption:
+        if captions.setdefault(image, caption) != caption:
             raise UserError(f"{path}: image {image} has more than one caption; give one an image")
-    return found
+    return captions
 
 
 def read_references(path: str) -> dict[str, list[str]]:
@@ -108,16 +108,16 @@ def read_references(path: str) -> dict[str, list[str]]:
     """
     content = _load(path)
     listed: Any = content
-    found: dict[str, list[str]] = {}
+    captions: dict[str, list[str]] = {}
     if isinstance(content, dict):
         listed = content.get("annotations")
         try:
-            found = {str(image["id"]): [] for image in content.get("images", ())}
+            captions = {str(image["id"]): [] for image in content.get("images", ())}
         except (TypeError, KeyError) as error:
             raise UserError(f"{path}: an entry of its images has no id; is it a COCO captions file?") from error
     for image, caption in _rows(path, listed, "annotations"):
-        found.setdefault(image, []).append(caption)
-    return found
+        captions.setdefault(image, []).append(caption)
+    return captions
 
 
 def _load(path: str) -> Any:
@@ -161,12 +161,12 @@ def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> 
         print_error(printable(f"image {image}: no {what} in {file}"))
     if images:
         more = f" ({len(images) - NAMED} more than are named here)" if len(images) > NAMED else ""
-        said = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
-        print_error(f"{said}; the scores are of the other {scored}")
+        summary = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
+        print_error(f"{summary}; the scores are of the other {scored}")
 
 
-def as_text(given: Captioned, scores: Scores, per_image: bool) -> str:
-    lines = [f"images    {len(given.predictions):>10,}"]
+def as_text(captioned: Captioned, scores: Scores, per_image: bool) -> str:
+    lines = [f"images    {len(captioned.predictions):>10,}"]
     lines += [f"{name:<10}{value:>10.4f}" for name, value in scores.corpus.items()]
     lines += [f"{name:<10}{'absent':>10}  {why}" for name, why in scores.absent.items()]
     text = "\n".join([*lines, ""])
@@ -176,15 +176,15 @@ def as_text(given: Captioned, scores: Scores, per_image: bool) -> str:
     return text + "\n" + "".join(map(text_line, [["image", *scores.corpus], *rows]))
 
 
-def as_json(given: Captioned, scores: Scores, per_image: bool) -> str:
-    content: dict[str, Any] = {**scores.corpus, "images": len(given.predictions)}
-    content |= {"without_caption": given.without_caption, "without_reference": given.without_reference}
+def as_json(captioned: Captioned, scores: Scores, per_image: bool) -> str:
+    content: dict[str, Any] = {**scores.corpus, "images": len(captioned.predictions)}
+    content |= {"without_caption": captioned.without_caption, "without_reference": captioned.without_reference}
     content |= {"absent": scores.absent} if scores.absent else {}
     content |= {"per_image": scores.per_image} if per_image else {}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(given: Captioned, scores: Scores, per_image: bool) -> str:
+def as_csv(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     for name, why in scores.absent.items():
         print_error(f"{name}: absent, {why}", "warning")
     if not per_image:

@@ -1,4 +1,4 @@
-"""What a captioner looked at: the decoder while it wrote each word, and the encoder, head by head."""
+"""Attention of a captioner: of the decoder while it wrote each word, and of the encoder, head by head."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +82,7 @@ def cross_attention(model: VisionLanguageModel) -> CrossAttention | None:
 
 
 def tokens_before(encoder: Any) -> int | None:
-    """How many of an encoder's states stand before the grid of patches: its class token, its registers.
+    """Number of an encoder's states before the grid of patches: its class token, its registers.
 
     None where that is not known; then one is taken for a class token where a grid is left without it.
     """
@@ -163,7 +163,7 @@ def _normal(weights: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
-    """What cannot be shown of a model, a line each.
+    """Lines on the attention that a model does not offer.
 
     Shapes:
         images (1, 3, H, W), any that the model can read

@@ -27,7 +27,7 @@ class AttentionFolder:
     A picture is in its place, whole, before its caption is written: what a killed run has left needs no second look.
 
     Args:
-        folder: Where the pictures go; it is made.
+        folder: The folder of the pictures; it is made.
     Raises:
         UserError: The folder cannot be made, or nothing of this model's attention can be read.
     """

@@ -30,7 +30,7 @@ from vlm.inference.resume_output import begun
 from vlm.inference.words import rules_of_words
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
-from vlm.nn.step.packed import lay_out_for_decoding, pack
+from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.nn.step.replay import StepperPool
 
 COMMAND = {
@@ -46,7 +46,7 @@ class Caption:
     Args:
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
-        tokens: What was written, prefix included, without the end token: read again, the text may give others.
+        tokens: Tokens of the text, prefix included and the end token not: read again, the text may give others.
     """
 
     text: str
@@ -81,12 +81,12 @@ def caption_pixels(
     with torch.inference_mode(), torch.autocast(pixels.device.type, enabled=False):
         context = encode_in_parts(model, normalized(model, preprocess, pixels))
         bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
-        found = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
-    return [_caption(tokenizer, decoding, texts[0]) for texts in found]
+        results = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
+    return [_caption(tokenizer, decoding, texts[0]) for texts in results]
 
 
 def image_ids(pixels: Tensor, decoding: Decoding) -> Sequence[int | str]:
-    """What tells images apart where captions are drawn: their content, wherever it is stored."""
+    """Keys of images where captions are drawn: their content, wherever it is stored."""
     if decoding.sampling is None:
         return range(len(pixels))
     return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]
@@ -148,7 +148,7 @@ class Captioner(Predictor):
         """The captions of each image of a queue, in its order, best first.
 
         Args:
-            batches: What `pixels` made; taken as there is room for more.
+            batches: Results of `pixels`; taken as there is room for more.
             rows: Images at a time.
             trees: As in `decode`.
         """
@@ -217,16 +217,16 @@ def caption_files(
             yield pixels
 
     counts: list[int] = []
-    decoding, found = decoding or Decoding(), None if trees is None else dict[int, Any]()
-    pack(captioner.model.encoder)
-    lay_out_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
-    for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=found)):
+    decoding, traces = decoding or Decoding(), None if trees is None else dict[int, Any]()
+    prepack(captioner.model.encoder)
+    prepack_for_decoding(captioner.model.decoder, rows=min(batch_size, len(paths)) * decoding.columns)
+    for place, captions in enumerate(captioner.stream(batches(), decoding, rows=batch_size, trees=traces)):
         added = [{}] * len(captions) if observer is None else observer(read[place], shown.pop(place), captions)
         for rank, (caption, more) in enumerate(zip(captions, added, strict=True), start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
             records.write({"image": read[place], **ranked, "caption": caption.text, **_scores(caption), **more})
-        if trees is not None and found is not None:
-            trees[read[place]] = as_json(found.pop(place), captioner.tokenizer.piece)
+        if trees is not None and traces is not None:
+            trees[read[place]] = as_json(traces.pop(place), captioner.tokenizer.piece)
         counts.append(len(captions))
     if (line := shortfall(counts, decoding)) is not None:
         print(line, file=sys.stderr)

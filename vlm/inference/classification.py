@@ -14,7 +14,7 @@ from vlm.inference.inputs import default_workers, read_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs, normalized
-from vlm.nn.step.packed import pack
+from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
 
@@ -77,26 +77,26 @@ def classify_files(
         workers: As in `read_images`.
     """
     failed = 0
-    pack(classifier.model)
+    prepack(classifier.model)
     for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
         failed += bad
         if not good:
             continue
         values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
         for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
-            found = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
-            records.write(_record(records.form, path, found))
+            ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+            records.write(_record(records.form, path, ranked))
     return 1 if failed else 0
 
 
-def _record(form: str, path: str, found: list[tuple[str, float]]) -> dict:
-    name, probability = found[0]
+def _record(form: str, path: str, ranked: list[tuple[str, float]]) -> dict:
+    name, probability = ranked[0]
     if form == "text":
-        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in found)}
+        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in ranked)}
     record: dict = {"image": path, "class": name, "probability": probability}
     if form == "jsonl":
-        return {**record, "top": dict(found)}
-    for rank, (name, value) in enumerate(found[1:], start=2):
+        return {**record, "top": dict(ranked)}
+    for rank, (name, value) in enumerate(ranked[1:], start=2):
         record |= {f"class_{rank}": name, f"probability_{rank}": value}
     return record
 

@@ -1,4 +1,4 @@
-"""Images that the commands read, and how far they are."""
+"""Image files of the commands, and their progress."""
 
 import glob
 import os
@@ -20,19 +20,19 @@ def find_images(inputs: Sequence[str]) -> list[str]:
     Raises:
         UserError: A folder or pattern holds no image.
     """
-    found: list[str] = []
+    paths: list[str] = []
     lines = [line.rstrip("\n") for line in sys.stdin] if "-" in inputs else []
-    for given in (name for item in inputs for name in (filter(None, lines) if item == "-" else [item])):
-        if os.path.isdir(given):
-            matches = sorted(str(path) for path in Path(given).rglob("*") if path.suffix.lower() in SUFFIXES)
-        elif not os.path.exists(given) and glob.has_magic(given):
-            matches = sorted(path for path in glob.glob(given, recursive=True) if not os.path.isdir(path))
+    for place in (name for item in inputs for name in (filter(None, lines) if item == "-" else [item])):
+        if os.path.isdir(place):
+            matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
+        elif not os.path.exists(place) and glob.has_magic(place):
+            matches = sorted(path for path in glob.glob(place, recursive=True) if not os.path.isdir(path))
         else:
-            matches = [given]
+            matches = [place]
         if not matches:
-            raise UserError(f"{given}: no images found; give image files, a folder that holds some, or a pattern")
-        found += matches
-    return list(dict.fromkeys(found))
+            raise UserError(f"{place}: no images found; give image files, a folder that holds some, or a pattern")
+        paths += matches
+    return list(dict.fromkeys(paths))
 
 
 def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:

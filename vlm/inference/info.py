@@ -1,4 +1,4 @@
-"""What a checkpoint holds, for a person."""
+"""Contents of a checkpoint, for a person."""
 
 from collections.abc import Mapping
 from typing import Any

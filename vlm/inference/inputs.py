@@ -38,12 +38,12 @@ def read_images(
         The paths of a batch, their pixels, and how many could not be read; never an empty batch but for failures.
     """
     starts = range(0, len(paths), batch_size)
-    found = _read_ahead(paths, pixels, workers, ahead=2 * batch_size) if workers else _read(paths, pixels)
+    images = _read_ahead(paths, pixels, workers, ahead=2 * batch_size) if workers else _read(paths, pixels)
     try:
         for start in progress(starts, len(starts), "batches"):
             batch = paths[start : start + batch_size]
             good, read = [], []
-            for path, one in zip(batch, found, strict=False):  # the batch ends first
+            for path, one in zip(batch, images, strict=False):  # the batch ends first
                 if isinstance(one, ImageError):
                     print_error(one)
                 else:
@@ -51,7 +51,7 @@ def read_images(
                     read.append(one)
             yield good, read, len(batch) - len(good)
     finally:
-        found.close()
+        images.close()
 
 
 def _read(
@@ -69,7 +69,7 @@ def _read(
 def _read_ahead(
     paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], workers: int, *, ahead: int
 ) -> Generator[Read, None, None]:
-    """What `_read` yields, made by threads: decoding and resizing let others run meanwhile.
+    """The yield of `_read`, made by threads: decoding and resizing let others run meanwhile.
 
     Processes were measured too: no faster on small images, slower on large ones, which must come through a pipe.
     """

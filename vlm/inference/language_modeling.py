@@ -21,7 +21,7 @@ from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.typist import Continuation, Typist
 from vlm.inference.words import rules_of_words
 from vlm.models.decoder import Decoder
-from vlm.nn.step.packed import lay_out_for_decoding
+from vlm.nn.step.packed import prepack_for_decoding
 
 COMMAND = {
     "name": "generate",
@@ -120,7 +120,7 @@ def generate_texts(
 ) -> int:
     """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
     model, tokenizer = generator.model, generator.tokenizer
-    lay_out_for_decoding(model, rows=min(batch_size, len(prompts)))
+    prepack_for_decoding(model, rows=min(batch_size, len(prompts)))
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]
@@ -151,12 +151,12 @@ def search_texts(generator: Generator, prompts: Sequence[str], records: Records,
     """
     counts: list[int] = []
     for place, prompt in enumerate(prompts):
-        found = search_text(generator, prompt, decoding)
-        counts.append(len(found))
+        texts = search_text(generator, prompt, decoding)
+        counts.append(len(texts))
         if records.live:
-            Typist([prompt] * len(found), first=place == 0).finish(found)
+            Typist([prompt] * len(texts), first=place == 0).finish(texts)
             continue
-        for rank, item in enumerate(found, start=1):
+        for rank, item in enumerate(texts, start=1):
             ranked = {"rank": rank} if decoding.results > 1 else {}
             records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
     if (line := shortfall(counts, decoding)) is not None:
@@ -181,7 +181,7 @@ def search_text(generator: Generator, prompt: str, decoding: Decoding) -> list[C
     shortest = decoding.rules.min_tokens + len(prefix) if decoding.rules.min_tokens else 0
     longest = None if decoding.max_tokens is None else decoding.max_tokens + len(prefix)
     rules = replace(decoding.rules, prefix=tuple(prefix), min_tokens=shortest)
-    found = decode(
+    decoded = decode(
         model,
         [([prompt], None)],
         replace(decoding, rules=rules, max_tokens=longest),
@@ -190,7 +190,7 @@ def search_text(generator: Generator, prompt: str, decoding: Decoding) -> list[C
         rows=1,
         device=model.token_embed.weight.device,
     )
-    return [_continuation(generator, prompt, text) for _, texts in found for text in texts]
+    return [_continuation(generator, prompt, text) for _, texts in decoded for text in texts]
 
 
 def _continuation(generator: Generator, prompt: str, text: Hypothesis) -> Continuation:

@@ -44,13 +44,11 @@ class Output:
         self._place = os.path.realpath(path)  # a link stays one
         self._beside = self._place if append and not os.path.exists(part(path)) else part(path)
         refuse_inputs(path, inputs, option=option)
-        if os.path.isdir(path):
-            raise UserError(f"{option} {path}: cannot be written (Is a directory); choose another file")
-        refuse_folder(os.path.dirname(self._place), f"{option} {path}")
+        refuse_unwritable(self._place, f"{option} {path}")
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been written yet, by this command or by the one that it goes on after."""
+        """True until something is written, by this command or by the one that it goes on after."""
         if self._file is None and self.append and os.path.exists(self._beside):
             return not os.path.getsize(self._beside)
         return not self._begun
@@ -85,7 +83,7 @@ class Output:
 
     @property
     def plain(self) -> bool:
-        """Whether letters of all scripts can be written as they are."""
+        """True where letters of all scripts can be written as they are."""
         return self.path is not None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
     def __enter__(self) -> "Output":
@@ -118,7 +116,7 @@ def part(path: str) -> str:
 
 
 def is_special(path: str) -> bool:
-    """Whether a path is a device or pipe, which cannot be replaced."""
+    """True for a device or pipe, which cannot be replaced."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -141,28 +139,26 @@ def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") ->
 def identity(path: str) -> tuple[int, int] | None:
     """The number of a file on its disk, whatever its name; None where there is none."""
     try:
-        found = os.stat(path)
+        stored = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return stored.st_dev, stored.st_ino
 
 
-def refuse_folder(folder: str, named: str) -> None:
-    """Refuses a folder in which nothing can be written.
+def refuse_unwritable(path: str, named: str) -> None:
+    """Refuses a file that cannot be written where it is.
 
     Raises:
-        UserError: It does not exist, is none, or may not be written.
+        UserError: It is a folder or may not be written, or its own folder is none or may not.
     """
-    reason = (
-        "No such file or directory"
-        if not os.path.exists(folder)
-        else "Not a directory"
-        if not os.path.isdir(folder)
-        else "Permission denied"
-        if not os.access(folder, os.W_OK | os.X_OK)
-        else None
-    )
-    if reason:
+    folder = os.path.dirname(path)
+    faults = {
+        "Is a directory": os.path.isdir(path),
+        "No such file or directory": not os.path.exists(folder),
+        "Not a directory": os.path.exists(folder) and not os.path.isdir(folder),
+        "Permission denied": not os.access(path if os.path.exists(path) else folder, os.W_OK),
+    }
+    for reason in (reason for reason, there in faults.items() if there):
         raise UserError(f"{named}: cannot be written ({reason}); choose another file")
 
 
@@ -191,7 +187,7 @@ class Records:
     Args:
         form: "text" (some fields between tabs), "jsonl" or "csv".
         fields: The fields of a line of text.
-        output: Where they go.
+        output: Their place.
     Raises:
         UserError: The form is unknown.
     """
@@ -209,7 +205,7 @@ class Records:
 
     @property
     def live(self) -> bool:
-        """Whether text goes to stdout, where a person may watch it grow."""
+        """True where text goes to stdout, where a person may watch it grow."""
         return self.form == "text" and self.output.path is None
 
     def write(self, record: Mapping[str, Any]) -> None:

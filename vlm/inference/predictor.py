@@ -25,7 +25,7 @@ class Predictor(ABC):
         fields: The fields of a record that a line of text shows.
     Args:
         path: The checkpoint.
-        device: Where to run.
+        device: The device that it runs on.
         dtype: Of weights and states.
         trust: A package of the user's own whose classes may be built.
     Raises:

@@ -15,7 +15,7 @@ from vlm.inference.output import csv_text, part
 def begun(
     out: str, *, form: str, columns: Sequence[str], paths: Collection[str], results: int = 1
 ) -> Callable[[str], bool]:
-    """Whether an image's captions are in the file already.
+    """A test of whether an image's captions are in the file already.
 
     A kill may leave a line or the captions of an image half written at the file's end: they are cut off.
 

@@ -9,7 +9,7 @@ from vlm.errors import printable
 
 @dataclass
 class Continuation:
-    """What was written after a prompt, and its log-probability in nats."""
+    """Text after a prompt, and its log-probability in nats."""
 
     prompt: str
     text: str

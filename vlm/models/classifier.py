@@ -1,5 +1,6 @@
 """An image classifier: an encoder, a pooling of its states, a linear head."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Rate, Supplied
 from vlm.models.context import Context
+from vlm.models.flop import Flop, cross_flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
@@ -71,6 +73,13 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor | Features) -> Tensor:
         return self.head(self.dropout(self.pooled(encode(self.encoder, images))))
+
+    def flop(self, image_size: int) -> Flop:
+        encoder, pool = encoder_flop(self.encoder, image_size), 0
+        if self.attention_pool is not None:
+            token, state, pair = cross_flop(self.attention_pool.attn)
+            pool = token + encoder.states * (state + pair)
+        return replace(encoder, pool=pool, head=2 * self.head.weight.numel())
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an image: states (B, S, D) -> (B, D)."""

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Range, Rate, Supplied
 from vlm.models.context import Context
-from vlm.nn.attention import KeyValueCache, MayAttend, as_cached, causal_within, changing_lengths
+from vlm.models.flop import Flop, block_flop, cross_flop
+from vlm.nn.attention import KeyValueCache, Mask, as_cached, causal_within, changing_lengths
 from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
@@ -82,21 +83,32 @@ class Decoder(nn.Module):
         length = tokens.shape[1]
         if segments is None:
             positions = torch.arange(length, device=tokens.device)
-            may_attend: MayAttend = "causal"
+            mask: Mask = "causal"
         else:
-            positions, may_attend = positions_within(segments), causal_within(segments)
+            positions, mask = positions_within(segments), causal_within(segments)
         x = self.embed(tokens, positions)
-        placed = self.positions.place(positions, keys=length)
-        states, mask = (None, None) if context is None else (context.states, context.mask)
+        position = self.positions.place(positions, keys=length)
+        states, context_mask = (None, None) if context is None else (context.states, context.mask)
         # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
         changing = context is not None or not self.training
         with changing_lengths(x.device) if changing else nullcontext():
             for block in self._blocks():
-                x = block(x, may_attend, placed, context=block.keys_values(states), context_mask=mask)
+                x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
         return self.norm(x)
 
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        own = [block_flop(block) for block in self._blocks()]
+        cross = [cross_flop(block.cross_attn) for block in self._blocks() if block.cross_attn is not None]
+        return Flop(
+            token=sum(token for token, _ in own) + sum(token for token, _, _ in cross),
+            pair=sum(pair for _, pair in own),
+            state=sum(state for _, state, _ in cross),
+            context_pair=sum(pair for _, _, pair in cross),
+            head=2 * self.token_embed.weight.numel(),
+        )
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
@@ -156,13 +168,13 @@ class Decoder(nn.Module):
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
-        positions, sight = state.look(self.positions, tokens.shape[1])
+        positions, inputs = state.look(self.positions, tokens.shape[1])
         added = self.positions.embed(positions)
         x = self.token_embed(tokens)
         x = (x if added is None else x + added.to(x.dtype)).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
-            x = block.step(x, sight, cache, keys_values, bias)
+            x = block.step(x, inputs, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)
 
 

@@ -1,10 +1,13 @@
 """An image encoder joined to a text decoder."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.flop import Flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
 
 AT_ONCE = 8  # images that a CPU encodes at once
@@ -30,6 +33,11 @@ class VisionLanguageModel(nn.Module):
 
     def encode(self, images: Tensor | Features) -> Context:
         return encode(self.encoder, images)
+
+    def flop(self, image_size: int) -> Flop:
+        encoder = encoder_flop(self.encoder, image_size)
+        image = {name: getattr(encoder, name) for name in ("image", "projection", "learned", "states")}
+        return replace(self.decoder.flop(), **image)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)

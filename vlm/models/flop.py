@@ -2,23 +2,18 @@
 
 Only matrix products count, a multiplication and an addition each, as in the count that model FLOP utilisation is
 defined by (Chowdhery et al. 2022, "PaLM", appendix B): what a model has to compute, whatever a program does beside it.
-Attention counts whole, also where a mask hides half of it, and the backward pass counts twice the forward one.
+Attention counts whole, also where a mask hides half of it, and the backward pass counts twice the forward one. A model
+states its own count in a method `flop`; an encoder that states none is measured.
 """
 
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from vlm.models.classifier import Classifier
 from vlm.models.context import Context
-from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.frozen_features import frozen_part
-from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vit import ViT
 from vlm.nn.attention import CrossAttention, SelfAttention
 
 
@@ -39,48 +34,30 @@ class Work:
     kept: bool = False
 
 
-class ModelFlop:
-    """Counts the operations of training steps of one model; made before the model is sharded.
+@dataclass(frozen=True, kw_only=True)
+class Flop:
+    """Operations of a model, by the piece of work that takes them.
 
     Args:
-        model: A VisionLanguageModel, a Classifier or a Decoder.
-        image_size: Side of its images, in pixels; 0 where it reads none.
-    Raises:
-        TypeError: The model is of another kind.
+        image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
+            ones that have a backward pass: none has below what learns.
+        states: States that an image becomes.
+        token, pair: Of a token, and of a pair of tokens of a row.
+        state, context_pair: Of a state of the context, and of its pair with a token.
+        pool: Of pooling an image's states.
+        head: Of a position that goes through the head.
     """
 
-    def __init__(self, model: nn.Module, *, image_size: int = 0) -> None:
-        if not isinstance(model, VisionLanguageModel | Classifier | Decoder):
-            raise TypeError(f"the operations of a {type(model).__name__} are not counted")
-        self.image = self.projection = self.states = self.pool = 0
-        self.token = self.pair = self.state = self.context_pair = 0
-        self.learned = 0  # of an image's operations, those that have a backward pass: none has below what learns
-        if not isinstance(model, Decoder):
-            self.image, self.states = encoder_flop(model.encoder, image_size)
-            if isinstance(model.encoder, TimmEncoder):
-                self.projection = 2 * self.states * model.encoder.proj.weight.numel()
-            if _learns(frozen_part(model.encoder)):
-                self.learned = self.image
-            elif _learns(model.encoder):
-                self.learned = self.projection
-        if isinstance(model, Classifier):
-            self.head = 2 * model.head.weight.numel()
-            if model.attention_pool is not None:
-                self._add_cross(model.attention_pool.attn)
-                self.pool = self.token + self.states * (self.state + self.context_pair)
-            return
-        decoder = model if isinstance(model, Decoder) else model.decoder
-        self.head = 2 * decoder.token_embed.weight.numel()
-        for block in decoder._blocks():
-            token, pair = block_flop(block)
-            self.token, self.pair = self.token + token, self.pair + pair
-            if block.cross_attn is not None:
-                self._add_cross(block.cross_attn)
-
-    def _add_cross(self, attn: CrossAttention) -> None:
-        self.token += 2 * (attn.q.weight.numel() + attn.proj.weight.numel())
-        self.state += 2 * attn.kv.weight.numel()
-        self.context_pair += _mixing(attn)
+    image: int = 0
+    projection: int = 0
+    learned: int = 0
+    states: int = 0
+    token: int = 0
+    pair: int = 0
+    state: int = 0
+    context_pair: int = 0
+    pool: int = 0
+    head: int = 0
 
     def forward(self, work: Work, predicted: float) -> dict[str, float]:
         """Operations of a forward pass, by part of the model.
@@ -99,30 +76,55 @@ class ModelFlop:
 
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
-        found = self.forward(work, predicted)
-        encoder = found["encoder"] + 2 * work.images * self.learned
-        return encoder + 3 * (found["decoder"] + found["head"])
+        parts = self.forward(work, predicted)
+        encoder = parts["encoder"] + 2 * work.images * self.learned
+        return encoder + 3 * (parts["decoder"] + parts["head"])
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A module that states its operations."""
+
+    def flop(self, image_size: int) -> Flop:
+        """Operations for images of so many pixels a side; 0 where it reads none."""
+
+
+def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
+    """The operations of a model, asked before it is sharded.
+
+    Raises:
+        TypeError: The model does not state them.
+    """
+    if not isinstance(model, Counted):
+        raise TypeError(f"the operations of a {type(model).__name__} are not counted: it has no method flop")
+    return model.flop(image_size)
+
+
+def encoder_flop(encoder: nn.Module, image_size: int) -> Flop:
+    """The operations of encoding an image, as the encoder states them or as torch counts them."""
+    if isinstance(encoder, Counted):
+        flop = encoder.flop(image_size)
+    else:
+        count, context = measured(encoder, image_size)
+        flop = Flop(image=count, states=cast(Context, context).states.shape[1])
+    learned = flop.image if _learns(frozen_part(encoder)) else flop.projection if _learns(encoder) else 0
+    return replace(flop, learned=learned)
 
 
 def _learns(part: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in part.parameters())
 
 
-def encoder_flop(encoder: nn.Module, image_size: int) -> tuple[int, int]:
-    """Operations of encoding one image, and how many states it becomes."""
-    if not isinstance(encoder, ViT):
-        count, context = measured(encoder, image_size)
-        return count, cast(Context, context).states.shape[1]
-    count, patches = measured(encoder.patch_embed, image_size)
-    states = cast(Tensor, patches)[0, 0].numel() + (encoder.class_token is not None)
-    for block in encoder.blocks:
-        token, pair = block_flop(block)
-        count += states * (token + states * pair)
-    return count, states
+def cross_flop(attn: CrossAttention) -> tuple[int, int, int]:
+    """Operations of cross-attention: for each token, each state of the context, and each pair of both."""
+    token = 2 * (attn.q.weight.numel() + attn.proj.weight.numel())
+    return token, 2 * attn.kv.weight.numel(), _mixing(attn)
 
 
 def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]:
     """Operations of a module that reads one image, as torch counts them, and what it gives; nothing is computed."""
+    from torch.utils.flop_counter import FlopCounterMode  # which using a model does not need
+
     tensors = {name: t.detach().to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

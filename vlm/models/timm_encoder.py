@@ -1,13 +1,14 @@
 """Any timm backbone as an image encoder."""
 
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
 from vlm.models.context import Context
+from vlm.models.flop import Flop, measured
 
 
 class TimmEncoder(nn.Module):
@@ -49,6 +50,11 @@ class TimmEncoder(nn.Module):
 
     def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
+
+    def flop(self, image_size: int) -> Flop:
+        count, context = measured(self, image_size)
+        states = cast(Context, context).states.shape[1]
+        return Flop(image=count, states=states, projection=2 * states * self.proj.weight.numel())
 
 
 def _freeze_unused(backbone: nn.Module, image_size: int) -> None:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
-from vlm.nn.position import NOWHERE, Placed
+from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
 
-# What a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
+# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
 # broadcastable to (B, N, L, S) where True means "may attend".
-MayAttend = Tensor | Literal["causal"] | None
+Mask = Tensor | Literal["causal"] | None
 
 
 def causal_within(segments: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    may_attend: MayAttend = None,
+    mask: Mask = None,
     bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -55,7 +55,7 @@ def attention(
     heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
 
     Args:
-        may_attend: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
+        mask: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
         bias: Added to the scaled products, (N, L, S).
         scale: Factor of the products; by default 1 / √K.
         dropout: Probability of dropping an attention weight.
@@ -63,14 +63,14 @@ def attention(
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
     if _plainly(q, k, dropout):
-        weights = attention_weights(q, k, may_attend=may_attend, bias=bias, scale=scale)
+        weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
         return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     if k.shape[1] != q.shape[1]:
         options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
-    if bias is None and isinstance(may_attend, str) and q.shape[2] == k.shape[2]:
+    if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=_mask(q, k, may_attend, bias), **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_dense(q, k, mask, bias), **options)
 
 
 @contextmanager
@@ -104,10 +104,10 @@ def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
 
 
 def attention_weights(
-    q: Tensor, k: Tensor, *, may_attend: MayAttend = None, bias: Tensor | None = None, scale: float | None = None
+    q: Tensor, k: Tensor, *, mask: Mask = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """The weights that `attention` gives to values: (B, N, L, S)."""
-    mask = _mask(q, k, may_attend, bias)
+    mask = _dense(q, k, mask, bias)
     scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
     if mask is not None:
@@ -134,12 +134,12 @@ def _spread(shared: Tensor, q: Tensor) -> Tensor:
     return shared if group == 1 else shared.repeat_interleave(group, dim=1)
 
 
-def _mask(q: Tensor, k: Tensor, may_attend: MayAttend, bias: Tensor | None) -> Tensor | None:
-    if isinstance(may_attend, str):
-        may_attend = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
-    if bias is None or may_attend is None:
-        return may_attend if bias is None else bias
-    return bias.masked_fill(~may_attend, -torch.inf)
+def _dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
+    if isinstance(mask, str):
+        mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias.masked_fill(~mask, -torch.inf)
 
 
 class KeyValueCache:
@@ -265,21 +265,21 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        may_attend: MayAttend = None,
-        placed: Placed = NOWHERE,
+        mask: Mask = None,
+        position: PositionInfo = NO_POSITIONS,
     ) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = self.qkv(placed.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
+        qkv = self.qkv(position.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
         q, k, v = qkv.split(heads, dim=1)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
-        q, k = placed.rotate(q), placed.rotate(k)
+        q, k = position.rotate(q), position.rotate(k)
         x = self.attend(
             q,
             k,
             v,
-            may_attend=may_attend,
-            bias=placed.bias,
+            mask=mask,
+            bias=position.bias,
             scale=None if self.cosine is None else 1.0,
             dropout=self.dropout if self.training else 0.0,
         )
@@ -333,7 +333,7 @@ class CrossAttention(nn.Module):
             q if self.cosine is None else self.cosine.queries(q),
             k,
             v,
-            may_attend=None if mask is None else mask[:, None, None, :],  # (B, 1, 1, S)
+            mask=None if mask is None else mask[:, None, None, :],  # (B, 1, 1, S)
             scale=None if self.cosine is None else 1.0,
             dropout=self.dropout if self.training else 0.0,
         )

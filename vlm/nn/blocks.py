@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.nn.attention import CrossAttention, MayAttend, SelfAttention
+from vlm.nn.attention import CrossAttention, Mask, SelfAttention
 from vlm.nn.dropout import Dropout
-from vlm.nn.position import NOWHERE, Placed
+from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -159,8 +159,8 @@ class Block(nn.Module):
             return x + self.drop_path(self.dropout(branch(norm(x))))
         return norm(x + self.drop_path(self.dropout(branch(x))))
 
-    def forward(self, x: Tensor, may_attend: MayAttend = None, placed: Placed = NOWHERE) -> Tensor:
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
+    def forward(self, x: Tensor, mask: Mask = None, position: PositionInfo = NO_POSITIONS) -> Tensor:
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, mask, position))
         return self.residual(x, self.norm2, self.mlp)
 
 
@@ -188,14 +188,14 @@ class DecoderBlock(Block):
     def forward(  # a decoder's block is causal and takes context
         self,
         x: Tensor,
-        may_attend: MayAttend = "causal",
-        placed: Placed = NOWHERE,
+        mask: Mask = "causal",
+        position: PositionInfo = NO_POSITIONS,
         *,
         context: tuple[Tensor, Tensor] | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
         cross = self.cross_attn
-        x = self.residual(x, self.norm1, lambda x: self.attn(x, may_attend, placed))
+        x = self.residual(x, self.norm1, lambda x: self.attn(x, mask, position))
         if cross is not None and context is not None:
             x = self.residual(x, self.norm_cross, lambda x: cross(x, context, context_mask))
         return self.residual(x, self.norm2, self.mlp)

@@ -42,7 +42,7 @@ def sincos_2d(side: int, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PositionInfo:
     """What the self-attention of every layer is told of the positions of its tokens.
 
     Args:
@@ -70,7 +70,7 @@ class Placed:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-NOWHERE = Placed()
+NO_POSITIONS = PositionInfo()
 
 
 class Positions(nn.Module):
@@ -86,9 +86,9 @@ class Positions(nn.Module):
         """What is added to the input, broadcastable to (B, L, D)."""
         return None
 
-    def place(self, positions: Tensor, *, keys: int) -> Placed:
+    def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
         """What every layer is told, where the tokens are the last ones of a row of `keys` tokens."""
-        return NOWHERE
+        return NO_POSITIONS
 
 
 class LearnedPositions(Positions):
@@ -135,8 +135,8 @@ class LearnedPositionsEachLayer(LearnedPositions):
     def embed(self, positions: Tensor) -> Tensor | None:
         return None
 
-    def place(self, positions: Tensor, *, keys: int) -> Placed:
-        return Placed(added=nn.functional.embedding(positions, self.weight))
+    def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
+        return PositionInfo(added=nn.functional.embedding(positions, self.weight))
 
 
 class SinusoidalPositions(Positions):
@@ -177,10 +177,10 @@ class RotaryPositions(Positions):
             raise ValueError(f"head_dim {head_dim} is odd; rotary positions need pairs")
         self.head_dim, self.base = head_dim, base
 
-    def place(self, positions: Tensor, *, keys: int) -> Placed:
+    def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
         waves = _waves(positions, self.head_dim, self.base)
         cos, sin = waves if positions.ndim == 1 else (wave[:, None] for wave in waves)  # (L, K/2) or (B, 1, L, K/2)
-        return Placed(rotation=(cos, sin))
+        return PositionInfo(rotation=(cos, sin))
 
 
 class RelativeBias(Positions):
@@ -199,13 +199,13 @@ class RelativeBias(Positions):
         self.max_len, self.causal = max_len, causal
         self.weight = nn.Parameter(torch.zeros(num_heads, max_len if causal else 2 * max_len - 1))
 
-    def place(self, positions: Tensor, *, keys: int) -> Placed:
+    def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
         # Segments lie end to end, so that places in the row differ by as much as places in the segment.
         key = torch.arange(keys, device=positions.device)
         query = key[keys - positions.shape[-1] :]
         furthest = self.max_len - 1
         offset = (query[:, None] - key).clamp(0 if self.causal else -furthest, furthest)  # (L, S)
-        return Placed(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
+        return PositionInfo(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
 
 
 def _waves(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""How training runs the blocks of a model: compiled, or with their activations computed anew in the backward pass.
+"""Blocks of a model in training: compiled, or with their activations computed anew in the backward pass.
 
-Both change what a block's `forward` is and nothing else: no module is wrapped, so that weights keep their names, and
-what strategies hang on a block (gathering its weights, reducing its gradients) stays outside.
+Both replace a block's `forward` and nothing else: no module is wrapped, so that weights keep their names, and the hooks
+of strategies on a block (gathering its weights, reducing its gradients) stay outside.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vlm.nn.attention import same_kernels
 
-STACKS = ("blocks", "layers", "stages")  # what the blocks of a model stand in, by our names and timm's
+STACKS = ("blocks", "layers", "stages")  # attributes that hold the blocks of a model, by our names and timm's
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -32,10 +32,10 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
             et al. 2016), with the same dropout. Blocks with batch norms are left out: statistics would count twice.
         compiled: Compiles a function; None to run blocks as they are.
     """
-    found = list(blocks(model))
+    every = list(blocks(model))
     ways: dict[Any, Any] = {}  # a way a class: blocks alike share their code
-    for block in found:
-        if any(inner in found for inner in block.modules() if inner is not block):
+    for block in every:
+        if any(inner in every for inner in block.modules() if inner is not block):
             continue
         plain = type(block).forward
         if compiled and plain not in ways:

@@ -1,4 +1,4 @@
-"""torch.compile for training: where it works, what it is told, and how long it takes."""
+"""torch.compile for training: its requirements, its settings, and the time that it takes."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ VARIANTS = 64  # of one function; blocks that differ, as by their drop_path, are
 
 
 def missing(*, on_gpu: bool) -> str | None:
-    """What torch.compile needs and this machine does not have."""
+    """Requirement of torch.compile that this machine lacks; None if there is none."""
     if on_gpu and find_spec("triton") is None:
         return "Triton (pip install triton)"
     if on_gpu and torch.cuda.get_device_capability() < (7, 0):
@@ -59,7 +59,7 @@ def seconds() -> float:
 
 
 def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
-    """What compiles a block's forward pass, where torch is told what blocks need; `seconds` tells how long it takes."""
+    """A compiler of a block's forward pass, with the settings that blocks need; `seconds` has its time so far."""
     from torch._dynamo import config  # only here: it takes seconds
 
     settings: Any = config

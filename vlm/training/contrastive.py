@@ -45,7 +45,7 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Every rank's loss depends on every rank's rows: the gradient of a row is the sum of what all ranks give it."""
+    """Every rank's loss depends on every rank's rows: the gradient of a row is the sum of those on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:

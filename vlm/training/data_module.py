@@ -37,6 +37,7 @@ class Data(L.LightningDataModule):
         train_samples: Train on so many samples alone, each class having its share, the same in every epoch; None for
             all.
         cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
+        test: Whether the test split may be read.
         cache: Folder of what is kept from run to run; None for none.
     Raises:
         UserError: Repeats do not divide the batch size, or there are too few samples to hold any out.
@@ -56,13 +57,14 @@ class Data(L.LightningDataModule):
         train_samples: Count | None = None,
         cache_features: bool = False,
         cache: Supplied[str | None] = None,
+        test: Supplied[bool] = True,
     ) -> None:
         super().__init__()
         if train_samples is not None and train_samples < 1:
             raise UserError(f"data.train_samples: {train_samples} is too small; give at least 1")
         if repeats < 1 or batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
-        self.source, self.fields, self.seed = source, dict(fields), seed
+        self.source, self.fields, self.seed, self._test = source, dict(fields), seed, test
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
@@ -76,7 +78,8 @@ class Data(L.LightningDataModule):
             field.open(source, self.splits, seed=seed, cache=Path(cache) if cache else None)
 
     def _open(self, train_samples: int | None) -> dict[str, Split]:
-        splits = {name: self.source.split(name) for name in self.source.splits}
+        readable = (name for name in self.source.splits if name != "test" or self._test)
+        splits = {name: self.source.split(name) for name in readable}
         train = splits["train"]
         if "val" not in splits:
             held = validation(*self._names_and_labels(train), self.seed)

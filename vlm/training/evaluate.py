@@ -1,11 +1,15 @@
 """Evaluating a checkpoint as training's own test does."""
 
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from vlm.config import target
 from vlm.config.compose import override
 from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
+from vlm.models.decoder import Decoder
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -16,6 +20,21 @@ def unread(key: str) -> bool:
     """Whether an evaluation does not read a key of the config."""
     parts = key.split(".")
     return parts[0] in TRAINING or bool(HELD.intersection(parts))
+
+
+def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
+    """Refuses texts that are longer than the model has positions for.
+
+    Raises:
+        UserError: It names the key.
+    """
+    for module in model.modules():
+        for name, field in config["task"]["fields"].items():
+            if isinstance(module, Decoder) and field.get("max_len", 0) > module.max_len:
+                raise UserError(
+                    f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
+                    f"positions; give data.max_len={module.max_len}"
+                )
 
 
 def evaluate_checkpoint(
@@ -36,12 +55,12 @@ def evaluate_checkpoint(
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.inference.output import output_folder
-    from vlm.training.fit import check, chose, quiet, table
+    from vlm.training.check import check
     from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.train import chose, quiet, table
 
     quiet()
-    folder = None if out is None else output_folder(out)
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
@@ -51,14 +70,18 @@ def evaluate_checkpoint(
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
+    config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
+    folder = None if out is None else output_folder(out)
     data = build_data(config)
     with refusing(path):
         data.restore(loaded["vlm"])
     split = split or data.final_split
     data.split(split)
-    task = build_task(config, ckpt.load_model(loaded, trust=trust), data)
+    model = ckpt.load_model(loaded, trust=trust)
+    check_lengths(config, model)
+    task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     print(table(results) + chose(config, results))

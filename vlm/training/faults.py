@@ -1,14 +1,14 @@
-"""What a machine does to a run, in words: full disks, lost processes, too little memory; and how to go on."""
+"""Faults of a machine in words: full disks, lost processes, too little memory; and how to go on."""
 
 import errno
 import re
-import shlex
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError, UserError
+from vlm.training.command import train_command
+from vlm.training.launcher import Launcher, describe, started
 
 # What a process says that waited for another one which is gone.
 _LOST = ("connection closed by peer", "connection reset", "broken pipe", "gloo", "nccl", "socket")
@@ -21,7 +21,7 @@ _MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory
 
 
 def explain(fault: Exception, run: Any) -> Exception:
-    """What to raise in the place of an exception that a run ended with: a UserError where it has a remedy.
+    """The exception to raise in place of one that ended a run: a UserError where there is a remedy.
 
     Args:
         run: The vlm.training.run.Run; None if it failed while it was put together.
@@ -33,13 +33,14 @@ def explain(fault: Exception, run: Any) -> Exception:
         found = _of_a_rank(fault, found, run)
     if found is None:
         return fault
-    if run.trainer.is_global_zero and found.status == 1:
-        return type(found)(f"{found}\n{standing(run.folder, found)}", 1)
+    saved = any((run.folder / "checkpoints").glob("*.ckpt"))
+    if run.trainer.is_global_zero and (found.status == 1 or saved):
+        return type(found)(f"{found}\n{standing(run.folder, found)}", found.status)
     return found
 
 
 def _of_a_rank(fault: Exception, found: UserError | None, run: Any) -> UserError | None:
-    """What to tell where the others did not fail together with this process."""
+    """The fault of a process whose other ranks did not fail together with it."""
     rank = run.trainer.global_rank
     if _is_lost(fault):
         return _lost(run)
@@ -54,11 +55,11 @@ def _began(run: Any) -> bool:
 
 
 def standing(folder: Path, fault: Exception | None = None) -> str:
-    """Where a run stands that a fault ended, and how to go on."""
+    """A line on the last save of a run that a fault ended, with the command that resumes it."""
     saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
     if not saved:
         return "no checkpoint had been written yet: start the run again"
-    command = f"python train.py {shlex.quote(f'resume={folder}')}"
+    command = train_command(f"resume={folder}")
     if getattr(fault, "repeats", False):
         return (
             f"the last good state is in {saved[0]}; from there the same comes again, unless the trainer is another: "
@@ -126,26 +127,17 @@ def _worker(pids: str, how: str) -> str:
 
 
 def _is_lost(fault: BaseException) -> bool:
-    """Whether this process only found that another one is gone."""
+    """True for a fault that is only the loss of another process."""
     kinds = [type(found).__name__ for found in _chain(fault)]
     text = "\n".join(str(found) for found in _chain(fault) if isinstance(found, RuntimeError)).lower()
     return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _LOST)
 
 
 def _lost(run: Any) -> UserError:
-    """What this process knows of the one that is gone; where another started it, that one says it."""
-    from vlm.training.launcher import Launcher, started
-
+    """The fault of the process that is gone, as far as this one knows it."""
     launcher = run.trainer.strategy.launcher
     gone = launcher.lost() if isinstance(launcher, Launcher) and not started() else None
     if gone:
         return SharedError(describe(*gone), 1)
     said = "another process of the run is gone; if it was not killed, it said why"
     return SharedError(said, 1) if started() else UserError(f"rank {run.trainer.global_rank}: {said}", 1)
-
-
-def describe(rank: int, code: int) -> str:
-    """How a rank ended, from its exit code."""
-    if code < 0:
-        return f"rank {rank} was killed by {signal.Signals(-code).name}, mostly for want of memory"
-    return f"rank {rank} ended with an error, which stands above"

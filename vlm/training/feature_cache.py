@@ -24,7 +24,7 @@ from vlm.inference.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
 from vlm.training.data_module import Data
-from vlm.training.processes import first, first_alone
+from vlm.training.processes import is_rank_zero, rank_zero_first
 
 PATIENCE = timedelta(days=7)  # others wait for the process that makes them, for as long as it lives
 
@@ -63,8 +63,8 @@ def keep_features(run: Any, folder: Path) -> None:
         precision=str(trainer.precision),
         context=trainer.precision_plugin.forward_context,
     )
-    with first_alone(PATIENCE):  # what it writes, the others read
-        run.data.use_features(builder.build(folder, lambda line: print(line, flush=True) if first() else None))
+    with rank_zero_first(PATIENCE):  # what it writes, the others read
+        run.data.use_features(builder.build(folder, lambda line: print(line, flush=True) if is_rank_zero() else None))
 
 
 def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Features:

@@ -58,7 +58,7 @@ class Sharded(ModelParallelStrategy):
 
 
 def shard(model: nn.Module, strategy: Any) -> None:
-    """Shards a model over the ranks of a strategy that is for it: each block by itself, what is left as one."""
+    """Shards a model over the ranks of a sharding strategy: each block by itself, the rest as one."""
     if not isinstance(strategy, Sharded) or isinstance(model, FSDPModule):
         return
     mesh = strategy.device_mesh["data_parallel"]
@@ -79,7 +79,7 @@ def gather(model: nn.Module) -> None:
 
 
 def scatter(model: nn.Module) -> None:
-    """Takes back what `gather` gave."""
+    """Shards the weights again after `gather`."""
     _each(model, whole=False)
 
 

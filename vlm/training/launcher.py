@@ -1,6 +1,7 @@
 """The processes that a run starts for its further devices: when one dies all end, and soon."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,13 +12,15 @@ import lightning as L
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from vlm.data.workers import end_workers
+
 PARENT = "VLM_LAUNCHER"  # by which a started process knows who must not die
 POLL = 0.5  # seconds
 GRACE = 10.0  # seconds that the first process has to find for itself that another is gone, and to say what it knows
 
 
 def started() -> bool:
-    """Whether this process is one that a run's first one started."""
+    """True in a process that rank zero of a run started."""
     return os.environ.get(PARENT, str(os.getpid())) != str(os.getpid())
 
 
@@ -63,17 +66,24 @@ class Launcher(_SubprocessScriptLauncher):
             if all(process.returncode == 0 for process in self.procs):
                 return
         time.sleep(GRACE)
-        from vlm.training.faults import describe
-
         print(f"error: {describe(*failed[0])}; the others are stopped", file=sys.stderr, flush=True)
         self.end()
+        end_workers()
         os._exit(1)
 
 
 def _end_with_parent() -> None:
     while os.environ[PARENT] == str(os.getppid()):
         time.sleep(POLL)
+    end_workers()
     os._exit(1)
+
+
+def describe(rank: int, code: int) -> str:
+    """A line on the end of a rank, from its exit code."""
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}, mostly for want of memory"
+    return f"rank {rank} ended with an error, which stands above"
 
 
 def oversee(trainer: L.Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Where a run stands: its length in optimiser steps, and the trainer's own counters in a checkpoint."""
+"""Progress of a run: its length in optimiser steps, and the trainer's own counters in a checkpoint."""
 
 from typing import Any
 
@@ -20,9 +20,23 @@ def total_steps(trainer: L.Trainer) -> int:
 
 
 def validates(trainer: L.Trainer) -> bool:
-    """Whether a validation follows the last training batch, be it done or still to come."""
+    """True where a validation follows the last training batch, be it done or still to come."""
     loop = trainer.fit_loop
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def validates_regularly(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the last training batch by its interval, and not because the run ends there."""
+    stop, trainer.should_stop = trainer.should_stop, False
+    try:
+        return validates(trainer)
+    finally:
+        trainer.should_stop = stop
+
+
+def out_of_steps(trainer: L.Trainer) -> bool:
+    """Whether `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    return 0 <= trainer.max_steps <= trainer.global_step
 
 
 def settle(
@@ -38,7 +52,7 @@ def settle(
         loops: The state of the trainer's fit loop.
         epoch_batches: Training batches of an epoch.
         step: Optimiser steps done.
-        validates: Whether a validation follows this batch.
+        validates: Whether a regular validation follows this batch.
         validation_due: Whether it is still to come: a resumed run starts with it.
     """
     batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
@@ -49,7 +63,7 @@ def settle(
         batches[span].update(started=done, processed=done, completed=done)
         finished = epochs[span]["ready"] if over else epochs[span]["ready"] - 1
         epochs[span].update(started=epochs[span]["ready"], processed=finished, completed=finished)
-        # A validation whose first batch was begun is what the trainer knows as one to go back to.
+        # The trainer goes back to a validation whose first batch was begun.
         loops["epoch_loop.val_loop.batch_progress"][span].update(ready=begun, started=begun, processed=0, completed=0)
     if over:
         batches["current"].update(ready=0, started=0, processed=0, completed=0)

@@ -42,6 +42,8 @@ class Step:
         if len(terms) == 1:
             (term,) = terms.values()
             return term.total if term.weight == 1 else term.total * term.weight
+        if terms.keys() != counts.keys():
+            raise TypeError(f"counts(batch) of the task gives {', '.join(counts) or 'none'}, loss {', '.join(terms)}")
         if self._scales is None:
             own = [on_device(counts[name], term.total) for name, term in terms.items()]
             whole = summed(torch.stack(own)).clamp(min=1)
@@ -59,9 +61,8 @@ class Step:
         return torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in self.weights])
 
     def suspects(self) -> tuple[bool, list[str]]:
-        """Whether a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
-        totals = ((ids, [term.total for term in terms.values()]) for ids, terms in self.batches)
-        bad = [ids for ids, found in totals if not all(bool(torch.isfinite(total)) for total in found)]
+        """True where a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
+        bad = [ids for ids, terms in self.batches if not all(bool(term.total.isfinite()) for term in terms.values())]
         return bool(bad), [str(id) for ids in bad or [ids for ids, _ in self.batches] for id in ids]
 
 

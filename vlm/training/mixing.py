@@ -12,7 +12,7 @@ from vlm.models.frozen_features import Features
 class Mixing:
     """Mixes each image of a batch with another one, and their labels alike, by torchvision's transforms.
 
-    What is mixed is drawn from torch's own generator, which a training step seeds by its keys.
+    Partners and shares are drawn from torch's own generator, which a training step seeds by its keys.
 
     Args:
         mixup: Alpha of MixUp (Zhang et al. 2018), which blends two images; 0 is off.

@@ -24,7 +24,7 @@ class Muon(Optimizer):
         params: Groups; those with "matrices" hold the weights of linear and convolution layers.
         lr: Learning rate.
         momentum: Share of the momentum that stays, Nesterov's.
-        betas, eps: AdamW's, for what is no matrix.
+        betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
     """

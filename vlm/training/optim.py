@@ -21,7 +21,7 @@ class Schedule(Protocol):
 
 @dataclass
 class Optimization:
-    """How a model is trained.
+    """Optimiser and schedule of a training.
 
     Args:
         optimizer: Makes the optimiser from parameter groups.
@@ -70,20 +70,20 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     ]
 
 
-# What stands below the first block of a stack, by our names and timm's.
+# Modules below the first block of a stack, by our names and timm's.
 _BOTTOM = ("patch_embed", "positions", "class_token", "token_embed", "pos_embed", "cls_token", "stem", "conv1", "bn1")
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
-    """How many layers stand above each parameter in its stack: 0 for heads and last norms, 1 for the last block."""
+    """Number of layers above each parameter in its stack: 0 for heads and last norms, 1 for the last block."""
     names = [name for name, _ in model.named_parameters()]
-    found = {name: re.match(r"(.*?)(?:blocks|layers|stages|layer)\.?(\d+)\.", name) for name in names}
+    matches = {name: re.match(r"(.*?)(?:blocks|layers|stages|layer)\.?(\d+)\.", name) for name in names}
     counts: dict[str, int] = {}
-    for match in found.values():
+    for match in matches.values():
         if match:
             counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
     depths = {}
-    for name, match in found.items():
+    for name, match in matches.items():
         stack = match[1] if match else max((s for s in counts if name.startswith(s)), key=len, default="")
         below = name.removeprefix(stack).startswith(_BOTTOM) and stack in counts
         depths[name] = counts[stack] - int(match[2]) if match else (counts[stack] + 1 if below else 0)

@@ -1,4 +1,4 @@
-"""The processes of one run: what the first decides, all do."""
+"""The processes of one run: rank zero decides, and all do the same."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,29 +26,29 @@ def started() -> tuple[int, int] | None:
     return (rank, world) if world > 1 else None
 
 
-def first() -> bool:
-    """Whether this is the process that decides and writes."""
+def is_rank_zero() -> bool:
+    """True in the process that decides and writes."""
     ours = started()
     return ours[0] == 0 if ours else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE not in os.environ
 
 
-def agree(choose: Callable[[], str]) -> str:
-    """What the first process chooses, in every process of the run.
+def broadcast_choice(choose: Callable[[], str]) -> str:
+    """The choice of rank zero, returned in every process of the run.
 
     Args:
-        choose: Makes the choice; called in the first process only.
+        choose: Makes the choice; called in rank zero only.
     Raises:
         UserError: The choice failed, in all of them.
     """
     ours = started()
     if ours:
-        return _agree_by_store(choose, *ours)
-    if first():
+        return _broadcast_by_store(choose, *ours)
+    if is_rank_zero():
         os.environ[CHOICE] = choose()
     return os.environ[CHOICE]
 
 
-def _agree_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
+def _broadcast_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
     store = _store(rank, world)
     name = f"vlm choice {len(_stores)}"
     if rank > 0:
@@ -68,8 +68,8 @@ def _agree_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
 
 
 @contextmanager
-def first_alone(patience: timedelta = PATIENCE) -> Iterator[None]:
-    """What is done in it, the first process does before the others, so that it writes and they read.
+def rank_zero_first(patience: timedelta = PATIENCE) -> Iterator[None]:
+    """Lets rank zero run the block before the others, so that it writes and they read.
 
     Where Lightning starts the others, they come after the first has done it anyway.
 

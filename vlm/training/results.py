@@ -18,7 +18,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
     Raises:
         OSError: A file cannot be written.
     """
-    name = task.name.replace("_", " ").capitalize()
+    name = (task.name or type(task).__name__).replace("_", " ").capitalize()
     evaluation = Evaluation(
         title=f"{name}: {data.source.name or type(data.source).__name__}",
         split=task.test_split,

@@ -7,8 +7,8 @@ from typing import Any
 from vlm.config.override import check_resume_overrides
 from vlm.config.stored import thaw
 from vlm.errors import UserError
-from vlm.training.processes import agree, first
-from vlm.training.run_folder import check_same_run, claim, run_folders
+from vlm.training.processes import broadcast_choice, is_rank_zero
+from vlm.training.run_folder import check_same_run, lock, run_folders
 
 NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
 
@@ -23,24 +23,29 @@ def resume_run(where: str, overrides: list[str]) -> int:
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.training.fit import check, train
+    from vlm.training.check import check
+    from vlm.training.train import train
 
-    path = Path(agree(lambda: str(find(where))))
+    path = Path(broadcast_choice(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
+    if "optimizer_states" not in loaded:
+        raise UserError(
+            f"resume={where}: {path.name} has no optimiser to go on with; resume {path.with_name(NAMES[0])}"
+        )
     with refusing(path):
         saved = thaw(loaded["vlm"]["config"])
         finished(loaded, saved)
     config = check_resume_overrides(overrides, saved)
     check(config)
     check_steps(loaded, config)
-    if first():
+    if is_rank_zero():
         check_same_run(folder, saved)
     if finished(loaded, config) and (folder / "evaluation").is_dir():
         print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
         return 0
-    if first():
-        claim(folder)
+    if is_rank_zero():
+        lock(folder)
         print(f"resuming {folder} at step {loaded['global_step']}", file=sys.stderr)
     return train(config, folder=folder, checkpoint=path)
 
@@ -49,8 +54,16 @@ def find(where: str) -> Path:
     """The checkpoint to go on from.
 
     Raises:
-        UserError: There is none.
+        UserError: There is none, or it cannot be read.
     """
+    try:
+        return _find(where)
+    except OSError as fault:
+        reason = f"{fault.filename}: cannot be read ({fault.strerror})"
+        raise UserError(f"resume={where}: {reason}; change its permissions, or resume another run") from fault
+
+
+def _find(where: str) -> Path:
     if where == "last":
         return newest(Path("runs"), "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
     path = Path(where)
@@ -119,7 +132,7 @@ def epochs_done(loaded: dict[str, Any]) -> int:
 
 
 def finished(loaded: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether the checkpoint stands at the end that the config sets."""
+    """True for a checkpoint at the end that the config sets."""
     limits = config["trainer"]
     epochs, steps = limits.get("max_epochs"), limits.get("max_steps", -1)
     return bool(

@@ -32,7 +32,7 @@ from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.optim import Optimization
-from vlm.training.processes import agree, check_devices, first, first_alone
+from vlm.training.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.results import keep_results
 from vlm.training.run_folder import clean, create, new_folder
 from vlm.training.task import Task
@@ -60,7 +60,8 @@ def build_data(config: dict[str, Any]) -> Data:
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = supply(node["source"], {"needs": needs})
-    return build(node, "data", fields=fields, seed=config["seed"], cache=str(cache_folder(config)))
+    options = {"seed": config["seed"], "cache": str(cache_folder(config)), "test": config["test"]}
+    return build(node, "data", fields=fields, **options)
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -84,7 +85,7 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
         from vlm.checkpoint import start
 
         lines = start.start_from(model, places, tokenizer)
-        if first():
+        if is_rank_zero():
             print("\n".join(lines), flush=True)
 
 
@@ -123,7 +124,7 @@ def compiles(config: dict[str, Any]) -> bool:
     lacking = compiling.missing(on_gpu=on_gpu(config))
     if lacking and chosen:
         raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
-    if lacking and first():
+    if lacking and is_rank_zero():
         print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
     return lacking is None
 
@@ -151,7 +152,7 @@ class Run:
 
     def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         self.config, self.checkpoint = config, checkpoint
-        self.folder = folder or Path(agree(lambda: str(new_folder(config))))
+        self.folder = folder or Path(broadcast_choice(lambda: str(new_folder(config))))
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.compiled = compiles(config)
         self.data = self._open_data(loaded)
@@ -182,14 +183,14 @@ class Run:
         check_fit(self.config)
         config = self.config if loaded is None else contained(self.config, self.folder)
         self.cache = cache_folder(config)
-        with first_alone():  # what it puts into the cache, the others read
+        with rank_zero_first():  # what it puts into the cache, the others read
             data = build_data(config)
             if data.cache_features:
                 check_split(data.split("train"))
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
-            for line in skipped_lines(data.source.skipped) if first() else ():
+            for line in skipped_lines(data.source.skipped) if is_rank_zero() else ():
                 print(line, flush=True)
             data.prepare()
         return data
@@ -234,7 +235,7 @@ class Run:
 
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
-        loaded = ckpt.read(self.checkpoints.best if self.checkpoints.best.is_file() else self.checkpoints.last)
+        loaded = ckpt.read(self.checkpoints.kept)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         gather(self.task.model)  # one rank writes, and the report reads the model's attention

@@ -1,6 +1,8 @@
 """A run's folder: new or used by nobody else, and cleaned of what a killed process left."""
 
 import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -14,41 +16,66 @@ from vlm.errors import UserError
 CONFIG = "config.yaml"
 MAY_DIFFER = ("trainer", "logger", "callbacks")  # what a resumed run may have changed since its config was written
 
-_claims: dict[Path, IO[str]] = {}  # open for as long as this process lives
+_locks: dict[Path, IO[str]] = {}  # the configs of runs, open for as long as this process lives
+_empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, with the folders that were created for each
 
 
 def new_folder(config: dict[str, Any]) -> Path:
-    """A path that is not taken, runs/NAME/DATE_TIME; nothing is created."""
+    """Creates the empty folder of a new run, runs/NAME/DATE_TIME, which no other run that starts now takes.
+
+    Raises:
+        UserError: It cannot be created.
+    """
     folder = Path(config["runs"]) / config["name"] / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    while folder.exists():
-        folder = folder.with_name(f"{folder.name}_")
+    with _creating(folder):
+        parents = [path for path in folder.parents if not path.exists()]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while not _created(folder):
+            folder = folder.with_name(f"{folder.name}_")
+    _empty[folder] = [folder, *parents]
     return folder
 
 
+def _created(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _creating(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        place = fault.filename or folder
+        raise UserError(
+            f"{place}: cannot be created ({fault.strerror}); choose another place: runs=DIR, name=NAME", 1
+        ) from fault
+
+
 def create(folder: Path, config: dict[str, Any]) -> None:
-    """Makes the folder of a new run with its config in it, and claims it.
+    """Writes the config of a new run into its folder, and locks the run.
 
     Raises:
-        UserError: It cannot be made, or another run has taken it in the meantime.
+        UserError: It cannot be written.
     """
-    try:
-        folder.mkdir(parents=True)
+    with _creating(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         (folder / CONFIG).write_text(text, encoding="utf-8")
-    except FileExistsError as fault:
-        raise UserError(f"{folder}: another run was started there in the same second; start again", 1) from fault
-    except OSError as fault:
-        raise UserError(f"{folder}: cannot be created ({fault.strerror}); choose another place: runs=DIR", 1) from fault
-    claim(folder)
+    _empty.pop(folder, None)
+    lock(folder)
 
 
-def claim(folder: Path) -> None:
+def lock(folder: Path) -> None:
     """Keeps other processes from resuming a run for as long as this one lives.
 
     Raises:
         UserError: A living process has it.
     """
-    if folder.resolve() in _claims or not (folder / CONFIG).is_file():
+    if folder.resolve() in _locks or not (folder / CONFIG).is_file():
         return
     try:
         file = (folder / CONFIG).open("r+", encoding="utf-8")
@@ -61,13 +88,17 @@ def claim(folder: Path) -> None:
         raise UserError(f"{folder}: the run is going on in another process; wait for its end, or stop it") from fault
     except OSError:
         pass  # a file system without locks
-    _claims[folder.resolve()] = file
+    _locks[folder.resolve()] = file
 
 
-def release(folder: Path | None) -> None:
-    """Lets other processes have the run."""
-    if folder and (file := _claims.pop(folder.resolve(), None)):
-        file.close()
+def leave() -> None:
+    """Unlocks the runs of this process, and removes the folders of those that did not begin."""
+    while _locks:
+        _locks.popitem()[1].close()
+    while _empty:
+        with suppress(OSError):  # somebody else uses it
+            for folder in _empty.popitem()[1]:
+                folder.rmdir()
 
 
 def check_same_run(folder: Path, config: dict[str, Any]) -> None:
@@ -81,14 +112,14 @@ def check_same_run(folder: Path, config: dict[str, Any]) -> None:
     from vlm.checkpoint.verify import check_content
 
     path = folder / CONFIG
-    if folder.resolve() in _claims:  # to close the file would give up the claim; it was compared before that was made
+    if folder.resolve() in _locks:  # to close the file would unlock it; it was compared before
         return
     if not path.is_file():
         raise UserError(f"{folder}: is no run's folder, it has no {CONFIG}; resume a checkpoint where its run left it")
     try:
         own = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_content(own)
-    except (yaml.YAMLError, RecursionError, ValueError) as fault:
+    except (OSError, yaml.YAMLError, RecursionError, ValueError) as fault:
         raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
     for key, (here, there) in differences(freeze(own), freeze(config)).items():
         raise UserError(
@@ -121,5 +152,6 @@ def run_folders(runs: Path) -> list[Path]:
     saved: dict[Path, float] = {}
     for path in found:
         folder = path.parent.parent
-        saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
+        if path.is_file():  # and no link to nothing
+            saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
     return sorted(saved, key=lambda folder: saved[folder], reverse=True)

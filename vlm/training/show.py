@@ -1,4 +1,4 @@
-"""What the model reads and writes, in lines for a person."""
+"""Inputs and outputs of a model in lines for a person."""
 
 import shlex
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ def begun(config: dict[str, Any]) -> Path | None:
     if not job or int(os.environ.get("SLURM_RESTART_COUNT") or 0) < 1:
         return None
     marks = sorted((Path(config["runs"]) / config["name"]).glob(f"*/{JOB}"))
-    own = [mark.parent for mark in marks if mark.read_text(encoding="utf-8").strip() == job]
+    own = [mark.parent for mark in marks if mark.is_file() and mark.read_text(encoding="utf-8").strip() == job]
     saved = [folder for folder in own if any((folder / "checkpoints").glob("*.ckpt"))]
     return saved[-1] if saved else None
 

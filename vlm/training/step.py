@@ -1,4 +1,4 @@
-"""What an optimiser step is made of, and why one may not be taken."""
+"""Parts of an optimiser step, and the checks that stop one whose numbers are not finite."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from vlm.training.fsdp import local
 from vlm.training.loss_sums import Step
 
 SHOWN = 8  # names of samples in a message; a longer list goes into a file
+TRAINED = ("state_dict", "ema", "optimizer_states")  # the parts of a checkpoint that must be finite
 SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
 CAUSES = (
     "usual causes: a learning rate that is too high (optim.lr) or not warmed up (schedule.warmup), gradients that are "
@@ -34,19 +35,19 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def total_norm(optimizer: torch.optim.Optimizer) -> Tensor:
     """The norm of all gradients as one vector, the same on all ranks."""
-    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(found)
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def clip(optimizer: torch.optim.Optimizer, limit: float, norm: Tensor | None) -> None:
-    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value where no norm is given."""
-    found = gradients(optimizer)
+    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value where there is no norm."""
+    grads = gradients(optimizer)
     if norm is not None:
-        torch._foreach_mul_(found, (limit / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
         return
-    torch._foreach_clamp_min_(found, -limit)
-    torch._foreach_clamp_max_(found, limit)
+    torch._foreach_clamp_min_(grads, -limit)
+    torch._foreach_clamp_max_(grads, limit)
 
 
 def unscale(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> None:
@@ -60,7 +61,7 @@ def unscale(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> None:
 
 
 def overflow_is_handled(trainer: L.Trainer) -> bool:
-    """Whether gradients that are not finite are a loss scaler's to deal with: it skips the step, and scales by less."""
+    """True where a loss scaler deals with gradients that are not finite: it skips the step, and scales by less."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return scaler is not None and scaler.get_scale() > SMALLEST_SCALE
 
@@ -88,12 +89,11 @@ def stop(trainer: L.Trainer, model: nn.Module, step: Step, loss: Tensor) -> None
         NotFiniteError: Always, with the step, the samples and the usual causes.
     """
     guilty, names = step.suspects()
-    found = [(trainer.global_rank, guilty, names)]
+    reports: list[Any] = [(trainer.global_rank, guilty, names)]
     if trainer.world_size > 1:
-        everyone: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(everyone, found[0])
-        found = everyone
-    suspects = [report for report in found if report[1]] or found
+        own, reports = reports[0], [None] * trainer.world_size
+        torch.distributed.all_gather_object(reports, own)
+    suspects = [report for report in reports if report[1]] or reports
     if bool(torch.isfinite(loss)):
         what = f"the gradient is not finite ({_where(model)})"
     else:
@@ -127,12 +127,16 @@ def _listed(trainer: L.Trainer, rank: int, names: Sequence[str]) -> str:
 
 
 def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Stops a save of what holds a number that is not finite: a last update may have made one out of finite gradients.
+    """Stops a save of weights or optimiser states that are not finite.
+
+    A last update may have made them so out of finite gradients. The state of a callback may be infinite by intent, as
+    the first best score of early stopping.
 
     Raises:
         NotFiniteError: On all ranks, if the part of any holds one.
     """
-    named = [(name, local(t)) for name, t in _tensors(checkpoint, "") if t.is_floating_point() and t.numel()]
+    trained = {part: checkpoint[part] for part in TRAINED if part in checkpoint}
+    named = [(name, local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]
     # The largest of a tensor's values is not finite if any is: one pass, and small beside writing them.
     sizes = [norm.float().cpu() for norm in torch._foreach_norm([t for _, t in named], float("inf"))]
     bad = [name for (name, _), size in zip(named, sizes, strict=True) if not bool(torch.isfinite(size))]
@@ -147,4 +151,4 @@ def _tensors(value: Any, path: str) -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(path, value)]
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return [found for name, child in inner for found in _tensors(child, f"{path}.{name}" if path else str(name))]
+    return [pair for name, child in inner for pair in _tensors(child, f"{path}.{name}" if path else str(name))]

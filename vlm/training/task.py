@@ -18,7 +18,7 @@ from vlm.randomness import key, seed_torch
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
-from vlm.training.loop_counters import settle, total_steps, validates
+from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
@@ -32,19 +32,20 @@ class Task(L.LightningModule):
     terms is the weighted sum of such means; the counts of a step are then known before its first backward pass.
 
     Attributes:
-        samples: Some inputs of the last evaluation with what the model made of them, for people to look at: each has
-            at least "line", what is printed.
+        samples: Some inputs of the last evaluation with the model's outputs, for people to look at: each has at least
+            "line", the line to print.
         used: Samples of the last test.
         unread: A reason for each sample of the last evaluation that could not be read.
-        validation_due: Whether what is saved now goes on with a validation; set by who saves.
+        validation_due: Validation comes first where a run goes on from the checkpoint being saved; set by the callback
+            that saves.
         counted: Count of the first loss term since it was last set back: tokens, or images of a classifier.
         step_counts: Counts of the loss terms in this rank's batches of an optimiser step; set by the training loader.
         step_loss: Loss of the last optimiser step, on the device.
     Args:
-        model: What is trained.
-        fields: What the task reads of each record, by the names that its batches have.
-        optimization: How it is trained; None for a model that is only evaluated.
-        seed: Key of dropout and of all else that is random in a step.
+        model: The model to train.
+        fields: Fields that are read of each record, by the names that batches have.
+        optimization: Optimiser and schedule; None for a model that is only evaluated.
+        seed: Key of dropout and of all other randomness of a step.
         freeze: Names of submodules of the model that are not trained, such as "encoder".
     """
 
@@ -53,8 +54,8 @@ class Task(L.LightningModule):
         *,
         model: nn.Module,
         fields: Mapping[str, Field],
-        optimization: Optimization | None,
         seed: int,
+        optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Task(L.LightningModule):
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
-    name = ""  # of the task, as checkpoints and configs have it
+    name = ""  # of a task of vlm, as checkpoints and configs have it; others stand there as package.module.Class
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
@@ -92,7 +93,7 @@ class Task(L.LightningModule):
 
     @classmethod
     def compares_samples(cls, options: Mapping[str, Any]) -> bool:
-        """Whether a loss term compares the samples of a batch with one another, as a contrastive one does.
+        """True where a loss term compares the samples of a batch with one another, as a contrastive one does.
 
         Args:
             options: The task's config.
@@ -100,11 +101,11 @@ class Task(L.LightningModule):
         return False
 
     def size(self, batch: Any) -> int:
-        """How much training reads in a batch, for the progress bar."""
+        """Size of a batch in `unit`, for the progress bar."""
         return len(batch.ids)
 
     def work(self, batch: Any) -> Work:
-        """What a batch is to the model; asked in every step, so that it may not wait for the device."""
+        """Sizes of a batch, for counts of operations. Asked in every step, it may not wait for the device."""
         return Work(images=len(batch.ids))
 
     def configure_model(self) -> None:
@@ -171,22 +172,22 @@ class Task(L.LightningModule):
             torch.distributed.all_reduce(tensor)  # the strategy's own would wait at a barrier first
         return tensor
 
-    # Validation and test are one evaluation: a loss over the whole split, and what a task adds to it.
+    # Validation and test are one evaluation: a loss over the whole split, and the task's metrics.
 
     def on_evaluation_start(self) -> None:
-        """Forgets what an earlier evaluation gathered."""
+        """Clears the samples and sums of an earlier evaluation."""
         gather(self.model)
         self.samples = []
         self.unread = []
-        self._split_loss = SplitLoss(self.device)
         self.used = 0
+        self._split_loss = SplitLoss(self.device)
 
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss to those of the split."""
         self._split_loss.add(terms)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        """What the task measures beside the split's mean loss; with its controls if the evaluation is final."""
+        """Metrics beside the split's mean loss; with their controls if the evaluation is final."""
         raise TypeError(f"{type(self).__name__} measures nothing")
 
     def on_evaluation_end(self, split: str, *, final: bool) -> None:
@@ -225,16 +226,18 @@ class Task(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def description(self) -> dict[str, Any]:
-        """What using the trained model needs beyond its weights, in plain containers, for the checkpoint."""
+        """Needs of the trained model's use beyond its weights, in plain containers, for the checkpoint."""
+        kind = type(self)
+        task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
         states = (field.state() for field in self.fields.values())
-        return {"task": self.name, **{name: value for state in states for name, value in state.items()}}
+        return {"task": task, **{name: value for state in states for name, value in state.items()}}
 
     def predictions(self) -> list[dict[str, Any]]:
-        """What the last evaluation predicted, a record a sample, in plain containers."""
+        """Predictions of the last evaluation, a record a sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
 
     def details(self) -> dict[str, Any]:
-        """What the last evaluation found out of each class or image, in plain containers."""
+        """Figures of each class or image in the last evaluation, in plain containers."""
         return {}
 
     def report(self) -> list[Section]:
@@ -246,7 +249,7 @@ class Task(L.LightningModule):
         raise TypeError(f"{type(self).__name__} shows no batch")
 
     def example(self, data: Data, folder: Path) -> str:
-        """A command that uses the trained model, less its checkpoint; what it needs is put into the folder."""
+        """A command that uses the trained model, less its checkpoint; files that it needs are put into the folder."""
         raise TypeError(f"{type(self).__name__} has no example")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -256,5 +259,5 @@ class Task(L.LightningModule):
         if loops:
             steps.refuse_non_finite(self.trainer, checkpoint)
             batches = int(self.trainer.num_training_batches)
-            after = {"validates": validates(self.trainer), "validation_due": self.validation_due}
+            after = {"validates": validates_regularly(self.trainer), "validation_due": self.validation_due}
             settle(loops, epoch_batches=batches, step=self.global_step, **after)

@@ -10,7 +10,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.vit import ViT
 from vlm.nn.step import packed
-from vlm.nn.step.packed import PackedLinear, PackedMLP, lay_out_for_decoding, pack
+from vlm.nn.step.packed import PackedLinear, PackedMLP, prepack, prepack_for_decoding
 
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 
@@ -33,7 +33,7 @@ def test_an_encoder_computes_the_same_packed(activation: str) -> None:
     for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     laid_out = copy.deepcopy(plain)
-    pack(laid_out)
+    prepack(laid_out)
     kinds = [type(module) for module in laid_out.modules()]
     if packs.args[0] is False:
         assert kinds.count(PackedLinear) == 2 * 4 and kinds.count(PackedMLP) == (0 if activation == "swiglu" else 2)
@@ -52,7 +52,7 @@ def test_a_decoder_computes_the_same_in_any_layout(rows: int, activation: str, w
         vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, context_dim=24, activation=activation
     ).eval()
     laid_out = copy.deepcopy(plain)
-    lay_out_for_decoding(laid_out, rows=rows)
+    prepack_for_decoding(laid_out, rows=rows)
     context = Context(torch.randn(rows, 6, 24), None)
     tokens = torch.randint(50, (rows, 8))
     with torch.inference_mode():

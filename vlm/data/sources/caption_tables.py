@@ -89,6 +89,7 @@ def _check_columns(place: str, present: Collection[str], columns: dict[str, str]
 
 
 def _csv_rows(path: Path, text: str, delimiter: str, columns: dict[str, str]) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # a caption may be longer than Python's 131,072 characters
     # Strict, because else a stray quote silently swallows the rows that follow it.
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:

@@ -21,11 +21,11 @@ class StoredEvaluation:
     """An evaluation's folder.
 
     Attributes:
-        name: What tells it from the others.
+        name: Its name beside the others.
         split: The split.
         scores: By metric, as in metrics.json without the split.
         captions: Caption and references by image, of a captioner.
-        right: Whether each image's class was found, of a classifier.
+        right: Whether each image's class was predicted, of a classifier.
     """
 
     name: str
@@ -34,16 +34,21 @@ class StoredEvaluation:
     captions: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     right: dict[str, bool] = field(default_factory=dict)
 
+    @property
+    def images(self) -> set[str]:
+        """Images of which something is known."""
+        return {*self.captions, *self.right}
+
 
 def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
     """Prints evaluations side by side, each compared with the first; returns the exit status.
 
     Args:
-        folders: What ``vlm evaluate --out`` wrote, or folders of runs.
+        folders: Folders of ``vlm evaluate --out``, or of runs.
         out: HTML file to write as well.
         seed: Of the resampling.
     Raises:
-        UserError: A folder holds no evaluation, or there are fewer than two.
+        UserError: A folder holds no evaluation, there are fewer than two, or two have no image in common.
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
@@ -84,19 +89,19 @@ def read(folder: Path, name: str) -> StoredEvaluation:
 
 
 def places(folder: Path) -> list[Path]:
-    """Where an evaluation may lie in a folder."""
+    """Places of an evaluation in a folder."""
     return [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """What tells the folders apart: the parts of their paths that are not common to all."""
+    """Names of folders: the parts of their paths that are not common to all."""
     parts = [Path(folder).resolve().parts for folder in folders]
     if len(set(parts)) == 1:
         return [f"{Path(folder).name} ({place})" for place, folder in enumerate(folders, 1)]
@@ -112,10 +117,14 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
     """The metrics that are known of each image, compared on the images that both have."""
     known = (one.captions, other.captions) if one.captions else (one.right, other.right)
     shared = sorted(set(known[0]) & set(known[1]))
+    if not shared and (one.images or other.images):
+        raise UserError(
+            f"{one.name} and {other.name}: have no image in common; compare evaluations of the same data", 1
+        )
     left_out = len(set(known[0]) ^ set(known[1]))
     if left_out:
-        said = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
-        print_error(printable(said), "warning")
+        warning = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
+        print_error(printable(warning), "warning")
     if len(shared) < 2:
         return {}
     if one.captions:

@@ -20,7 +20,7 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split],
 
     Args:
         about: Lines of facts.
-        faults: What was found.
+        faults: Faults of the data.
         splits: The splits whose samples are shown.
         seed: Of which they are.
     """

@@ -95,7 +95,7 @@ def scores_section(scores: Results) -> str:
 
 
 def _grounding(scores: Results) -> Iterator[str]:
-    """Whether the images matter, in a picture and in words."""
+    """The part of the images in the loss, in a picture and in words."""
     if "loss@shuffled" not in scores:
         return
     losses = {"own image": scores["loss"], "other image": scores["loss@shuffled"]}
@@ -120,8 +120,8 @@ def curve_charts(curves: Mapping[str, charts.Line], wanted: Collection[str]) -> 
     drawn = [charts.line_chart("loss", {name: curves[name] for name in losses if name in curves})]
     others = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
     drawn += [charts.line_chart(name, {name: curves[name]}) for name in others if name.split("/")[1] in wanted]
-    found = "".join(filter(None, drawn))
-    return f'<div class="charts">{found}</div>' if found else ""
+    charts_html = "".join(filter(None, drawn))
+    return f'<div class="charts">{charts_html}</div>' if charts_html else ""
 
 
 def rendered(section: Section, picture: Picture) -> str:

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import KeyValueCache
-from vlm.nn.position import Placed
+from vlm.nn.position import PositionInfo
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What the tokens of a step are told of their places, and what they see of the cache.
+class StepInputs:
+    """Inputs of a step that all blocks share: positions of the tokens, and their mask over the cache.
 
     Args:
         beams: Number G of beams a row.
         length: Number L of tokens a beam.
-        placed: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
+        position: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
         bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
     Shapes:
         bias (B or 1, N or 1, G * L, slots)
@@ -33,12 +33,20 @@ class Sight:
 
     beams: int
     length: int
-    placed: Placed
+    position: PositionInfo
     bias: Tensor | None
 
 
 class StepBlock:
     """A DecoderBlock as a step calls it: its functions and weights at hand, without the machinery of modules.
+
+    The same branches as in `DecoderBlock.forward`, whose values the tests hold it to. Other than there, beams lie in
+    the axis of the queries, and keys come from caches:
+
+        x (B * G * L, D)
+          norm1 -> qkv -> (B, heads, G * L, K) -> cache -> keys (B, N, slots * G, K) -> attention, bias -> proj -> +
+          norm_cross -> q (B, N, G * L, K) -> keys of the context (B, N, S, K), once a row ------------> proj -> +
+          norm2 -> mlp -> +
 
     Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
     """
@@ -58,7 +66,7 @@ class StepBlock:
     def step(
         self,
         x: Tensor,
-        sight: Sight,
+        inputs: StepInputs,
         cache: KeyValueCache,
         context: tuple[Tensor, Tensor] | None,
         context_bias: Tensor | None,
@@ -69,7 +77,7 @@ class StepBlock:
             x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
         """
         pre = self.pre
-        x = x + self.attend_cache(self.norm1(x) if pre else x, sight, cache)
+        x = x + self.attend_cache(self.norm1(x) if pre else x, inputs, cache)
         x = x if pre else self.norm1(x)
         if self.cross is not None and context is not None:
             x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
@@ -77,20 +85,20 @@ class StepBlock:
         x = x + self.mlp(self.norm2(x) if pre else x)
         return x if pre else self.norm2(x)
 
-    def attend_cache(self, x: Tensor, sight: Sight, cache: KeyValueCache) -> Tensor:
+    def attend_cache(self, x: Tensor, inputs: StepInputs, cache: KeyValueCache) -> Tensor:
         """Self-attention to the cache, which takes the new tokens' keys and values in."""
-        placed, beams, length = sight.placed, sight.beams, sight.length
+        position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
-        qkv = self.qkv(placed.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
+        qkv = self.qkv(position.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
         q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
-        if placed.rotation is not None:
-            q, k = placed.rotate(q), placed.rotate(k)
+        if position.rotation is not None:
+            q, k = position.rotate(q), position.rotate(k)
         if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)
-        out = self.attn.attend(q, k, v, bias=sight.bias, scale=self.scale)
+        out = self.attn.attend(q, k, v, bias=inputs.bias, scale=self.scale)
         return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
     def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:

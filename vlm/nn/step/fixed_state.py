@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache, as_bias
 from vlm.nn.position import Positions
-from vlm.nn.step.block import Sight
+from vlm.nn.step.block import StepInputs
 from vlm.nn.step.state import DecodeState
 
 
@@ -39,7 +39,7 @@ class FixedDecodeState(DecodeState):
         self.slots = torch.zeros(state.beams, dtype=torch.long, device=device)
         caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
         super().__init__(state.blocks, caches, state.context, state.mask, starts, state.beams, state.max_len)
-        self.lineage, self.taken = state.lineage, state.length
+        self.beam_ancestors, self.taken = state.beam_ancestors, state.length
         self.now = torch.full((1,), self.taken - 1, device=device)  # the step that was taken last
 
     @property
@@ -50,14 +50,20 @@ class FixedDecodeState(DecodeState):
     def context_bias(self) -> Tensor | None:
         return None if self.mask is None else as_bias(self.mask, self.caches[0].keys)[:, None, None]
 
-    def descend(self, parents: Tensor) -> None:
-        if self.lineage is not None:
-            held = self.lineage
-            super().descend(parents)
-            self.lineage = held.copy_(self.lineage)
+    def reorder_beams(self, parents: Tensor) -> None:
+        if self.beam_ancestors is not None:
+            held = self.beam_ancestors
+            super().reorder_beams(parents)
+            self.beam_ancestors = held.copy_(self.beam_ancestors)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
-        """As in DecodeState, for one token.
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
+        """As in DecodeState, for one token, with the step on the device and all slots shown.
+
+        With room for four steps, at step 5:
+
+            slot           0    1    2    3
+            age            1    0    3    2      (now - slot) % 4, in steps
+            step held      4    5    2    3      now - age; below 0, and so below any start, where nothing is written
 
         Raises:
             ValueError: length is not 1.
@@ -69,10 +75,10 @@ class FixedDecodeState(DecodeState):
         place = self.now % self.max_len
         self.slots.copy_(place * self.beams + torch.arange(self.beams, device=self.device))
         at = (self.now - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(self.beams, 0)  # (B * G, 1)
-        if self.lineage is not None:
-            self.lineage[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
-        placed = positions.place(at, keys=self.max_len)
+        if self.beam_ancestors is not None:
+            self.beam_ancestors[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
+        position = positions.place(at, keys=self.max_len)
         age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
-        bias = None if placed.bias is None else placed.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
+        bias = None if position.bias is None else position.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
         seen = (self.now - age >= self.starts[:, None])[:, None]  # (B, 1, slots)
-        return at, Sight(self.beams, 1, self._spread(placed, 1), self._masked(bias, seen, self.max_len, 1))
+        return at, StepInputs(self.beams, 1, self._spread(position, 1), self._masked(bias, seen, self.max_len, 1))

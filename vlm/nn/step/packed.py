@@ -74,27 +74,27 @@ class PackedMLP(nn.Module):
         return lambda x: second(first(x))
 
 
-def pack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda name, layer: True) -> None:
+def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda name, layer: True) -> None:
     """Packs the linear layers and MLPs of a model's blocks, on a CPU where this build of torch can. Values stay.
 
     Args:
         wanted: Of a layer by its name in its parent; of an MLP, its first.
     """
     for block in [module for module in model.modules() if isinstance(module, Block)]:
-        _pack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
+        _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
 
 
-def _pack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
+def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
     for name, child in module.named_children():
         if type(child) is MLP and wanted(name, child.fc1):
             setattr(module, name, PackedMLP(child))
         elif type(child) is nn.Linear and wanted(name, child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
         else:
-            _pack(child, wanted)
+            _prepack(child, wanted)
 
 
-def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
+def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     """Lays out what a decode step multiplies by, on a CPU: the linear layers of each block, and the head. Values stay.
 
     For several rows, packed layers take half the time; for one row in float32, a call costs more than it saves where
@@ -107,10 +107,10 @@ def lay_out_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     if embed.weight.device.type != "cpu":
         return
     if _can_pack(embed.weight) and (rows > 1 or embed.weight.dtype != torch.float32 or embed.weight.shape[1] >= WIDE):
-        pack(decoder)
+        prepack(decoder)
         decoder.head = PackedLinear(embed.weight, None).function()  # type: ignore[assignment]
     else:
-        pack(decoder, lambda name, layer: name == "kv")  # of the context: products of many rows
+        prepack(decoder, lambda name, layer: name == "kv")  # of the context: products of many rows
         _lay_out_input_major(decoder)
 
 

@@ -1,4 +1,4 @@
-"""What decoding carries from step to step: keys and values of texts of different ages, each with its beams."""
+"""The state of decoding from step to step: keys and values of texts of different ages, each with its beams."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vlm.nn.attention import KeyValueCache, as_bias
-from vlm.nn.position import Placed, Positions
-from vlm.nn.step.block import Sight, StepBlock
+from vlm.nn.position import PositionInfo, Positions
+from vlm.nn.step.block import StepBlock, StepInputs
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -16,8 +16,16 @@ KeysValues = tuple[Tensor, Tensor]
 class DecodeState:
     """The caches of B rows (images, or texts) with G beams each; rows may begin at any step and end at any.
 
-    Keys and values are never moved when beams change places. A row's beams share its cache, which holds what each
-    of them wrote at every step, and `lineage` says which of these a beam descends from, so that it sees no others.
+    Keys and values are never moved when beams are reordered. A row's beams share its cache, a ring of steps that holds
+    the keys of all of them, and `beam_ancestors` says which of these a beam goes back to, so that it sees no others. A
+    row of two beams, a and b, with room for four steps, whose text began at step 3, at step 5:
+
+        slot of the ring            0         1         2         3
+        step held                   4         5         2         3       steps 0 and 1 are overwritten
+        keys in the cache        a4  b4    a5  b5    a2  b2    a3  b3
+        from its start on           x         x         -         x       step held >= 3: a2 and b2 are of another text
+        beam_ancestors of a       0   1     1   0     .   .     1   0     a went on from b at step 4, and that from a
+        seen by a                    b4    a5                  a3
 
     Args:
         blocks: The decoder's, as steps call them.
@@ -28,7 +36,7 @@ class DecodeState:
         beams: Number G of beams a row.
         max_len: Steps that a row may take.
     Shapes:
-        context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, lineage (B, G, steps, G) or None
+        context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, beam_ancestors (B, G, steps, G) or None
     """
 
     blocks: list[StepBlock]
@@ -40,12 +48,12 @@ class DecodeState:
     max_len: int = 0
 
     def __post_init__(self) -> None:
-        self.lineage: Tensor | None = None
+        self.beam_ancestors: Tensor | None = None
         self._context_bias: Tensor | None = None
         if self.beams > 1:
             rows = self.caches[0].keys.shape[0]
             own = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]  # (G, 1, G)
-            self.lineage = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
+            self.beam_ancestors = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +78,7 @@ class DecodeState:
         self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
         self.mask = None if self.mask is None else self.mask[rows]
         self.starts = None if self.starts is None else self.starts[rows]
-        self.lineage = None if self.lineage is None else self.lineage[rows]
+        self.beam_ancestors = None if self.beam_ancestors is None else self.beam_ancestors[rows]
         self._context_bias = None
 
     def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
@@ -85,30 +93,40 @@ class DecodeState:
         self.starts[rows] = self.length
         self._context_bias = None
 
-    def descend(self, parents: Tensor) -> None:
+    def reorder_beams(self, parents: Tensor) -> None:
         """Makes each beam go on from another of its row: parents (B, G), places among the row's beams."""
-        if self.lineage is not None:
-            index = parents[:, :, None, None].expand_as(self.lineage)
-            self.lineage = self.lineage.gather(1, index)
+        if self.beam_ancestors is not None:
+            index = parents[:, :, None, None].expand_as(self.beam_ancestors)
+            self.beam_ancestors = self.beam_ancestors.gather(1, index)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, Sight]:
-        """Positions of the next `length` tokens, (L,) or (B * G, L), and what they see."""
+    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
+        """Positions of the next `length` tokens, (L,) or (B * G, L), and the inputs of their step.
+
+        The bias is made of three parts, each with the axes that it depends on:
+
+            step held <= own step, >= start    (B or 1, L, slots)       one query a token, one key a slot
+            beam_ancestors                     (B, G, slots, G)         one query a beam, G keys a slot
+            bias of the positions              (N, L, slots)
+            together                           (B, N or 1, G * L, slots * G)
+        """
         begin, beams = self.length, self.beams
         steps = torch.arange(begin, begin + length, device=self.device)  # (L,)
         at = steps
         if self.starts is not None:
             at = (steps - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(beams, 0)  # (B * G, L)
-        if self.lineage is not None:
+        if self.beam_ancestors is not None:
             places = steps % self.max_len
-            self.lineage[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
-        placed = positions.place(at, keys=min(begin + length, self.max_len))
-        return at, Sight(beams, length, self._spread(placed, length), self._bias(placed, steps))
+            self.beam_ancestors[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
+        position = positions.place(at, keys=min(begin + length, self.max_len))
+        return at, StepInputs(beams, length, self._spread(position, length), self._bias(position, steps))
 
-    def _bias(self, placed: Placed, steps: Tensor) -> Tensor | None:
+    def _bias(self, position: PositionInfo, steps: Tensor) -> Tensor | None:
         """(B or 1, N or 1, G * L, slots * G), or None where each token sees the whole cache."""
         length, end = len(steps), self.length + len(steps)
         held = self._steps_held(end)  # (slots,)
-        bias = None if placed.bias is None else placed.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
+        bias = (
+            None if position.bias is None else position.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
+        )
         seen = None
         if length > 1 or self.starts is not None:
             seen = (held <= steps[:, None])[None]  # (1, L, slots)
@@ -119,7 +137,7 @@ class DecodeState:
 
     def _masked(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor | None:
         """A bias (N, L, slots) together with what may be seen, (B or 1, L, slots)."""
-        if self.lineage is not None:
+        if self.beam_ancestors is not None:
             return self._bias_of_beams(bias, seen, slots, length)
         if seen is None:
             return None if bias is None else bias[None]
@@ -127,9 +145,10 @@ class DecodeState:
         return masked if bias is None else masked + bias
 
     def _bias_of_beams(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor:
-        assert self.lineage is not None
-        rows, beams = self.lineage.shape[:2]
-        sees = self.lineage[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
+        """As `_masked`, for beams: axes are (row, beam of the query, its token, slot, beam of the key), then folded."""
+        assert self.beam_ancestors is not None
+        rows, beams = self.beam_ancestors.shape[:2]
+        sees = self.beam_ancestors[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
         if seen is not None:
             sees = sees & seen[:, None, :, :, None]
         flat = sees.reshape(rows, 1, beams * length, slots * beams)
@@ -145,9 +164,9 @@ class DecodeState:
         slots = torch.arange(min(end, self.max_len), device=self.device)
         return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
 
-    def _spread(self, placed: Placed, length: int) -> Placed:
-        """Lays what is told of each token out as the tokens are."""
-        added, rotation = placed.added, placed.rotation
+    def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
+        """Position information, laid out as the tokens are."""
+        added, rotation = position.added, position.rotation
         if added is not None:  # (L, D) or (B * G, L, D)
             rows = self.caches[0].keys.shape[0] * self.beams
             added = added.expand(rows, length, added.shape[-1]).flatten(0, 1)  # (B * G * L, D)
@@ -155,4 +174,4 @@ class DecodeState:
             rotation = tuple(part.view(-1, 1, self.beams * length, part.shape[-1]) for part in rotation)  # type: ignore[assignment]
         elif rotation is not None and self.beams > 1:  # (L, K / 2)
             rotation = tuple(part.repeat(self.beams, 1) for part in rotation)  # type: ignore[assignment]
-        return Placed(added=added, rotation=rotation)
+        return PositionInfo(added=added, rotation=rotation)

@@ -48,7 +48,7 @@ class BadSamples(L.Callback):
         new = [sample for sample in _of_all_ranks(trainer, batch.bad) if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:
-            print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new), flush=True)
+            pl_module.print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new))
         if new:
             self._check(trainer)
 
@@ -74,7 +74,7 @@ def _size(trainer: L.Trainer) -> int:
 
 
 def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """What any rank could not read of this batch: so all of them count, and stop, alike."""
+    """The samples of a batch that any rank could not read: so all ranks count, and stop, alike."""
     if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
         return bad
     gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]

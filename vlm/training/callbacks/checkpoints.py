@@ -1,7 +1,8 @@
-"""Which checkpoints a run keeps, and when they are written."""
+"""The checkpoints that a run keeps, and the steps at which they are written."""
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -10,18 +11,19 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint import save
-from vlm.errors import Count
-from vlm.training.loop_counters import validates
+from vlm.errors import Count, SharedError
+from vlm.training.loop_counters import out_of_steps, validates
 from vlm.training.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+RESUMING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")  # entries that only training reads
 
 
 class VerifiedIO(CheckpointIO):
     """Leads every save and load of Lightning through vlm.checkpoint: atomic writes, verified and safe reads.
 
     The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
-    must not take the place of a good one.
+    must not take the place of a good one. `best.ckpt` holds the weights that evaluation uses, and no optimiser.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class VerifiedIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
         place = Path(path).resolve()
         keep = place.with_name(PREVIOUS) if place.name == LAST and place in self._whole else None
-        save.write(path, checkpoint, keep=keep)
+        save.write(path, evaluated(checkpoint) if place.name == BEST else checkpoint, keep=keep)
         self._whole.add(place)
 
     def load_checkpoint(
@@ -46,6 +48,8 @@ class VerifiedIO(CheckpointIO):
 
 class Checkpoints(L.Callback):
     """Keeps `last.ckpt`, where training goes on, `previous.ckpt`, the one before, and `best.ckpt`, the best validated.
+
+    The last step of `trainer.max_steps` is validated too.
 
     Args:
         monitor: Metric that says which is best; None for the latest, where nothing may be chosen by a score.
@@ -70,14 +74,19 @@ class Checkpoints(L.Callback):
 
     @property
     def last(self) -> Path:
-        """Where `last.ckpt` is kept."""
+        """Path of `last.ckpt`."""
         assert self.folder is not None, "no run has been set up"
         return self.folder / LAST
 
     @property
     def best(self) -> Path:
-        """Where `best.ckpt` is kept."""
+        """Path of `best.ckpt`."""
         return self.last.with_name(BEST)
+
+    @property
+    def kept(self) -> Path:
+        """The checkpoint to evaluate and use: the best, or the last of a run that had no validation."""
+        return self.best if self.best.is_file() else self.last
 
     def save_last(self, trainer: L.Trainer, *, validation_due: bool = False) -> None:
         """Saves `last.ckpt` unless this step already is.
@@ -94,6 +103,8 @@ class Checkpoints(L.Callback):
         self._saved_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if out_of_steps(trainer):
+            trainer.should_stop = True  # the trainer validates where it is asked to stop, and not where its steps end
         step = trainer.global_step
         due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulating(trainer)
         if due and not validates(trainer):  # a validation saves after itself
@@ -103,13 +114,17 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
-        if self.monitor is None or (score is not None and self._is_better(float(score))):
-            self.best_score = None if score is None else float(score)
+        scores = trainer.callback_metrics
+        score = float(scores[self.monitor]) if self.monitor in scores else None
+        if self.monitor is None or (score is not None and self._is_better(score)):
+            self.best_score = score
             trainer.save_checkpoint(self.best)
         if not accumulating(trainer):  # in the middle of an optimiser step its gradients would be lost
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
+        if self.monitor is not None and score is None:
+            logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
+            raise SharedError(f"callbacks.checkpoints.monitor: no {self.monitor} is logged; choose one of {logged}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save_last(trainer)
@@ -123,8 +138,14 @@ class Checkpoints(L.Callback):
         return score >= self.best_score if self.mode == "max" else score <= self.best_score
 
 
+def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint for evaluation and use: with the averaged weights, where there are any, and no state of training."""
+    kept = {name: value for name, value in checkpoint.items() if name not in RESUMING}
+    return {**kept, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
+
+
 def accumulating(trainer: L.Trainer) -> bool:
-    """Whether the last batch ended in the middle of an optimiser step."""
+    """True where the last batch ended in the middle of an optimiser step."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
 

@@ -1,4 +1,4 @@
-"""What is told of torch.compile."""
+"""Messages about torch.compile."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class TellCompiling(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._before = compiling.seconds()
-        print("compile     the first steps compile the model's blocks, half a minute or more", flush=True)
+        pl_module.print("compile     the first steps compile the model's blocks, half a minute or more")
 
     @rank_zero_only
     def on_train_batch_end(
@@ -27,7 +27,7 @@ class TellCompiling(L.Callback):
             return
         spent = compiling.seconds()
         if spent == self._before:
-            print(f"compiled    in {spent:.0f} s; other sizes of batches may add to it", flush=True)
+            pl_module.print(f"compiled    in {spent:.0f} s; other sizes of batches may add to it")
             self._before = None
         else:
             self._before = spent

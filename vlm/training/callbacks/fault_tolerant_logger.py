@@ -70,7 +70,7 @@ class SteadyLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """What the logger itself logs to."""
+        """The experiment of the wrapped logger."""
         return self._try(lambda: self.logger.experiment, DummyExperiment())  # type: ignore[attr-defined]
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -12,6 +12,8 @@ from vlm.training.task import Task
 class Progress(TQDMProgressBar):
     """A bar with the loss, the learning rate and the images, or tokens, a second of training."""
 
+    BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # 80 columns
+
     def __init__(self) -> None:
         super().__init__(refresh_rate=10)
         self._done, self._since, self._rate = 0, 0.0, 0.0
@@ -25,10 +27,17 @@ class Progress(TQDMProgressBar):
     ) -> None:
         self._done += cast(Task, pl_module).size(batch) * trainer.world_size
         now = time.monotonic()
-        if now - self._since > 2:
-            self._rate = self._done / (now - self._since)
+        spent = now - self._since
+        if spent > 2 or not self._rate or trainer.is_last_batch:  # an epoch may be shorter
+            self._rate = self._done / spent
+        if spent > 2:
             self._done, self._since = 0, now
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        for bar in (self._val_progress_bar, self._train_progress_bar):
+            if bar is not None:  # else it is drawn once more, below the last words
+                bar.close()
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         shown = super().get_metrics(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""What the model made of a few inputs of each validation."""
+"""Outputs of the model for a few inputs of each validation."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,9 @@ from typing import Any
 import lightning as L
 import torch
 
+from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
-from vlm.training.loop_counters import validates
+from vlm.training.loop_counters import out_of_steps, validates
 
 
 class Stopped(BaseException):
@@ -72,6 +73,7 @@ class StopOnSignal(L.Callback):
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received:
+            end_workers()
             os._exit(128 + signum)
         self.received = signum
 
@@ -136,8 +138,3 @@ def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
 def checkpoints(trainer: L.Trainer) -> Checkpoints:
     """The callback that saves."""
     return next(c for c in trainer.callbacks if isinstance(c, Checkpoints))  # type: ignore[attr-defined]
-
-
-def out_of_steps(trainer: L.Trainer) -> bool:
-    """Whether `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
-    return 0 <= trainer.max_steps <= trainer.global_step

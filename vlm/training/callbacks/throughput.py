@@ -1,4 +1,4 @@
-"""How fast training is, and what of the device it uses."""
+"""Speed of training, and the share of the device that it uses."""
 
 import resource
 import sys
@@ -9,7 +9,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 
-from vlm.models.flop import ModelFlop
+from vlm.models.flop import Flop, model_flop
 from vlm.training import compiling
 from vlm.training.task import Task
 
@@ -43,7 +43,7 @@ class Throughput(L.Callback):
     """
 
     def __init__(self) -> None:
-        self.flop: ModelFlop | None = None
+        self.flop: Flop | None = None
         self._since = self._compiled = self._asked = self._paused = 0.0
         self._restart()
 
@@ -56,7 +56,7 @@ class Throughput(L.Callback):
             return
         preprocess: Any = getattr(pl_module, "preprocess", None)
         try:
-            self.flop = ModelFlop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
+            self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
         except TypeError:  # a model of somebody's own: all else is told
             self.flop = None
 
@@ -102,7 +102,7 @@ class Throughput(L.Callback):
             self._flop += self.flop.training(work, 0)
 
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
-        """What is logged, of the steps since the last restart; all ranks come here together."""
+        """The logged figures of the steps since the last restart; all ranks come here together."""
         elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
         counted = float(task.counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
@@ -123,7 +123,7 @@ class Throughput(L.Callback):
 
 
 def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
-    """What a device can do at most in the precision that a trainer computes in; None where that is not known."""
+    """Peak FLOP/s of a device in the precision of a trainer; None for a device that PEAKS does not list."""
     if device.type != "cuda" or (peaks := PEAKS.get(torch.cuda.get_device_name(device))) is None:
         return None
     half, tf32, single = peaks

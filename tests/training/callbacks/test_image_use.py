@@ -7,7 +7,7 @@ import torch
 
 from vlm.data.batch import IGNORE, Targets
 from vlm.models.context import Context
-from vlm.training.callbacks.grounding import Grounding, Pixels, differ
+from vlm.training.callbacks.image_use import ImageUseMonitor, Pixels, differ
 from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import row_losses, token_loss
 
@@ -77,7 +77,7 @@ def task(captions: list[str], references: int) -> SimpleNamespace:
 )
 def test_signs(shuffled: float, captions: list[str], references: int, expected: set[str]) -> None:
     results = {"loss": 1.0, "loss@shuffled": shuffled}
-    assert {name for name, _ in Grounding().signs(results, task(captions, references))} == expected
+    assert {name for name, _ in ImageUseMonitor().signs(results, task(captions, references))} == expected
 
 
 def test_images_prepared_in_different_ways_are_told() -> None:
@@ -86,7 +86,7 @@ def test_images_prepared_in_different_ways_are_told() -> None:
 
 
 def test_streaks_are_part_of_the_checkpoint() -> None:
-    one, other = Grounding(), Grounding()
+    one, other = ImageUseMonitor(), ImageUseMonitor()
     one.streaks, one.losses = {"gap": 2, "distinct": 0}, [1.0, 1.0]
     other.load_state_dict(one.state_dict())
     assert (other.streaks, other.losses) == (one.streaks, one.losses)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlm.training.callbacks.signals import Stopped
-from vlm.training.fit import chose, leave
+from vlm.training.train import chose, leave
 
 
 @pytest.mark.parametrize(

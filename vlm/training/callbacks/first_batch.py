@@ -1,17 +1,19 @@
-"""A look at what training is about to read, before it starts."""
+"""The first training batch, printed before the first step."""
 
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from vlm.errors import Count
+from vlm.training.data_module import Data
 from vlm.training.task import Task
 
 
-class Audit(L.Callback):
-    """Prints, before the first step: the parameter counts, and inputs and targets of one sample.
+class ShowFirstBatch(L.Callback):
+    """Prints a header, and before the first step of all the parameter counts and the inputs and targets of one sample.
 
     A wrong shift of the labels, a missing end token or wrong classes are visible in it.
 
@@ -23,13 +25,30 @@ class Audit(L.Callback):
         self.tokens = tokens
 
     @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.print("\n".join(header(trainer)))  # above the progress bar
+
+    @rank_zero_only
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
             task = cast(Task, pl_module)
             lines = [*parameters(task.model), *task.reading(batch, self.tokens)]
-            print("\n".join(lines), flush=True)
+            pl_module.print("\n".join(lines))
+
+
+def header(trainer: L.Trainer) -> list[str]:
+    """Lines on device, precision, sizes of the data and folder of a run."""
+    device, data = trainer.strategy.root_device, cast(Data, trainer.datamodule)  # type: ignore[attr-defined]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    count = f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
+    sizes = ", ".join(f"{split} {len(samples):,}" for split, samples in data.splits.items())
+    return [
+        f"run         {trainer.default_root_dir}",
+        f"device      {count}, {trainer.precision}",
+        f"data        {sizes}",
+    ]
 
 
 def parameters(model: nn.Module) -> list[str]:

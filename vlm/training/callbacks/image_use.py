@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
 from vlm.models.frozen_features import Features
-from vlm.tasks.captioning import Captioning
 
 FEW_STEPS = 1000
 SAMPLES = 32  # images of the last validation that are looked at for causes
@@ -32,17 +31,22 @@ class Pixels(NamedTuple):
 
 
 def differ(one: Pixels, other: Pixels) -> bool:
-    """Whether two batches of images look as if they were prepared in different ways."""
+    """True where two batches of images look as if they were prepared in different ways."""
     ratio = (one.deviation + 0.01) / (other.deviation + 0.01)
     return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
 
 
 def has_pixels(batch: Any) -> bool:
-    """Whether a batch holds images, and not features that were kept of them."""
+    """True where a batch holds images, and not features that were kept of them."""
     return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
 
 
-class Grounding(L.Callback):
+def captions_images(task: Any) -> bool:
+    """True for a task that keeps the captions of its last validation, with their references."""
+    return hasattr(task, "captions")
+
+
+class ImageUseMonitor(L.Callback):
     """Warns when captions collapse, or when the loss does not mind which image stands beside a caption.
 
     Either must hold in several validations in a row. The warning names the causes that the run itself shows signs of.
@@ -74,27 +78,29 @@ class Grounding(L.Callback):
     ) -> None:
         if self._fault is not None:
             raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
-        if self._train_pixels is None and isinstance(pl_module, Captioning) and has_pixels(batch):
-            self._train_pixels = Pixels.of(pl_module.preprocess.normalize(batch["images"]))
+        task: Any = pl_module
+        if self._train_pixels is None and captions_images(task) and has_pixels(batch):
+            self._train_pixels = Pixels.of(task.preprocess.normalize(batch["images"]))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, Captioning):
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not captions_images(pl_module):
             return
-        results = {name.removeprefix("val/"): value for name, value in pl_module.results.items()}
+        task: Any = pl_module
+        results = {name.removeprefix("val/"): value for name, value in task.results.items()}
         self.losses.append(results["loss"])
-        found = dict(self.signs(results, pl_module))
+        found = dict(self.signs(results, task))
         self.streaks = {name: count + 1 if name in found else 0 for name, count in self.streaks.items()}
         due = [found[name] for name, count in self.streaks.items() if count and count % self.patience == 0]
         if not due:
             return
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None
         if trainer.is_global_zero:
-            causes = [f"  - {cause}" for cause in self.causes(trainer, pl_module)]
+            causes = [f"  - {cause}" for cause in self.causes(trainer, task)]
             lines = [f"\nwarning: for {self.patience} validations the model has ignored its images: {'; '.join(due)}"]
             print("\n".join([*lines, "likely causes:", *causes]), file=sys.stderr, flush=True)
 
-    def signs(self, results: dict[str, float], task: Captioning) -> Iterator[tuple[str, str]]:
-        """What of a validation speaks for a model that does not look."""
+    def signs(self, results: dict[str, float], task: Any) -> Iterator[tuple[str, str]]:
+        """Yields name and description of each sign in a validation that the model ignores its images."""
         other = results.get("loss@shuffled")
         if other is not None and other - results["loss"] < self.min_gap * results["loss"]:
             yield "gap", f"the loss is {results['loss']:.4f} with an image and {other:.4f} with another one's"
@@ -105,13 +111,13 @@ class Grounding(L.Callback):
             yield "distinct", f"{captions} different caption{'s' * (captions > 1)} for {images} images"
 
     @torch.no_grad()
-    def causes(self, trainer: L.Trainer, task: Captioning) -> list[str]:
+    def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
         """The likely causes: those that show signs first, then those that show none."""
         shown = [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
         return [*shown, "images that do not belong to their captions: see some with vlm check-data --out DIR"]
 
 
-def _of_encoder(task: Captioning, train: Pixels | None) -> Iterator[str]:
+def _of_encoder(task: Any, train: Pixels | None) -> Iterator[str]:
     if all(not parameter.requires_grad for parameter in task.model.encoder.parameters()):
         yield "a frozen encoder (task.freeze): it must be a trained one, with the preprocessing it was trained with"
     samples = [sample["image"] for sample in task.samples[:SAMPLES]]

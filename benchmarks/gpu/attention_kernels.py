@@ -1,0 +1,99 @@
+"""Kernels that scaled_dot_product_attention chooses on this GPU for each of our uses, and the time of each kernel.
+
+    python benchmarks/gpu/attention_kernels.py [--runs 10]
+
+bfloat16, forward and, where a training does it, backward. The first call of a kernel is timed by itself: cuDNN makes a
+plan in it. The peak is that of a product of two 8192 x 8192 matrices.
+"""
+
+import argparse
+import time
+import warnings
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from device import milliseconds, require_gpu
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class Use(NamedTuple):
+    """A use of attention: B rows, N heads, L queries, S keys, K width of a head."""
+
+    rows: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    masked: bool = False
+    causal: bool = False
+    dropout: float = 0.0
+
+
+USES = {
+    "GPT-2 row": Use(64, 12, 1024, 1024, 64, causal=True),
+    "GPT-2 row with documents": Use(64, 12, 1024, 1024, 64, masked=True),
+    "ViT-S": Use(256, 6, 196, 196, 64),
+    "packed captions": Use(64, 4, 71, 71, 64, masked=True, dropout=0.3),
+    "packed captions, no dropout": Use(64, 4, 71, 71, 64, masked=True),
+    "cross-attention": Use(64, 4, 71, 256, 64, dropout=0.3),
+    "decode step": Use(64, 4, 1, 40, 64, masked=True),
+    "decode step, cross-attention": Use(64, 4, 1, 256, 64),
+}
+KERNELS = {
+    "default": None,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def tensor(use: Use, length: int) -> Tensor:
+    shape = (use.rows, length, use.heads, use.width)
+    made = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    return made.requires_grad_(use.queries > 1)
+
+
+def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> str:
+    """The time of a use by one kernel, and of its first call."""
+    q, k, v = tensor(use, use.queries), tensor(use, use.keys), tensor(use, use.keys)
+    mask = None
+    if use.masked:
+        mask = torch.ones(use.queries, use.keys, dtype=torch.bool, device="cuda").tril(use.keys - use.queries)
+        mask = mask[None, None].expand(use.rows, 1, use.queries, use.keys)
+
+    def attend() -> None:
+        out = F.scaled_dot_product_attention(q, k, v, mask, use.dropout, use.causal)
+        if use.queries > 1:
+            out.backward(out.detach())
+
+    try:
+        with warnings.catch_warnings(), nullcontext() if kernel is None else sdpa_kernel(kernel):
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            attend()
+            torch.cuda.synchronize()
+            first = time.perf_counter() - start
+            return f"{milliseconds(attend, runs=runs):.3f} ms (first {1e3 * first:.0f})"
+    except RuntimeError:
+        return "none"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    args = parser.parse_args()
+    require_gpu()
+    print(torch.__version__, torch.cuda.get_device_name(), "cuDNN", torch.backends.cudnn.version())
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    print(f"peak in bfloat16: {2 * 8192**3 / milliseconds(lambda: square @ square, runs=args.runs) / 1e9:.0f} TFLOP/s")
+    for name, use in USES.items():
+        cells = [f"{kernel} {time_of(use, backend, args.runs)}" for kernel, backend in KERNELS.items()]
+        print(f"{name:30s}{'; '.join(cells)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The GPU that these scripts need."""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+
+def require_gpu() -> None:
+    """Ends the process with a line where there is no GPU."""
+    if not torch.cuda.is_available():
+        print(f"{sys.argv[0]}: needs a CUDA device, and torch {torch.__version__} sees none", file=sys.stderr)
+        sys.exit(2)
+
+
+def milliseconds(work: Callable[[], object], *, runs: int = 10, warm_up: int = 3) -> float:
+    """Mean time of a call on the GPU.
+
+    Args:
+        work: A function without arguments.
+    """
+    for _ in range(warm_up):
+        work()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(runs):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / runs

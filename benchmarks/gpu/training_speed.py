@@ -1,0 +1,119 @@
+"""Figures of `vlm bench` for one case as JSON, with variants that show the worth of a change.
+
+    python benchmarks/gpu/training_speed.py CASE [--text FILE] [--cifar FILE.tar] [--vocab 50304] [--memory] [--signals]
+                                            [--no-cudnn] [--tf32] [--profile] [--steps 20] [OVERRIDES]
+
+CASE: gpt2 (124 million parameters, rows of 1,024 characters, GPT-2's vocabulary), lm10m (experiment=shakespeare_gpu),
+vits (ViT-S on drawn images), cifar (experiment=cifar10), captioner (shape M). With --memory all batches are the first
+one, so that the GPU is always fed. --signals takes the callback that `vlm bench` leaves out. --profile prints the
+kernels that take most of four steps.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from device import require_gpu
+from torch.profiler import ProfilerActivity, profile
+
+from vlm.cli import bench
+from vlm.config.compose import compose
+from vlm.data.text.text_field import TextField
+from vlm.training.callbacks.step_times import StepTimes
+from vlm.training.data_module import Data
+from vlm.training.train import quiet
+
+TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
+CLASSIFIER = ["task=classification", "data=shapes_classes", "model=classifier_small", "data.image_size=224"]
+CAPTIONER = ["data=shapes", "data.source.captions_per_image=5", "data.image_size=224", "model=small"]
+CAPTIONER += ["model.size.dim=384", "model.size.num_heads=6", "model.size.encoder_depth=12"]
+CASES = {
+    "gpt2": [*TEXT, "model=gpt2", "data.max_len=1024", "data.batch_size=64", "optim.lr=6e-4"],
+    "lm10m": ["experiment=shakespeare_gpu"],
+    "vits": [*CLASSIFIER, "data.batch_size=512", "trainer=gpu"],
+    "cifar": ["experiment=cifar10", "trainer=gpu"],
+    "captioner": [*CAPTIONER, "data.batch_size=128", "trainer=gpu"],
+}
+KEPT = ("parameters", "batch_size", "step_ms", "step_ms_p90", "images_per_s", "tokens_per_s", "data_wait", "mfu")
+PROFILED = range(14, 18)  # the batches
+
+
+class Again:
+    """The first batch of a loader, as often as there are batches."""
+
+    def __init__(self, loader: Any) -> None:
+        self.length, self.batch = len(loader), next(iter(loader)).pin_memory()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.batch for _ in range(self.length))
+
+
+def feed_from_memory() -> None:
+    """Lets training read one batch again and again."""
+    read = Data.train_dataloader
+    Data.train_dataloader = lambda data: Again(read(data))  # type: ignore[method-assign]
+
+
+def profile_steps() -> None:
+    """Prints the kernels of some steps, by their time."""
+    end, kernels = StepTimes.on_train_batch_end, profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+    def on_train_batch_end(times: StepTimes, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+        end(times, trainer, module, outputs, batch, number)
+        if number == PROFILED.start:
+            kernels.start()
+        if number == PROFILED.stop:
+            torch.cuda.synchronize()
+            kernels.stop()
+            table = kernels.key_averages()
+            print(table.table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
+
+    StepTimes.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+
+
+def vary(args: argparse.Namespace) -> None:
+    """Sets up the variants."""
+    if args.vocab or args.case == "gpt2":  # the tokens are characters, of which there are far fewer
+        sizes = {"vocab_size": args.vocab or 50257}
+        TextField.sizes = property(lambda field: sizes)  # type: ignore[assignment, method-assign]
+    if args.memory:
+        feed_from_memory()
+    if args.signals:
+        bench.LEFT_OUT = tuple(name for name in bench.LEFT_OUT if name != "signals")
+    if args.no_cudnn:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if args.tf32:
+        torch.set_float32_matmul_precision("high")
+    if args.profile:
+        profile_steps()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--text", help="for gpt2 and lm10m: a file of text")
+    parser.add_argument("--cifar", help="for cifar: CIFAR-10 as a tar of class folders")
+    parser.add_argument("--vocab", type=int, help="size of the vocabulary, such as 50304, a multiple of 64")
+    for variant in ("memory", "signals", "no-cudnn", "tf32", "profile"):
+        parser.add_argument(f"--{variant}", action="store_true")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    place = {"gpt2": args.text, "lm10m": args.text, "cifar": args.cifar}.get(args.case, "")
+    if place is None:
+        parser.error(f"{args.case} needs {'--cifar' if args.case == 'cifar' else '--text'}")
+    require_gpu()
+    quiet()
+    vary(args)
+    given = [*CASES[args.case], *([f"data.path={place}"] if place else []), *args.overrides]
+    found = bench.measure(compose(given), steps=args.steps)
+    print(args.case, json.dumps({name: found[name] for name in (*KEPT, "peak_memory_gib") if name in found}))
+
+
+if __name__ == "__main__":
+    main()

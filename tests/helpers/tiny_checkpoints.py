@@ -1,0 +1,76 @@
+"""One tiny checkpoint a task, with what the commands made of it: `python tests/helpers/tiny_checkpoints.py` makes them.
+
+They are made anew only when the format's number changes: later versions must read the files of earlier ones.
+"""
+
+import io
+import json
+import os
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run as vlm
+from vlm.training.fit import main as train
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "tests" / "checkpoint" / "files"
+IMAGES = [str(path) for path in sorted((ROOT / "data" / "sample").glob("*.png"))[:3]]
+EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
+COMMON = ["trainer=cpu", "trainer.precision=32-true", "compile=false", "callbacks.progress=null", "data.num_workers=0"]
+COMMON += ["data.batch_size=8", "model.size.dim=16", "model.size.num_heads=2", "trainer.max_steps=40"]
+SCENES = [
+    "data.source.train_scenes=160",
+    "data.source.val_scenes=8",
+    "data.source.test_scenes=12",
+    "data.image_size=32",
+]
+SMALL = [*SCENES, "model.size.encoder_depth=1", "model/encoder=vit", "model.encoder.patch_size=8"]
+TASKS = {
+    "captioning": [*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "callbacks=ema"],
+    "classification": [*SMALL, "optim.lr=1e-2"],
+    "language_modeling": [
+        *("data.source.train_documents=40", "data.source.val_documents=4", "data.source.test_documents=4"),
+        *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
+        *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
+    ],
+}
+COMMANDS = {
+    "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
+    "classification": ["classify", *IMAGES],
+    "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+}
+
+
+def outputs(task: str, path: Path) -> dict:
+    """The records that the task's command writes with a checkpoint, and its metrics on the test split."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert vlm([*COMMANDS[task], "-c", str(path), *EXACT]) == 0
+    records = [json.loads(line) for line in said.getvalue().splitlines()]
+    for record in records:
+        record.pop("image", None)  # its path
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        assert vlm(["evaluate", "-c", str(path), "--device", "cpu", "--out", folder]) == 0
+        metrics = json.loads((Path(folder) / "metrics.json").read_text())
+    return {"records": records, "metrics": metrics}
+
+
+def make(task: str) -> None:
+    """Trains a tiny model of a task, and keeps its checkpoint and its outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        assert train([f"task={task}", *COMMON, *TASKS[task]]) == 0
+        (best,) = Path(folder).glob("runs/*/*/checkpoints/best.ckpt")
+        kept = {name: value for name, value in read(best).items() if name not in ("optimizer_states", "lr_schedulers")}
+        path = FILES / f"{task}.ckpt"
+        write(path, kept)
+        path.with_suffix(".json").write_text(json.dumps(outputs(task, path), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or TASKS:
+        make(name)

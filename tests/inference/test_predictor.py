@@ -1,0 +1,96 @@
+"""Predictors and commands: read without torch, found by a task's name, or in a user's own package that is trusted."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile_files
+import pytest
+
+from vlm.cli.main import run
+from vlm.inference.commands import commands
+from vlm.inference.predictor import Predictor, own_predictor
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = """
+from vlm.inference.predictor import Predictor
+
+class Counter(Predictor):
+    task = "outside.Counting"
+    fields = ("text", "count")
+
+    def restore(self, about):
+        self.unit = about["unit"]
+
+    def predict(self, inputs, records, *, batch_size):
+        for text in inputs:
+            records.write({"text": text, "count": len(text), "unit": self.unit})
+        return 0
+
+class Counting:
+    predictor = Counter
+"""
+
+
+def test_each_task_has_a_file_a_command_and_a_predictor():
+    tasks = {path.stem for path in (ROOT / "vlm" / "tasks").glob("*.py")} - {"__init__"}
+    assert {command.task for command in commands()} == tasks
+    for command in commands():
+        predictor = own_predictor(command.task)
+        assert issubclass(predictor, Predictor) and predictor.task == command.task
+    assert own_predictor("nothing") is None
+
+
+def test_help_names_all_commands_without_torch():
+    program = "import sys; from vlm.cli.main import run; run(['--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    for command in commands():
+        assert f" {command.name} " in done.stdout
+
+
+@pytest.mark.parametrize("command", [command.name for command in commands()])
+def test_a_command_has_the_options_of_its_groups(command, capsys):
+    assert run([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    for option in ("--checkpoint", "--format", "--batch-size", "--trust"):
+        assert option in said
+    assert ("--no-repeat-ngram" in said) == ("--greedy" in said) == (command != "classify")
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch):
+    (tmp_path / "outside.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "counting.ckpt"
+    hostile_files.about(task="outside.Counting", unit="letters")(path)
+    yield str(path)
+    sys.modules.pop("outside", None)
+
+
+def test_predict_uses_a_task_of_ones_own_package(counting, capsys):
+    assert run(["predict", "one", "three", "-c", counting, "--trust", "outside"]) == 0
+    assert capsys.readouterr().out == "one\t3\nthree\t5\n"
+    assert run(["predict", "a,b", "-c", counting, "--trust", "outside", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == 'text,count,unit\n"a,b",3,letters\n'
+
+
+@pytest.mark.parametrize("options", [[], ["--trust", "other"], ["--trust", "out"]])
+def test_a_package_that_is_not_trusted_is_not_imported(counting, options, capsys):
+    assert run(["predict", "one", "-c", counting, *options]) == 2
+    assert "--trust PACKAGE" in capsys.readouterr().err and "outside" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("task", "said"), [("outside.PACKAGE", "is no Predictor"), ("outside.gone.Task", "outside.gone")]
+)
+def test_a_task_without_a_predictor_is_a_line(counting, task, said, capsys):
+    hostile_files.about(task=task)(Path(counting))
+    assert run(["predict", "one", "-c", counting, "--trust", "outside"]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and len(captured.err.splitlines()) == 1
+
+
+def test_info_of_a_task_of_ones_own(counting, capsys):
+    assert run(["info", "-c", counting]) == 0
+    assert "task        outside.Counting" in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""A task of a user's own package: source, field, model, loss terms, metric, report and predictor; vlm is not edited."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import thermometer
+import torch
+from journey import only_run
+
+from vlm.checkpoint.load import read
+from vlm.cli.main import run as vlm
+from vlm.training.fit import main
+
+CONF = Path(thermometer.__file__).parent / "conf"
+GIVEN = ["trust=thermometer", "--config-dir", str(CONF), "task=thermometer", "trainer=cpu", "callbacks.progress=null"]
+GIVEN += [
+    "trainer.max_epochs=4",
+    "optim.lr=0.05",
+    "schedule=constant",
+    "schedule.warmup=1",
+    "trainer.precision=32-true",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert main([*GIVEN, f"runs={runs}"]) == 0
+    return only_run(runs)
+
+
+def test_it_trains_and_reports(trained) -> None:
+    metrics = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    assert {"test/loss", "test/loss_temperature", "test/loss_alarm", "test/error"} <= metrics.keys()
+    weighted = metrics["test/loss_temperature"] + 0.3 * metrics["test/loss_alarm"]
+    assert metrics["test/loss"] == pytest.approx(weighted, rel=1e-5) and metrics["test/error"] < 2
+    page = (trained / "evaluation" / "test" / "report.html").read_text()
+    assert "Thermometer" in page and "off by" in page
+
+
+def test_a_stopped_run_goes_on_exactly(trained, tmp_path) -> None:
+    assert main([*GIVEN, f"runs={tmp_path}", "trainer.max_epochs=2"]) == 0
+    folder = only_run(tmp_path)
+    assert main([f"resume={folder}", "trust=thermometer", "trainer.max_epochs=4"]) == 0
+    states = [read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder, trained)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_it_is_evaluated_as_the_runs_own_test(trained, tmp_path) -> None:
+    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    assert vlm(["evaluate", "-c", checkpoint, "--trust", "thermometer", "--out", str(tmp_path)]) == 0
+    ours = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    assert json.loads((tmp_path / "metrics.json").read_text()) == ours
+
+
+def test_it_is_used(trained, capsys) -> None:
+    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    assert vlm(["predict", "1,0,0,1", "-c", checkpoint, "--trust", "thermometer", "--precision", "fp32"]) == 0
+    name, value = capsys.readouterr().out.strip().split("\t")
+    assert name == "1,0,0,1" and value.endswith(" C") and float(value.split()[0]) == pytest.approx(3, abs=1)
+    assert vlm(["info", "-c", checkpoint]) == 0
+    assert "thermometer.task.Thermometer" in capsys.readouterr().out
+
+
+def test_it_is_not_used_without_trust(trained) -> None:
+    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    program = "import sys; from vlm.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    for command in (["predict", "1,0,0,1"], ["evaluate"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command, "-c", checkpoint], capture_output=True, text=True
+        )
+        assert done.returncode == 2 and "--trust" in done.stderr and "Traceback" not in done.stderr

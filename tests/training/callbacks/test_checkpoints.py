@@ -1,0 +1,73 @@
+"""Which checkpoints a run writes, and what they hold."""
+
+import csv
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from journey import only_run
+from small import command
+
+from vlm.checkpoint import load as ckpt
+from vlm.training.fit import main
+
+STEPS = 3  # fewer than an epoch has
+SMALL = command("language_modeling", f"trainer.max_steps={STEPS}", "schedule=constant", "schedule.warmup=0")
+EARLY = ["+callbacks.early._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.early.monitor=val/loss"]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run of few steps, and its output."""
+    runs, output = tmp_path_factory.mktemp("runs"), StringIO()
+    with redirect_stdout(output):
+        assert main([*SMALL, *EARLY, f"runs={runs}"]) == 0  # saved at step 2, before the first score
+    return only_run(runs), output.getvalue()
+
+
+def train_rows(folder: Path) -> dict[str, str]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return {row["step"]: row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]}
+
+
+def test_the_last_of_all_steps_is_validated_and_the_closing_lines_name_a_file(ended) -> None:
+    folder, output = ended
+    best = folder / "checkpoints" / "best.ckpt"
+    assert ckpt.read(best)["global_step"] == STEPS
+    assert "the best checkpoint" in output and f"checkpoint  {best}" in output
+
+
+def test_without_a_validation_the_closing_lines_name_the_last_checkpoint(tmp_path, capsys) -> None:
+    assert main([*SMALL, f"runs={tmp_path}", "trainer.limit_val_batches=0"]) == 0
+    last, output = only_run(tmp_path) / "checkpoints" / "last.ckpt", capsys.readouterr().out
+    assert last.is_file() and "the last checkpoint" in output and f"checkpoint  {last}" in output
+    assert "best.ckpt" not in output
+
+
+def test_best_holds_the_averaged_weights_and_nothing_that_only_training_reads(ended) -> None:
+    best, last = (ckpt.read(ended[0] / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
+    assert not best.keys() & {"optimizer_states", "lr_schedulers", "loops", "callbacks", "ema"}
+    assert all(torch.equal(best["state_dict"][name], average) for name, average in last["ema"].items())
+    assert not all(torch.equal(best["state_dict"][name], last["state_dict"][name]) for name in last["ema"])
+
+
+def test_best_cannot_be_resumed(ended, capsys) -> None:
+    folder = ended[0] / "checkpoints"
+    assert main([f"resume={folder / 'best.ckpt'}"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and str(folder / "last.ckpt") in error
+
+
+def test_more_steps_are_those_of_a_run_that_had_them_at_once(ended, tmp_path) -> None:
+    assert main([*SMALL, f"runs={tmp_path}", "trainer.max_steps=6"]) == 0
+    assert main([f"resume={ended[0]}", "trainer.max_steps=6"]) == 0
+    assert train_rows(ended[0]) == train_rows(only_run(tmp_path))
+
+
+def test_a_monitor_that_is_not_logged_is_refused(tmp_path, capsys) -> None:
+    assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/los"]) == 2
+    error = capsys.readouterr().err
+    assert "callbacks.checkpoints.monitor" in error and "val/los " in error and "val/loss" in error
+    assert f"resume={only_run(tmp_path)}" in error and "Traceback" not in error

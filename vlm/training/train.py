@@ -1,0 +1,134 @@
+"""A whole training: fit, test of the best checkpoint, closing lines, and how it ends otherwise."""
+
+import logging
+import shlex
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import SharedError
+from vlm.training import run_folder
+from vlm.training.command import train_command
+
+
+def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:
+    """Trains as a checked config says, in a new run folder or on from a checkpoint of the run in `folder`.
+
+    Raises:
+        UserError: The config, the data or the machine is at fault.
+    """
+    from vlm.training.callbacks.signals import Stopped, stopping
+    from vlm.training.run import Run
+
+    quiet()
+    run = None
+    try:
+        with stopping():
+            run = Run(config, folder=folder, checkpoint=checkpoint)
+            run.fit()
+            results = run.test() if config["test"] else {}
+            if run.trainer.is_global_zero:
+                print(closing(run.checkpoints.kept, results, run.example(), chose(config, results)), flush=True)
+    except Stopped as stop:
+        return leave(run, stop)
+    except Exception as fault:
+        return fail(run, fault)
+    finally:
+        run_folder.leave()
+    return 0
+
+
+def leave(run: Any, stop: Any) -> int:
+    """Prints the command that resumes a run stopped by a signal, and returns the exit status.
+
+    Args:
+        run: The run; None if it was stopped while it was put together.
+        stop: The vlm.training.callbacks.signals.Stopped.
+    """
+    from vlm.training import slurm
+    from vlm.training.processes import is_rank_zero
+
+    if not is_rank_zero():  # when all have saved, another status would have the first one killed while it speaks
+        return 0 if stop.saved else stop.status
+    if run and not stop.saved and run.trainer.strategy.launcher:
+        run.trainer.strategy.launcher.kill(signal.SIGTERM)
+    if stop.saved:
+        print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    elif run and (run.folder / "checkpoints" / "last.ckpt").is_file():  # the callback that saves may not be set up yet
+        print(f"\n{stop}. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    if stop.signum == signal.SIGUSR1:
+        print(slurm.requeue(), flush=True)
+    return stop.status
+
+
+def fail(run: Any, fault: Exception) -> int:
+    """Ends the other processes of a run and raises its fault in words; returns the status where rank zero prints it."""
+    from vlm.training.faults import explain
+    from vlm.training.launcher import end_processes
+
+    found = explain(fault, run)
+    if run:
+        end_processes(run.trainer)
+        if isinstance(found, SharedError) and not run.trainer.is_global_zero:
+            return found.status
+    if found is fault:
+        raise fault
+    raise found from fault
+
+
+def resume_command(folder: Path) -> str:
+    return train_command(f"resume={folder}")
+
+
+def closing(checkpoint: Path, results: dict[str, float], example: str, chosen: str) -> str:
+    """The last lines of a finished run: scores, paths, and the next command to try.
+
+    Args:
+        checkpoint: The evaluated one, in the folder of its run.
+    """
+    folder = checkpoint.parent.parent
+    lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
+    if results:
+        report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
+        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + chosen, *lines, f"report      {report}"]
+    return "\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"])
+
+
+def chose(config: dict[str, Any], results: dict[str, float]) -> str:
+    """A line that marks scores on the split by which the checkpoint was chosen; nothing for others."""
+    monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
+    if not results:
+        return ""
+    split = next(iter(results)).split("/")[0]
+    if not monitor.startswith(f"{split}/"):
+        return ""
+    return f"\n({split} also chose the checkpoint, by {monitor.split('/')[1]}: its scores are a little too good)"
+
+
+def table(results: dict[str, float]) -> str:
+    """Scores with their controls beside them, a line a metric."""
+    found = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    controls = sorted(found, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
+    split = next(iter(results)).split("/")[0]
+    names = [name.split("/")[1] for name in results if "@" not in name]
+    width = max(map(len, names)) + 2
+    lines = [f"{split:<{width}}{'model':>9}{''.join(f'{control:>11}' for control in controls)}"]
+    for name in names:
+        beside = [results.get(f"{split}/{name}@{control}") for control in controls]
+        cells = "".join(f"{'' if cell is None else _number(cell):>11}" for cell in beside)
+        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>9}{cells}".rstrip())
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
+
+
+def quiet() -> None:
+    """Silences messages of libraries; those that concern the user are ours."""
+    libraries = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"
+    for name in (*libraries, "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", module="torch")
