@@ -95,7 +95,7 @@ def main() -> None:
     require_gpu()
     if args.no_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
-    cpu.pack = cpu.lay_out_for_decoding = lambda *_, **__: None  # they lay weights out for a CPU
+    cpu.prepack = cpu.prepack_for_decoding = lambda *_, **__: None  # they lay weights out for a CPU
     for shape in args.shapes:
         for batch, beam in CASES:
             compare(shape, batch, beam, args.rounds)

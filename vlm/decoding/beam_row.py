@@ -162,7 +162,7 @@ class BeamRow:
         return [bank[n] for n in range(max(map(len, columns), default=0)) for bank in columns if n < len(bank)]
 
     def _decided(self, group: int) -> bool:
-        """Whether no continuation of a group's beams can come among the results.
+        """True if no continuation of a group's beams can come among the results.
 
         Scores only fall as a text grows, so that what a beam may come to is bounded by its total over the greatest
         length, where that makes most of it, or over the next one.

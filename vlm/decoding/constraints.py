@@ -24,7 +24,7 @@ class Rules:
         min_tokens: The shortest text, the prefix counted and the end token not.
         prefix: Tokens that each text begins with; they count for the other rules, not for the score.
         banned: Runs of tokens that no text holds.
-        required: What each text must hold: at least one run of tokens of each of these lists.
+        required: Lists of runs of tokens; each text holds at least one run of each list.
     Raises:
         UserError: A value is outside its range, or rules contradict each other.
     """
@@ -50,14 +50,14 @@ class Rules:
                 raise UserError(f"--require: {also} forbids its word {count}; leave one of them out")
 
     def _allows(self, words: Words) -> bool:
-        """Whether a text with this run of tokens keeps the rules on runs of tokens."""
+        """True if the rules on runs of tokens let a text hold this one."""
         ngrams = _runs(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
         banned = any(run in _runs(words, len(run)) for run in self.banned)
         return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
     def read_texts(self) -> bool:
-        """Whether any rule needs to know the texts so far."""
+        """True if any rule reads the texts so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
         return bool(texts or self.banned)
 
@@ -124,7 +124,7 @@ def next_tokens(text: Sequence[int], lacking: Required) -> set[int]:
 
 
 def progress(text: Sequence[int], required: Required) -> int:
-    """How many tokens of what is required a text has: the bank it stands in (Post and Vilar 2018)."""
+    """Tokens of the required words that a text has: the bank it stands in (Post and Vilar 2018)."""
     return sum(min(map(len, ways)) for ways in required) - room_needed(text, missing(text, required))
 
 
@@ -151,7 +151,7 @@ def keep_possible(scores: Tensor, texts: Sequence[Sequence[int]], required: Requ
 
 
 def rest(text: Sequence[int], words: Words) -> Words:
-    """What of these words must still follow a text that may end in the middle of them."""
+    """The part of these words that must still follow a text, which may end in the middle of them."""
     for count in range(min(len(words) - 1, len(text)), 0, -1):
         if tuple(text[-count:]) == words[:count]:
             return words[count:]

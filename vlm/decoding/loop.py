@@ -20,7 +20,7 @@ Chunk = tuple[Sequence[int | str], Context | None]
 
 
 class StepDecoder(Protocol):
-    """What decoding needs of a decoder."""
+    """A decoder, as decoding uses it."""
 
     max_len: int
 
@@ -58,7 +58,7 @@ def decode(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Finds texts for a queue of images, at most `rows` at a time.
 
-    What is found for an image depends on it, its id and the options alone: not on rows, its neighbours or the order.
+    The texts of an image depend on it, its id and the options alone: not on rows, its neighbours or the order.
 
     Args:
         chunks: Encoded images, taken as there is room for them.
@@ -74,10 +74,10 @@ def decode(
         loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool)
     while True:
         with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
-            found = loop.advance()
-        if found is None:
+            texts = loop.advance()
+        if texts is None:
             return
-        yield from found
+        yield from texts
 
 
 @dataclass
@@ -134,9 +134,9 @@ class _Loop:
             self.tokens = tokens
             self.left -= 1
             if step % self.pace == 0 or self.left <= 0:
-                found = self._settle()
-                if found:
-                    return found
+                texts = self._settle()
+                if texts:
+                    return texts
         return []
 
     def _start(self) -> bool:
@@ -157,14 +157,14 @@ class _Loop:
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
         ended = self.chooser.settle(self.free)
-        found = [(self.places[row], texts) for row, texts in ended]
+        done = [(self.places[row], texts) for row, texts in ended]
         if self.trees is not None and isinstance(self.chooser, Beam):
             self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}
         self.free += [row for row, _ in ended]
         # Images join a few at a time: each time costs a pass over their keys and values.
         if 8 * len(self.free) >= len(self.places):
             self._refill()
-        return found
+        return done
 
     def _refill(self) -> None:
         """Gives the rows of ended texts to waiting images; without any, goes on with fewer rows, or ends.

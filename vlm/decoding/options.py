@@ -1,4 +1,4 @@
-"""What may be asked of a search."""
+"""Options of a search, and the texts that it finds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from vlm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How texts are found. By default the most probable token is taken at each step.
+    """Options of a search. By default the most probable token is taken at each step.
 
     Args:
         beam: Hypotheses that are kept of an image; 1 is greedy search.
@@ -89,7 +89,7 @@ class Decoding:
 
 @dataclass
 class Hypothesis:
-    """A text that was found.
+    """A text that a search finds.
 
     Args:
         tokens: Without the begin token and the prefix; with the end token, if it came to its end.

@@ -10,7 +10,7 @@ from vlm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn; the filters apply one after another, each to what the one before left.
+    """The distribution of a drawn token; filters apply one after another, each to the tokens that the one before left.
 
     Args:
         temperature: Divides the logits; 0 takes the most probable token.

@@ -25,8 +25,8 @@ def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, 
     Shapes:
         context states (B, S, D) -> B sequences
     """
-    found = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
-    return Sequences([texts[0].tokens for texts in found], [texts[0].logprobs for texts in found])
+    texts = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
+    return Sequences([row[0].tokens for row in texts], [row[0].logprobs for row in texts])
 
 
 def search(
@@ -48,7 +48,7 @@ def search(
     """
     count = len(context.states)
     chunks = [(range(count) if ids is None else ids, context)] if count else []
-    found = dict(
+    texts = dict(
         decode(
             decoder,
             chunks,
@@ -61,4 +61,4 @@ def search(
             pool=pool,
         )
     )
-    return [found[place] for place in range(count)]
+    return [texts[place] for place in range(count)]

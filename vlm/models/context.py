@@ -1,4 +1,4 @@
-"""What an encoder hands to a decoder."""
+"""Encoded inputs, as an encoder hands them to a decoder."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         max_len: The longest segment, in tokens.
         depth: Number of blocks.
         context_dim: Width of the context's states; None for a decoder without context.
-        positions: How positions are told; by default learned ones.
+        positions: Encoding of positions; by default learned vectors.
         others: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)

@@ -48,13 +48,13 @@ class VisionLanguageModel(nn.Module):
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
-    """What `encode` gives; on a CPU a few images at a time.
+    """As `encode`; on a CPU a few images at a time.
 
     States between layers of larger batches are fetched from the system and given back at every layer, which takes a
     sixth of the time (measured with 32 images of 224 pixels).
     """
     if images.device.type != "cpu" or len(images) <= AT_ONCE:
         return model.encode(images)
-    found = [model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)]
-    masks = [context.mask for context in found if context.mask is not None]
-    return Context(torch.cat([context.states for context in found]), torch.cat(masks) if masks else None)
+    parts = [model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)]
+    masks = [context.mask for context in parts if context.mask is not None]
+    return Context(torch.cat([context.states for context in parts]), torch.cat(masks) if masks else None)

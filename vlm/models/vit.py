@@ -23,7 +23,7 @@ class ViT(nn.Module):
         drop_path: Probability of dropping a whole branch in the last block, growing linearly from 0 in the first.
         stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); by default a PatchEmbed.
         class_token: Whether a learned token stands before the patches, to gather what the image shows.
-        positions: How the places of patches, row by row, are told; by default vectors that are learned, starting from
+        positions: Encoding of the places of patches, row by row; by default vectors that are learned, starting from
             sines and cosines of row and column.
         others: As in BlockConfig.
     Shapes:

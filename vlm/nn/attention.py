@@ -93,7 +93,7 @@ def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager
 
 
 def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
-    """Whether two products and a softmax are the fastest way.
+    """True if two products and a softmax are the fastest way.
 
     On a CPU, torch has no fused kernel with dropout, and that for bfloat16 loses to plain products up to some 500
     keys: at 64 tokens, forward and back take 4.1 ms in place of 1.2 (2 cores with AVX512-BF16).
@@ -183,7 +183,7 @@ def as_cached(keys: Tensor) -> Tensor:
 
 
 def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
-    """K: as given, or D / N.
+    """K: head_dim, or D / N by default.
 
     Raises:
         ValueError: N does not divide D.
@@ -194,7 +194,7 @@ def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
 
 
 def heads_of_keys(num_heads: int, num_kv_heads: int | None) -> int:
-    """Heads of keys and values: as given, or N.
+    """Heads of keys and values: num_kv_heads, or N by default.
 
     Raises:
         ValueError: They do not divide N.

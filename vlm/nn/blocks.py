@@ -18,7 +18,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """What the blocks of a stack have in common.
+    """Options that the blocks of a stack share.
 
     Args:
         dim: Width D of the residual stream.
@@ -65,7 +65,7 @@ class BlockConfig:
         return MLP(dim=self.dim, hidden_dim=hidden, bias=self.bias, activation=self.activation)
 
     def attention_options(self) -> dict[str, Any]:
-        """What self-attention and cross-attention have in common."""
+        """Options that self-attention and cross-attention share."""
         names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm")
         return {name: getattr(self, name) for name in names}
 

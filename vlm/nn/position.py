@@ -43,7 +43,7 @@ def sincos_2d(side: int, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PositionInfo:
-    """What the self-attention of every layer is told of the positions of its tokens.
+    """Position information for the self-attention of every layer.
 
     Args:
         added: Added to what queries, keys and values are made of.
@@ -74,20 +74,20 @@ NO_POSITIONS = PositionInfo()
 
 
 class Positions(nn.Module):
-    """Base of all position encodings, and the one that tells nothing: attention then sees a set of tokens.
+    """Base of all position encodings, and the one without any: attention then sees a set of tokens.
 
-    A subclass says what is added to the input of the stack, what its layers are told, or both.
+    A subclass adds vectors to the input of the stack, hands position information to its layers, or both.
 
     Shapes:
         positions (L,) if equal in all rows, else (B, L)
     """
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        """What is added to the input, broadcastable to (B, L, D)."""
+        """The vectors added to the input, broadcastable to (B, L, D)."""
         return None
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        """What every layer is told, where the tokens are the last ones of a row of `keys` tokens."""
+        """Position information of tokens that are the last ones of a row of `keys` tokens."""
         return NO_POSITIONS
 
 

@@ -1,10 +1,10 @@
-"""What a device computes fast in."""
+"""Types of numbers that a device computes fast in."""
 
 import torch
 
 
 def has_bfloat16(device: torch.device | str) -> bool:
-    """Whether a device has instructions for products of bfloat16; where it has none, they are slower than float32's."""
+    """True if a device has instructions for products of bfloat16; where it has none, they are slower than float32's."""
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     known = torch.cpu.get_capabilities()

@@ -113,7 +113,7 @@ class StepBlock:
 
 
 def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What a module computes, as a function, where it is known and nobody listens to it; else the module."""
+    """A module as a plain function, where its kind is known and it has no hooks; else the module."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
     if isinstance(module, PackedLinear | PackedMLP):

@@ -10,7 +10,7 @@ from vlm.nn.step.state import DecodeState
 
 
 class FixedCache(KeyValueCache):
-    """A cache that is told on the device where new tokens go, and always shows all that it has room for.
+    """A cache that reads the places of new tokens from the device, and always shows all that it has room for.
 
     Args:
         cache: Whose memory it takes over.

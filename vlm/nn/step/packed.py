@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
         return self.function()(x)
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """What the layer computes, without the machinery of modules."""
+        """The layer as a function, without the machinery of modules."""
         product, weight, bias = torch.ops.mkldnn._linear_pointwise.default, self.weight, self.bias
         name, algorithm = self.fused
         return lambda x: product(x, weight, bias, name, [], algorithm)
@@ -69,7 +69,7 @@ class PackedMLP(nn.Module):
         return self.function()(x)
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """What the MLP computes, without the machinery of modules."""
+        """The MLP as a function, without the machinery of modules."""
         first, second = self.fc1.function(), self.fc2.function()
         return lambda x: second(first(x))
 
@@ -115,7 +115,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Whether this build of torch lays such a weight out."""
+    """True if this build of torch lays such a weight out."""
     known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return known and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def replayed(device: torch.device) -> bool:
-    """Whether steps are recorded and replayed there, and the host runs ahead of them."""
+    """True if steps are recorded and replayed there, and the host runs ahead of them."""
     return device.type == "cuda"
 
 
