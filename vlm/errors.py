@@ -37,7 +37,7 @@ class Limit:
     """
 
     def holds(self, value: Any) -> bool:
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} holds nothing")
 
 
 @dataclass(frozen=True)

@@ -56,23 +56,18 @@ class Data(L.LightningDataModule):
         return Batch([str(i) for i in index.tolist()], self.x[index], self.y[index], (index % 4 == 0).nonzero()[:, 0])
 
     def train_dataloader(self) -> Any:
-        return StepLoader(_Loader(self._order(self._position), self.read), self.trainer)
+        return StepLoader(self.trainer, _Keys(), batch_sampler=self._order(self._position), collate_fn=self.read)
 
     def val_dataloader(self) -> Any:
-        return _Loader(EvalBatches(size=7, batch_size=4, **self._ranks()), self.read)
+        batches: Any = EvalBatches(size=7, batch_size=4, **self._ranks())
+        return torch.utils.data.DataLoader(_Keys(), batch_sampler=batches, collate_fn=self.read)
 
 
-class _Loader:
-    """Batches of an order, read in this process."""
+class _Keys(torch.utils.data.Dataset):
+    """The keys themselves, which `read` makes a batch of."""
 
-    def __init__(self, order: Any, read: Any) -> None:
-        self.order, self.read = order, read
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Any:
-        return map(self.read, self.order)
+    def __getitem__(self, key: Any) -> Any:
+        return key
 
 
 class TwoTerms(Task):

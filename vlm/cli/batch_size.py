@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from vlm.cli.bench import trained
 from vlm.errors import UserError
+from vlm.training.step_loader import StepLoader
 
 STEPS = 2  # the optimiser's moments are made in the first one, and its memory is full in the second
 USABLE = 0.9  # of the memory that is free; an estimate is not to fill it
@@ -90,8 +92,8 @@ class Trial:
         with trained(config, peak, steps=STEPS) as run:
             self.device = run.trainer.strategy.root_device.type
             self.samples = len(run.data.samples("train", training=True))
-            loader = run.data.train_loader
-            run.data.train_loader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
+            loader = run.data.train_dataloader
+            run.data.train_dataloader = lambda: heaviest(loader(), STEPS * run.trainer.accumulate_grad_batches)
             run.fit()
         self.peak = peak.bytes
 
@@ -103,7 +105,8 @@ def heaviest(loader: DataLoader, batches: int) -> DataLoader:
     of_epoch = (order.keys(0, places) for places in order.global_batches(0))
     keys = max(of_epoch, key=lambda batch: len(batch) * max(lengths[key.index] for key in batch))
     again: Any = [keys] * batches
-    return DataLoader(loader.dataset, batch_sampler=again, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
+    kind = partial(StepLoader, loader.trainer) if isinstance(loader, StepLoader) else DataLoader
+    return kind(loader.dataset, batch_sampler=again, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
 
 
 def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:

@@ -1,7 +1,8 @@
 """The one LightningDataModule: a source joined with the fields of a task."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -190,13 +191,9 @@ class Data(L.LightningDataModule):
             **self._ranks(),
         )
 
-    def train_dataloader(self) -> Any:
-        loader = self.train_loader()
-        return loader if self.trainer is None else StepLoader(loader, self.trainer)
-
-    def train_loader(self) -> DataLoader[Any]:
-        """Batches of the training split, from where training stands to the end of the epoch."""
-        return self.loader(self.samples("train", training=True), self.train_order())
+    def train_dataloader(self) -> DataLoader[Any]:
+        kind = DataLoader if self.trainer is None else partial(StepLoader, self.trainer)
+        return self.loader(self.samples("train", training=True), self.train_order(), kind)
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
         samples = self.samples(name)
@@ -215,11 +212,16 @@ class Data(L.LightningDataModule):
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
-    def loader(self, samples: RecordDataset, batches: Iterable[Sequence[Key]]) -> DataLoader[Any]:
-        """A loader of these batches; it runs no further process where the samples are read by itself."""
-        return DataLoader(
+    def loader(
+        self,
+        samples: RecordDataset,
+        batches: Iterable[Sequence[Key]],
+        kind: Callable[..., DataLoader[Any]] = DataLoader,
+    ) -> DataLoader[Any]:
+        """A loader of these batches, of a kind that takes DataLoader's arguments."""
+        return kind(
             samples,
-            batch_sampler=batches,  # type: ignore[arg-type]  # keys, not bare indices
+            batch_sampler=batches,  # of keys, not of bare indices
             collate_fn=whole,
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_owner,

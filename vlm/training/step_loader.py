@@ -1,33 +1,32 @@
 """Training batches by optimiser step, for losses whose terms are scaled by counts of the whole step."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import lightning as L
+from torch.utils.data import DataLoader
 
 
-class StepLoader:
+class StepLoader(DataLoader):
     """A training loader that knows the counts of a step's loss terms when it hands out the first of its batches.
 
     Where a task states counts (`Task.counts`), the batches that a step accumulates are read before the first of them is
-    trained on. For any other task it is the loader that it wraps. No state is kept: a step ends where the trainer ends
-    it, at a multiple of `accumulate_grad_batches` or with the epoch.
+    trained on. No state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or
+    with the epoch.
 
     Args:
-        loader: Batches on the host, from where the trainer stands to the end of the epoch.
         trainer: The trainer of the task.
+        dataset, options: As in DataLoader.
     """
 
-    def __init__(self, loader: Iterable[Any], trainer: L.Trainer) -> None:
-        self.loader, self.trainer = loader, trainer
+    def __init__(self, trainer: L.Trainer, dataset: Any, **options: Any) -> None:
+        self.trainer = trainer
+        super().__init__(dataset, **options)
 
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._by_step(iter(self.loader))  # workers start here, and not with the first batch
+    def __iter__(self) -> Any:
+        return self._by_step(super().__iter__())  # workers start here, and not with the first batch
 
     def _by_step(self, batches: Iterator[Any]) -> Iterator[Any]:
         task: Any = self.trainer.lightning_module
