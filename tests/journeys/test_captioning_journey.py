@@ -10,6 +10,7 @@ import torch
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
+from vlm.config.stored import thaw
 from vlm.training.fit import main
 from vlm.training.run import build_model
 
@@ -184,7 +185,7 @@ def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, cap
 def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) -> None:
     assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
     loaded = ckpt.read(next(tmp_path.glob("*/20*")) / "checkpoints" / "last.ckpt")
-    weights, config = ckpt.weights(loaded), loaded["vlm"]["config"]
+    weights, config = ckpt.weights(loaded), thaw(loaded["vlm"]["config"])
     fresh = build_model(config, {"vocab_size": weights["decoder.token_embed.weight"].shape[0]})[0].state_dict()
     same = {name: torch.equal(tensor, fresh[name]) for name, tensor in weights.items()}
     assert all(kept for name, kept in same.items() if name.startswith("encoder."))
