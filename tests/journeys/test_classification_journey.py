@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
+from vlm.config.stored import thaw
 from vlm.training.fit import main
 from vlm.training.run import build_data
 
@@ -33,7 +34,7 @@ def results(folder: Path, name: str = "metrics") -> dict | list:
 def pictures(trained_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The images of the run's test split as files, each named as its sample is."""
     folder = tmp_path_factory.mktemp("pictures")
-    split = build_data(ckpt.read(best(trained_classifier))["vlm"]["config"]).split("test")
+    split = build_data(thaw(ckpt.read(best(trained_classifier))["vlm"]["config"])).split("test")
     for record in split.records():
         record.image().save(folder / f"{record.id}.png")
     return folder
@@ -79,7 +80,7 @@ def test_the_figures_are_those_of_the_predictions(trained_classifier: Path, told
 def test_the_loss_is_the_cross_entropy_of_the_stored_weights(trained_classifier: Path, told: dict[str, dict]) -> None:
     loaded = ckpt.read(best(trained_classifier))
     model, about = ckpt.load_model(loaded), loaded["vlm"]
-    records = list(build_data(about["config"]).split("test").records())
+    records = list(build_data(thaw(about["config"])).split("test").records())
     images = torch.stack(
         [torch.frombuffer(bytearray(record.image().tobytes()), dtype=torch.uint8).view(32, 32, 3) for record in records]
     )
