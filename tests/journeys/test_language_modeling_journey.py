@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
+from vlm.config.stored import thaw
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.decoder import Decoder
 from vlm.training.fit import main
@@ -74,7 +75,7 @@ def test_evaluation_gives_the_figures_of_the_runs_own_test(trained_text: Path, t
 
 def test_the_figures_are_those_of_the_text(trained_text: Path) -> None:
     metrics = results(trained_text / "evaluation" / "test")
-    source = build_data(ckpt.read(best(trained_text))["vlm"]["config"]).source
+    source = build_data(thaw(ckpt.read(best(trained_text))["vlm"]["config"])).source
     documents = ["".join(lines) for lines in source.documents("test")]
     text = "".join(documents)
     assert len(documents) == 4 and text.isascii()
