@@ -76,7 +76,7 @@ def test_evaluation_gives_the_figures_of_the_runs_own_test(trained_text: Path, t
 def test_the_figures_are_those_of_the_text(trained_text: Path) -> None:
     metrics = results(trained_text / "evaluation" / "test")
     source = build_data(thaw(ckpt.read(best(trained_text))["vlm"]["config"])).source
-    documents = ["".join(lines) for lines in source.documents("test")]
+    documents = ["".join(record["document"].lines()) for record in source.split("test").records()]
     text = "".join(documents)
     assert len(documents) == 4 and text.isascii()
     nats = metrics["test/loss"] * (len(text) + len(documents))  # each character, and each document's end
