@@ -12,11 +12,12 @@ def folders(root: Path) -> set[str]:
 
 
 def test_every_folder_of_tests_is_one_of_the_package():
-    assert folders(TESTS) - OWN <= folders(TESTS.parent / "vlm")
+    ours = {folder for folder in folders(TESTS) if folder.split("/")[0] not in OWN}
+    assert ours <= folders(TESTS.parent / "vlm")
 
 
 def test_helpers_and_tests_lie_apart():
     """`pythonpath` names the helpers' folder alone."""
     strays = [path for path in TESTS.rglob("*.py") if not path.name.startswith(("test_", "conftest"))]
-    assert {path.parent.name for path in strays} == {"helpers"}
+    assert all(path.is_relative_to(TESTS / "helpers") for path in strays)
     assert not [*TESTS.glob("helpers/**/test_*.py")]

@@ -154,10 +154,11 @@ def test_a_non_finite_tensor_is_found_wherever_it_is() -> None:
         class strategy:
             reduce_boolean_decision = staticmethod(lambda decision, all: decision)
 
-    good = {"a": [torch.ones(3), torch.tensor([1, 2])], "b": {"c": torch.zeros(0), "d": torch.ones(2).bfloat16()}}
+    weights = {"a": [torch.ones(3), torch.tensor([1, 2])], "b": {"c": torch.zeros(0), "d": torch.ones(2).bfloat16()}}
+    good = {"state_dict": weights, "callbacks": {"best": torch.tensor(float("inf"))}}
     refuse_non_finite(Trainer, good)  # type: ignore[arg-type]
-    good["b"]["d"][1] = float("nan")
-    with pytest.raises(NotFiniteError, match=r"b\.d would not be finite"):
+    weights["b"]["d"][1] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"state_dict\.b\.d would not be finite"):
         refuse_non_finite(Trainer, good)  # type: ignore[arg-type]
 
 

@@ -215,5 +215,5 @@ def test_too_many_bad_samples_stop_the_run_and_a_strict_setting_stops_at_the_fir
 
 def test_a_limit_that_is_no_share_is_refused(command, tmp_path, capsys):
     assert main([*command, f"runs={tmp_path / 'runs'}", "callbacks.bad_samples.limit=3"]) == 2
-    assert "callbacks.bad_samples.limit: 3 is no share" in capsys.readouterr().err
+    assert "callbacks.bad_samples.limit: 3 is out of range" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -13,7 +13,7 @@ from vlm.config.build import build, spec, supply, takes
 from vlm.config.compose import node as node_of
 from vlm.config.compose import values_of
 from vlm.config.stored import contained, freeze
-from vlm.config.target import find, trusted
+from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
 from vlm.errors import UserError, printable
@@ -213,10 +213,12 @@ class Run:
         )
 
     def _loggers(self) -> list[Any]:
-        place = {"folder": str(self.folder), "save_dir": str(self.folder)}
-        nodes = self.config["logger"].items()
-        built = {name: build(node, f"logger.{name}", **place) for name, node in nodes if node}
-        return [SteadyLogger(logger, name) for name, logger in built.items()]
+        loggers = []
+        for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
+            takes = arguments(find(node["_target_"]))
+            place = {key: str(self.folder) for key in ("folder", "save_dir") if key in takes}
+            loggers.append(SteadyLogger(build(node, f"logger.{name}", **place), name))
+        return loggers
 
     @property
     def checkpoints(self) -> Checkpoints:
