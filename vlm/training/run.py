@@ -60,7 +60,7 @@ def build_data(config: dict[str, Any]) -> Data:
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = supply(node["source"], {"needs": needs})
-    options = {"seed": config["seed"], "cache": str(cache_folder(config)), "test": config["test"]}
+    options = {"seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
     return build(node, "data", fields=fields, **options)
 
 
