@@ -5,7 +5,7 @@ encoder says so by `backbone`, ``features(images)`` and ``project(features)``.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -33,9 +33,20 @@ class Features:
         return Features(self.values.pin_memory())
 
 
+@runtime_checkable
+class Projecting(Protocol):
+    """An encoder that projects the features of a backbone, its attribute `backbone`."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of the backbone: (B, 3, H, W) -> (B, S, C)."""
+
+    def project(self, values: Tensor) -> Context:
+        """The context of features: (B, S, C) -> states (B, S, D)."""
+
+
 def projects(encoder: Any) -> bool:
-    """Whether an encoder, or a class of them, projects what its backbone makes."""
-    return hasattr(encoder, "project")
+    """True for an encoder, or a class of them, that projects the features of its backbone."""
+    return issubclass(encoder if isinstance(encoder, type) else type(encoder), Projecting)
 
 
 def frozen_part(encoder: Any) -> nn.Module:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vlm.nn.blocks import DecoderBlock
 from vlm.training.blocks import blocks
 
 
@@ -64,7 +65,7 @@ def shard(model: nn.Module, strategy: Any) -> None:
     mesh = strategy.device_mesh["data_parallel"]
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
-        if hasattr(block, "keys_values"):  # called by the decoder ahead of the block itself
+        if isinstance(block, DecoderBlock):  # its keys_values are called by the decoder ahead of the block itself
             register_fsdp_forward_method(block, "keys_values")
     fully_shard(model, mesh=mesh)
 

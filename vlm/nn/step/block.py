@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.attention import KeyValueCache
+from vlm.nn.blocks import MLP
 from vlm.nn.position import PositionInfo
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
@@ -124,7 +125,7 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
         weights: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
         return partial(torch.layer_norm, normalized_shape=module.normalized_shape, **weights)
     children = dict(module.named_children())
-    if set(children) == {"fc1", "fc2"} and hasattr(module, "activation"):  # MLP
+    if type(module) is MLP and set(children) == {"fc1", "fc2"}:
         first, second, activation = bare(children["fc1"]), bare(children["fc2"]), module.activation
-        return lambda x: second(activation(first(x)))  # type: ignore[operator]
+        return lambda x: second(activation(first(x)))
     return module

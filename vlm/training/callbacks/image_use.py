@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
+from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.models.frozen_features import Features
 
 FEW_STEPS = 1000
@@ -43,7 +44,7 @@ def has_pixels(batch: Any) -> bool:
 
 def captions_images(task: Any) -> bool:
     """True for a task that keeps the captions of its last validation, with their references."""
-    return hasattr(task, "captions")
+    return isinstance(getattr(task, "captions", None), CaptionMetric)
 
 
 class ImageUseMonitor(L.Callback):
