@@ -130,7 +130,7 @@ def test_features_are_of_the_weights_that_the_run_has(small, tmp_path, monkeypat
     options = [*small, *KEPT, "trainer.max_epochs=1"]
     from vlm.training import run
 
-    def start(model, config):
+    def start(model, config, tokenizer):
         with torch.no_grad():
             for parameter in model.encoder.parameters():
                 parameter.mul_(1.5)

@@ -125,10 +125,11 @@ def test_a_run_that_still_goes_on_cannot_be_resumed(nursery, tmp_path) -> None:
     assert ended.status == 2 and "another process" in ended.said, ended.said
     os.kill(pid, signal.SIGKILL)
     assert nursery.ended(pid, 10)
-    assert "less than" in refused(nursery, tmp_path, "resume=last", "trainer.max_epochs=0")
+    assert "at least 1" in refused(nursery, tmp_path, "resume=last", "trainer.max_epochs=0")
     done = ckpt.read(run_of(tmp_path) / "checkpoints" / "last.ckpt")["epoch"]
-    ended = nursery.run(["resume=last", f"trainer.max_epochs={done + 1}"], cwd=tmp_path)
+    ended = nursery.run(["resume=last", f"trainer.max_epochs={done + 2}"], cwd=tmp_path)
     assert ended.status == 0, ended.said
+    assert "less than" in refused(nursery, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
 
 
 @pytest.mark.slow
