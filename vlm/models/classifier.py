@@ -1,6 +1,5 @@
 """An image classifier: an encoder, a pooling of its states, a linear head."""
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Rate, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, cross_flop, encoder_flop
+from vlm.models.flop import Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
@@ -75,11 +74,9 @@ class Classifier(nn.Module):
         return self.head(self.dropout(self.pooled(encode(self.encoder, images))))
 
     def flop(self, image_size: int) -> Flop:
-        encoder, pool = encoder_flop(self.encoder, image_size), 0
-        if self.attention_pool is not None:
-            token, state, pair = cross_flop(self.attention_pool.attn)
-            pool = token + encoder.states * (state + pair)
-        return replace(encoder, pool=pool, head=2 * self.head.weight.numel())
+        encoder, context = encoder_flop(self.encoder, image_size)
+        pool, _ = measured(self, context, method="pooled")
+        return encoder + Flop(pool=pool, head=2 * self.head.weight.numel())
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an image: states (B, S, D) -> (B, D)."""

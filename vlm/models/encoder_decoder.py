@@ -1,7 +1,5 @@
 """An image encoder joined to a text decoder."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +33,8 @@ class VisionLanguageModel(nn.Module):
         return encode(self.encoder, images)
 
     def flop(self, image_size: int) -> Flop:
-        encoder = encoder_flop(self.encoder, image_size)
-        image = {name: getattr(encoder, name) for name in ("image", "projection", "learned", "states")}
-        return replace(self.decoder.flop(), **image)
+        encoder, context = encoder_flop(self.encoder, image_size)
+        return encoder + self.decoder.flop(context=context)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)

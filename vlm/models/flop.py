@@ -1,25 +1,24 @@
-"""How many floating-point operations a training step of a model is, counted from its sizes.
+"""Floating-point operations of a training step, counted by torch on tensors without values.
 
 Only matrix products count, a multiplication and an addition each, as in the count that model FLOP utilisation is
-defined by (Chowdhery et al. 2022, "PaLM", appendix B): what a model has to compute, whatever a program does beside it.
+defined by (Chowdhery et al. 2022, "PaLM", appendix B): the model's own work, whatever a program does beside it.
 Attention counts whole, also where a mask hides half of it, and the backward pass counts twice the forward one. A model
-states its own count in a method `flop`; an encoder that states none is measured.
+states its operations in a method `flop`.
 """
 
-from dataclasses import dataclass, replace
-from typing import Protocol, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vlm.models.context import Context
-from vlm.models.frozen_features import frozen_part
-from vlm.nn.attention import CrossAttention, SelfAttention
+from vlm.models.frozen_features import frozen_part, projects
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a batch is to a model.
+    """Size of a batch.
 
     Args:
         images: Images that are encoded.
@@ -36,14 +35,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Flop:
-    """Operations of a model, by the piece of work that takes them.
+    """Operations of a model.
 
     Args:
         image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
             ones that have a backward pass: none has below what learns.
-        states: States that an image becomes.
-        token, pair: Of a token, and of a pair of tokens of a row.
-        state, context_pair: Of a state of the context, and of its pair with a token.
+        row, token, pair: Of a row of text, of each of its tokens, and of each pair of its tokens.
         pool: Of pooling an image's states.
         head: Of a position that goes through the head.
     """
@@ -51,13 +48,14 @@ class Flop:
     image: int = 0
     projection: int = 0
     learned: int = 0
-    states: int = 0
+    row: int = 0
     token: int = 0
     pair: int = 0
-    state: int = 0
-    context_pair: int = 0
     pool: int = 0
     head: int = 0
+
+    def __add__(self, other: "Flop") -> "Flop":
+        return Flop(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
 
     def forward(self, work: Work, predicted: float) -> dict[str, float]:
         """Operations of a forward pass, by part of the model.
@@ -65,12 +63,11 @@ class Flop:
         Args:
             predicted: Positions that go through the head: tokens, or images of a classifier.
         """
-        tokens = work.rows * work.length
-        text = tokens * (self.token + work.length * self.pair + self.states * self.context_pair)
-        context = work.images * self.states * self.state if work.rows else 0
+        length = work.length
+        text = work.rows * (self.row + length * (self.token + length * self.pair))
         return {
             "encoder": float(work.images * (self.projection if work.kept else self.image)),
-            "decoder": float(text + context + work.images * self.pool),
+            "decoder": float(text + work.images * self.pool),
             "head": float(predicted * self.head),
         }
 
@@ -100,51 +97,59 @@ def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
     return model.flop(image_size)
 
 
-def encoder_flop(encoder: nn.Module, image_size: int) -> Flop:
-    """The operations of encoding an image, as the encoder states them or as torch counts them."""
-    if isinstance(encoder, Counted):
-        flop = encoder.flop(image_size)
-    else:
-        count, context = measured(encoder, image_size)
-        flop = Flop(image=count, states=cast(Context, context).states.shape[1])
-    learned = flop.image if _learns(frozen_part(encoder)) else flop.projection if _learns(encoder) else 0
-    return replace(flop, learned=learned)
+def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
+    """The operations of encoding an image, and its context without values."""
+    image = torch.empty(1, 3, image_size, image_size, device="meta")
+    count, context = measured(encoder, image)
+    kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
+    learned = count if _learns(frozen_part(encoder)) else count - kept if _learns(encoder) else 0
+    return Flop(image=count, projection=count - kept, learned=learned), context
 
 
-def _learns(part: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in part.parameters())
+def decoder_flop(decoder: nn.Module, context: Context | None = None) -> Flop:
+    """The operations of a row of text beside one context.
+
+    They are a polynomial of the second degree in the number of tokens, which three numbers of them determine.
+    """
+    tokens = torch.empty(1, 3, dtype=torch.long, device="meta")
+    one, two, three = (measured(decoder, tokens[:, :length], None, context)[0] for length in (1, 2, 3))
+    pair = (three - 2 * two + one) // 2
+    token = two - one - 3 * pair
+    return Flop(row=one - token - pair, token=token, pair=pair)
 
 
-def cross_flop(attn: CrossAttention) -> tuple[int, int, int]:
-    """Operations of cross-attention: for each token, each state of the context, and each pair of both."""
-    token = 2 * (attn.q.weight.numel() + attn.proj.weight.numel())
-    return token, 2 * attn.kv.weight.numel(), _mixing(attn)
+def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
+    """Operations of a call as torch counts them, and its result; nothing is computed.
 
-
-def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]:
-    """Operations of a module that reads one image, as torch counts them, and what it gives; nothing is computed."""
+    Args:
+        args: Tensors on the device "meta"; the module's own weights stay where they are.
+        method: The method that is called.
+    """
     from torch.utils.flop_counter import FlopCounterMode  # which using a model does not need
 
-    tensors = {name: t.detach().to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    held = [*module.named_parameters(), *module.named_buffers()]
+    tensors = {f"module.{name}": tensor.detach().to("meta") for name, tensor in held}
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            image = torch.empty(1, 3, image_size, image_size, device="meta")
-            given = torch.func.functional_call(module, tensors, (image,))
+            result = torch.func.functional_call(_Call(module, method), tensors, args)
     finally:
         for part, training in modes:  # each its own: a frozen part of a module that learns does not train
             part.training = training
-    return counter.get_total_flops(), given
+    return counter.get_total_flops(), result
 
 
-def block_flop(block: nn.Module) -> tuple[int, int]:
-    """Operations of a block's self-attention and MLP: for each token, and for each pair of a query and a key."""
-    attn = cast(SelfAttention, block.attn)
-    linear = [m for part in (attn, cast(nn.Module, block.mlp)) for m in part.modules() if isinstance(m, nn.Linear)]
-    return 2 * sum(layer.weight.numel() for layer in linear), _mixing(attn)
+class _Call(nn.Module):
+    """A call of a module's method as a forward pass, in which the module's weights can be replaced."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, *args: Any) -> Any:
+        return getattr(self.module, self.method)(*args)
 
 
-def _mixing(attn: SelfAttention | CrossAttention) -> int:
-    """Of a pair in all heads: the product of query and key, and that of its weight with the value."""
-    return 4 * attn.num_heads * attn.head_dim
+def _learns(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())

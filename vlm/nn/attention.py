@@ -6,7 +6,7 @@ Legend of shapes, used in the whole package:
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,37 @@ from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
 
-# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
-# broadcastable to (B, N, L, S) where True means "may attend".
-Mask = Tensor | Literal["causal"] | None
+
+class Texts(NamedTuple):
+    """Causal attention inside each text of packed rows, as a GPU computes it without a mask.
+
+    Shapes:
+        segments (B, L); bounds int32 (N + 1,): where each text begins in the rows end to end, and their end
+    """
+
+    segments: Tensor
+    bounds: Tensor
+
+
+# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), those of these within
+# its text (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
+Mask = Tensor | Literal["causal"] | Texts | None
+
+
+def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
+    """Causal attention inside each segment: on a GPU by the bounds of texts, where they are known; else by a mask.
+
+    Shapes:
+        segments (B, L), bounds as in Texts
+    """
+    return (
+        Texts(segments, bounds) if bounds is not None and has_text_kernel(segments.device) else causal_within(segments)
+    )
+
+
+def has_text_kernel(device: torch.device) -> bool:
+    """True for a device whose kernels take bounds of texts in the place of a mask."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def causal_within(segments: Tensor) -> Tensor:
@@ -55,13 +83,15 @@ def attention(
     heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
 
     Args:
-        mask: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
+        mask: What may be attended to, as in Mask. "causal" aligns the last query with the last key.
         bias: Added to the scaled products, (N, L, S).
         scale: Factor of the products; by default 1 / √K.
         dropout: Probability of dropping an attention weight.
     Shapes:
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
+    if isinstance(mask, Texts) and bias is None and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+        return _text_by_text(q, k, v, mask, scale)
     if _plainly(q, k, dropout):
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
         return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
@@ -71,6 +101,22 @@ def attention(
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=_dense(q, k, mask, bias), **options)
+
+
+def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
+    """Attention inside texts, by a kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2).
+
+    Shapes:
+        q (B, N, L, K), k and v (B, N or a divisor, L, K) -> (B, N, L, K)
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, _, length, _ = q.shape
+    k, v = _spread(k, q), _spread(v, q)
+    q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
+    # The length of a row stands for that of the longest text, which changes from batch to batch.
+    out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
+    return out.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @contextmanager
@@ -135,6 +181,8 @@ def _spread(shared: Tensor, q: Tensor) -> Tensor:
 
 
 def _dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
+    if isinstance(mask, Texts):
+        mask = causal_within(mask.segments)
     if isinstance(mask, str):
         mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
     if bias is None or mask is None:
