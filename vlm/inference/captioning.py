@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
@@ -60,27 +61,40 @@ class Caption:
 Observer = Callable[[str, Tensor, Sequence[Caption]], Sequence[dict[str, Any]]]
 
 
-def caption_pixels(
+@contextmanager
+def in_full() -> Iterator[None]:
+    """Inference in the weights' own precision: autocast would cast them anew for every token."""
+    with torch.inference_mode(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Tensor) -> Context:
+    """The context of preprocessed images.
+
+    Shapes:
+        pixels uint8 (B, 3, H, W) -> states (B, S, D)
+    """
+    with in_full():
+        return encode_in_parts(model, normalized(model, preprocess, pixels))
+
+
+def caption_context(
     model: VisionLanguageModel,
     tokenizer: Tokenizer,
-    preprocess: Preprocess,
-    pixels: Tensor,
+    context: Context,
     *,
     max_tokens: int,
     pool: StepperPool | None = None,
 ) -> list[Caption]:
-    """The likeliest caption of each preprocessed image; validation and evaluation decode through here.
+    """The likeliest caption of each encoded image; validation and evaluation decode through here.
 
     Args:
         pool: Recorded decode steps that batches of one evaluation share, on a GPU.
     Shapes:
-        pixels uint8 (B, 3, H, W) -> B captions
+        context states (B, S, D) -> B captions
     """
-    decoding = Decoding(max_tokens=max_tokens)
-    # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
-    with torch.inference_mode(), torch.autocast(pixels.device.type, enabled=False):
-        context = encode_in_parts(model, normalized(model, preprocess, pixels))
-        bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
+    decoding, bos_id, eos_id = Decoding(max_tokens=max_tokens), tokenizer.bos_id, tokenizer.eos_id
+    with in_full():
         results = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
     return [_caption(tokenizer, decoding, texts[0]) for texts in results]
 
@@ -140,7 +154,8 @@ class Captioner(Predictor):
     def caption(self, pixels: Sequence[Tensor]) -> list[Caption]:
         """Captions a batch of images that `pixels` made."""
         batch = torch.stack(list(pixels)).to(self.device)
-        return caption_pixels(self.model, self.tokenizer, self.preprocess, batch, max_tokens=self.max_tokens)
+        context = encode_pixels(self.model, self.preprocess, batch)
+        return caption_context(self.model, self.tokenizer, context, max_tokens=self.max_tokens)
 
     def stream(
         self, batches: Iterable[Sequence[Tensor]], decoding: Decoding, *, rows: int, trees: dict[int, Any] | None = None
@@ -176,10 +191,9 @@ class Captioner(Predictor):
                 pixels = torch.stack(list(batch))
                 yield image_ids(pixels, decoding), self.encode(pixels)
 
-    @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Context:
         """The context of images as the model reads them, uint8 (B, 3, H, W)."""
-        return encode_in_parts(self.model, normalized(self.model, self.preprocess, pixels.to(self.device)))
+        return encode_pixels(self.model, self.preprocess, pixels.to(self.device))
 
 
 def caption_files(
