@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vlm.models.context import Context, joined
 from vlm.models.decoder import Decoder
-from vlm.models.flop import Flop, encoder_flop
+from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
 
 AT_ONCE = 8  # images that a CPU encodes at once
@@ -78,6 +78,12 @@ class TextToText(EncoderDecoder):
     def encode(self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
         """The context of rows that hold a text each: (B, S) -> states (B, S, D)."""
         return self.encoder(texts, segments, types)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        read = self.encoder.flop()  # type: ignore[operator]
+        return replace(
+            self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=learns(self.encoder)
+        )
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:

@@ -60,14 +60,14 @@ def test_intervals_hold_the_score():
 
 
 def test_a_metric_is_exact_over_batches():
-    columns = zip(TEXTS, TEXTS, REFERENCES, range(5), strict=True)
-    rows = [dict(zip(("text", "translation", "reference", "loss"), row, strict=True)) for row in columns]
+    rows = list(zip(TEXTS, TEXTS, REFERENCES, range(5), strict=True))
     metric = TranslationMetric()
     for order in ((3, 1), (4, 0, 2), (1,)):  # a sampler may repeat a sample
-        metric.update({f"test-{at}": rows[at] for at in order})
+        added = metric.record([f"test-{at}" for at in order], [rows[at] for at in order])
     results = metric.compute()
     assert {name: results[name] for name in NAMES} == TranslationScores(TEXTS, REFERENCES).summary
-    assert metric.samples["test-3"] == rows[3]
+    assert list(metric.samples["test-3"].values()) == list(rows[3])
+    assert added == [{"id": "test-1", **metric.samples["test-1"]}]
     assert results["length_ratio"] == pytest.approx((6 + 2 + 0 + 3 + 9) / (6 + 2 + 1 + 4 + 10))
 
 
@@ -114,9 +114,8 @@ def test_a_dictionary_copies_the_unknown_and_keeps_no_break_spaces():
 
 
 def test_a_dictionary_is_scored_beside_the_translations():
-    rows = {"1": {"text": "a b", "translation": "x", "reference": "y z", "loss": 1.0}}
     metric = TranslationMetric()
-    metric.update(rows)
+    metric.update([("1", "a b", "x", "y z", 1.0)])
     metric.compute()
     found = metric.dictionary([("a", "y"), ("b", "z"), ("a b", "y z")])
     assert found["exact_match@dictionary"] == 1.0 and set(found) == {f"{name}@dictionary" for name in NAMES}

@@ -1,7 +1,7 @@
 """Metrics of translations: sacreBLEU's BLEU and chrF, and exact match; exact over any number of processes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -107,9 +107,15 @@ class TranslationMetric(RecordMetric):
     samples: dict[str, dict[str, Any]]
     scores: TranslationScores
 
-    def update(self, samples: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds samples by id: each of ``COLUMNS``, the loss being the model's on the reference."""
-        self.add([id, *(sample[name] for name in COLUMNS)] for id, sample in samples.items())
+    def update(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Adds samples: the id, and ``COLUMNS``, the loss being the model's on the reference."""
+        self.add(rows)
+
+    def record(self, ids: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Adds samples, and returns them with the names of their columns."""
+        added = [(id, *row) for id, row in zip(ids, rows, strict=True)]
+        self.update(added)
+        return [dict(zip(("id", *COLUMNS), row, strict=True)) for row in added]
 
     def compute(self) -> dict[str, float]:
         """The scores, and ``length_ratio``, that of words of translations and references."""
