@@ -1,4 +1,4 @@
-"""What holds of every task: each is a case by itself, the first in any run of the tests and the others among the slow."""
+"""What holds of every task: each is a case by itself, one in any run of the tests and the others among the slow."""
 
 import json
 import shlex
