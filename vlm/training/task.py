@@ -79,6 +79,7 @@ class Task(L.LightningModule):
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
+    counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
 
     def loss(self, batch: Any) -> dict[str, Term]:
         """The terms of a batch's loss, the same ones for each batch."""
