@@ -83,6 +83,17 @@ class Predictor(ABC):
         yield from ()
 
 
+def task_of(path: str) -> str:
+    """The task of a checkpoint's model.
+
+    Raises:
+        UserError: The checkpoint is damaged.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        return str(loaded["vlm"]["task"])
+
+
 def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
 
@@ -91,9 +102,7 @@ def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     Raises:
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """
-    loaded = ckpt.read(path)
-    with refusing(path):
-        task = str(loaded["vlm"]["task"])
+    task = task_of(path)
     if (ours := own_predictor(task)) is not None:
         return ours
     module, _, name = task.rpartition(".")
