@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Annotated, cast
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Range, Rate, Supplied
+from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.nn.attention import KeyValueCache, Mask, as_cached, changing_lengths, within_segments
-from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
+from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 from vlm.nn.step.block import StepBlock
@@ -29,7 +29,7 @@ class Decoder(nn.Module):
         depth: Number of blocks.
         context_dim: Width of the context's states; None for a decoder without context.
         positions: Encoding of positions; by default learned vectors.
-        others: As in BlockConfig.
+        block: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     """
@@ -42,38 +42,16 @@ class Decoder(nn.Module):
         dim: Count,
         depth: Count,
         num_heads: Count,
-        head_dim: Count | None = None,
-        num_kv_heads: Count | None = None,
-        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
-        activation: Activation = "gelu",
-        norm: Norm = "layer",
-        norm_eps: float = 1e-5,
-        pre_norm: bool = True,
-        qk_norm: bool = False,
-        bias: bool = True,
-        dropout: Rate = 0.0,
         context_dim: Count | None = None,
         positions: Positions | None = None,
+        **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
-        config = BlockConfig(
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_kv_heads=num_kv_heads,
-            mlp_ratio=mlp_ratio,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            pre_norm=pre_norm,
-            qk_norm=qk_norm,
-            bias=bias,
-            dropout=dropout,
-        )
-        self.max_len = max_len
+        config = BlockConfig(dim=dim, num_heads=num_heads, **block)
+        self.max_len, self.context_dim = max_len, context_dim
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(DecoderBlock(config, context_dim=context_dim) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
@@ -109,8 +87,8 @@ class Decoder(nn.Module):
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
 
-    def flop(self, image_size: int = 0, context: Context | None = None) -> Flop:
-        return decoder_flop(self, context) + Flop(head=2 * self.head_weight.numel())
+    def flop(self, image_size: int = 0) -> Flop:
+        return decoder_flop(self, self.context_dim) + Flop(head=2 * self.head_weight.numel())
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlm.models.context import Context
 from vlm.models.frozen_features import frozen_part, projects
@@ -24,12 +24,14 @@ class Work:
         images: Images that are encoded.
         rows: Rows of text, B.
         length: Tokens of a row, L, padding included.
+        read: Tokens of the text that is encoded for a row, S, padding included; 0 where it is no text.
         kept: Whether the features of the images were kept, and are only projected, if that.
     """
 
     images: int = 0
     rows: int = 0
     length: int = 0
+    read: int = 0
     kept: bool = False
 
 
@@ -40,7 +42,11 @@ class Flop:
     Args:
         image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
             ones that have a backward pass: none has below what learns.
-        row, token, pair: Of a row of text, of each of its tokens, and of each pair of its tokens.
+        states: States that an image becomes; a text becomes as many as it has tokens.
+        read_token, read_pair: Of a token of a text that is encoded, and of a pair of them.
+        read_learns: Whether the encoder of texts has a backward pass.
+        token, pair: Of a token, and of a pair of tokens of a row.
+        state, context_pair: Of a state of the context, and of its pair with a token.
         pool: Of pooling an image's states.
         head: Of a position that goes through the head.
     """
@@ -48,9 +54,14 @@ class Flop:
     image: int = 0
     projection: int = 0
     learned: int = 0
-    row: int = 0
+    states: int = 0
+    read_token: int = 0
+    read_pair: int = 0
+    read_learns: bool = False
     token: int = 0
     pair: int = 0
+    state: int = 0
+    context_pair: int = 0
     pool: int = 0
     head: int = 0
 
@@ -63,19 +74,24 @@ class Flop:
         Args:
             predicted: Positions that go through the head: tokens, or images of a classifier.
         """
-        length = work.length
-        text = work.rows * (self.row + length * (self.token + length * self.pair))
+        tokens, states = work.rows * work.length, self.states + work.read
+        text = tokens * (self.token + work.length * self.pair + states * self.context_pair)
+        context = (work.images * self.states + work.rows * work.read) * self.state if work.rows else 0
         return {
-            "encoder": float(work.images * (self.projection if work.kept else self.image)),
-            "decoder": float(text + work.images * self.pool),
+            "encoder": float(work.images * (self.projection if work.kept else self.image) + self._reading(work)),
+            "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }
 
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
         parts = self.forward(work, predicted)
-        encoder = parts["encoder"] + 2 * work.images * self.learned
-        return encoder + 3 * (parts["decoder"] + parts["head"])
+        learned = work.images * self.learned + (self._reading(work) if self.read_learns else 0)
+        return parts["encoder"] + 2 * learned + 3 * (parts["decoder"] + parts["head"])
+
+    def _reading(self, work: Work) -> int:
+        """Operations of encoding texts."""
+        return work.rows * work.read * (self.read_token + work.read * self.read_pair)
 
 
 @runtime_checkable
@@ -102,20 +118,37 @@ def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
     image = torch.empty(1, 3, image_size, image_size, device="meta")
     count, context = measured(encoder, image)
     kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
-    learned = count if _learns(frozen_part(encoder)) else count - kept if _learns(encoder) else 0
-    return Flop(image=count, projection=count - kept, learned=learned), context
+    learned = count if learns(frozen_part(encoder)) else count - kept if learns(encoder) else 0
+    return Flop(image=count, projection=count - kept, learned=learned, states=context.states.shape[1]), context
 
 
-def decoder_flop(decoder: nn.Module, context: Context | None = None) -> Flop:
-    """The operations of a row of text beside one context.
+def text_flop(encoder: nn.Module) -> tuple[int, int]:
+    """The operations of encoding a text: of each token, and of each pair of tokens."""
+    one, two = (measured(encoder, _tokens(length))[0] for length in (1, 2))
+    pair = (two - 2 * one) // 2
+    return one - pair, pair
 
-    They are a polynomial of the second degree in the number of tokens, which three numbers of them determine.
+
+def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
+    """The operations of a row of text, beside states of a context of a width.
+
+    They are a polynomial in the numbers of tokens L and of states S, which a few small ones determine:
+    token * L + pair * L * L + state * S + context_pair * L * S
     """
-    tokens = torch.empty(1, 3, dtype=torch.long, device="meta")
-    one, two, three = (measured(decoder, tokens[:, :length], None, context)[0] for length in (1, 2, 3))
-    pair = (three - 2 * two + one) // 2
-    token = two - one - 3 * pair
-    return Flop(row=one - token - pair, token=token, pair=pair)
+
+    def count(length: int, states: int) -> int:
+        context = None if context_dim is None else Context(torch.empty(1, states, context_dim, device="meta"))
+        return measured(decoder, _tokens(length), None, context)[0]
+
+    one, two, three = (count(length, 1) for length in (1, 2, 3))
+    beside_one, beside_two = count(1, 2) - one, count(2, 2) - two  # state + context_pair, state + 2 * context_pair
+    pair, context_pair = (three - 2 * two + one) // 2, beside_two - beside_one
+    token = one - pair - beside_one
+    return Flop(token=token, pair=pair, state=beside_one - context_pair, context_pair=context_pair)
+
+
+def _tokens(length: int) -> Tensor:
+    return torch.empty(1, length, dtype=torch.long, device="meta")
 
 
 def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
@@ -151,5 +184,6 @@ class _Call(nn.Module):
         return getattr(self.module, self.method)(*args)
 
 
-def _learns(part: nn.Module) -> bool:
+def learns(part: nn.Module) -> bool:
+    """True for a module that has a backward pass."""
     return any(parameter.requires_grad for parameter in part.parameters())

@@ -16,7 +16,8 @@ from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
 from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
-from vlm.inference.captioning import caption_context, encode_pixels, in_full
+from vlm.inference.captioning import encode_pixels
+from vlm.inference.writing import likeliest
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
@@ -101,7 +102,7 @@ class Captioning(Task):
         self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_context(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+        captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
@@ -111,7 +112,7 @@ class Captioning(Task):
 
     def _blank(self, pixels: Tensor) -> Context:
         """The context of an image of the mean colour, which is 0 once normalised."""
-        with in_full():
+        with torch.autocast(pixels.device.type, enabled=False):
             return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
