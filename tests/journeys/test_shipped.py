@@ -1,4 +1,4 @@
-"""Every config that is shipped, and every command of the README."""
+"""Every config that is shipped, and every command of the README and of the pages on tasks."""
 
 import io
 import re
@@ -27,7 +27,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
 GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
-    "model/position": ("captioning", "language_modeling"),
+    "model/position": ("captioning", "language_modeling", "tagging"),
     "data": (),
     "tokenizer": ("captioning", "language_modeling"),
     "optim": TASKS,
@@ -41,18 +41,27 @@ GROUPS = {
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
+    "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
+    "tagging": "tagger_.*|shapes_words|conll|conllu",
 }
+ENCODERS_OF_TEXT = ("text_classification", "tagging")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
+    "texts": ["data.path=texts.csv"],
+    "text_folder": ["data.root=."],
+    "conll": ["data.path=tags.tsv"],
+    "conllu": ["data.path=tags.conllu"],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
 
 
 def tasks_of(group: str, option: str) -> list[str]:
+    if group == "model/encoder" and option.startswith("text"):
+        return list(ENCODERS_OF_TEXT)
     if GROUPS[group]:
         return list(GROUPS[group])
     return [next((task for task, names in OWN.items() if re.fullmatch(names, option)), "captioning")]
@@ -71,13 +80,17 @@ def options_of(task: str) -> Iterator[list[str]]:
 
 
 OPTIONS = [options for task in TASKS for options in options_of(task)]
-README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line.removeprefix("$ ")
-    for block in re.findall(r"```\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if re.match(r"(\$ )?(python train\.py|vlm )", line)
-]
+ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
+PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
+BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)]
+COMMANDS = sorted(
+    {
+        line.removeprefix("$ ")
+        for block in BLOCKS
+        for line in block.splitlines()
+        if re.match(r"(\$ )?(python train\.py|vlm )", line)
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +191,8 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
     assert main([f"experiment={experiment}", *fast, *own]) == 0
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(COMMANDS) >= 7
+def test_the_pages_have_commands() -> None:
+    assert len(COMMANDS) >= 20
 
 
 @pytest.fixture
@@ -201,7 +214,7 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_readmes_commands_run_as_written(command, place, trained_classifier, trained_text) -> None:
+def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
     program, *arguments = shlex.split(command)
     arguments = arguments[1:] if program == "python" else arguments
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:

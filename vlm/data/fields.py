@@ -1,7 +1,8 @@
 """Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -42,8 +43,12 @@ class Field:
             cache: Folder of what is kept from run to run; None for none.
         """
 
+    def texts(self) -> Iterable[str]:
+        """The texts of the training split that its tokenizer is learned from."""
+        return ()
+
     def prepare(self) -> None:
-        """Learns from the training split what a new run needs, such as a tokenizer."""
+        """Learns from the training split what else a new run needs; its tokenizer is learned by then."""
 
     def state(self) -> dict[str, Any]:
         """The part of the field that using the trained model needs, in plain containers, for the checkpoint."""
@@ -88,6 +93,19 @@ class Field:
     def length(self, record: Record) -> int:
         """Length of a sample where batches are bucketed by it."""
         return 0
+
+
+def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
+    """Learns each tokenizer from the texts of all fields that share it.
+
+    Args:
+        cache: Folder that keeps what was learned; None for none.
+    """
+    fields = list(fields)
+    for tokenizer in {id(field.tokenizer): field.tokenizer for field in fields}.values():
+        if tokenizer is not None:
+            texts = (field.texts() for field in fields if field.tokenizer is tokenizer)
+            tokenizer.fit(chain.from_iterable(texts), cache=cache)
 
 
 class ImageField(Field):
@@ -190,11 +208,20 @@ class CaptionField(Field):
         self._ids: dict[str, list[int]] = {}
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
-        self._train, self._cache = splits["train"], cache
+        self._train = splits["train"]
+
+    def texts(self) -> Iterator[str]:
+        return (text for record in self._train.records() for text in self.texts_of(record))
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        """The texts that are to be written of a record."""
+        return record["captions"]
+
+    def references_of(self, record: Record) -> Sequence[str]:
+        """The texts that metrics compare with."""
+        return record["references"]
 
     def prepare(self) -> None:
-        texts = (caption for record in self._train.records() for caption in record["captions"])
-        self.tokenizer.fit(texts, cache=self._cache)
         self._ids.clear()
 
     def state(self) -> dict[str, Any]:
@@ -209,7 +236,7 @@ class CaptionField(Field):
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def fingerprint(self, record: Record) -> Sequence[str]:
-        return record["captions"]
+        return self.texts_of(record)
 
     def ids(self, caption: str) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
@@ -220,11 +247,11 @@ class CaptionField(Field):
         return ids
 
     def length(self, record: Record) -> int:
-        return sum(len(self.ids(caption)) for caption in record["captions"])
+        return sum(len(self.ids(text)) for text in self.texts_of(record))
 
     def encode(self, record: Record, key: AugmentKey | None) -> tuple[list[list[int]], list[str]]:
-        ids = [self.ids(caption) for caption in record["captions"]]
-        return ids, list(record["references"]) if key is None else []
+        ids = [self.ids(text) for text in self.texts_of(record)]
+        return ids, list(self.references_of(record)) if key is None else []
 
     def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
         tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)

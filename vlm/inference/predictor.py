@@ -83,6 +83,17 @@ class Predictor(ABC):
         yield from ()
 
 
+def task_of(path: str) -> str:
+    """The task of a checkpoint's model.
+
+    Raises:
+        UserError: The checkpoint is damaged.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        return str(loaded["vlm"]["task"])
+
+
 def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
 
@@ -91,9 +102,7 @@ def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     Raises:
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """
-    loaded = ckpt.read(path)
-    with refusing(path):
-        task = str(loaded["vlm"]["task"])
+    task = task_of(path)
     if (ours := own_predictor(task)) is not None:
         return ours
     module, _, name = task.rpartition(".")
@@ -141,11 +150,14 @@ def choose_device(name: str) -> str:
     Raises:
         UserError: It is unknown, or this machine has none.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(device for device, there in here.items() if there)
+    if name not in here:
+        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu, cuda or mps")
+    if not here[name]:
+        raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
+    return name
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:

@@ -10,6 +10,7 @@ from vlm.config import target
 from vlm.config.compose import override
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
+from vlm.models.text_encoder import TextEncoder
 from vlm.training.data_module import Data
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
@@ -32,7 +33,7 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
     """
     for module in model.modules():
         for name, field in config["task"]["fields"].items():
-            if isinstance(module, Decoder) and field.get("max_len", 0) > module.max_len:
+            if isinstance(module, Decoder | TextEncoder) and field.get("max_len", 0) > module.max_len:
                 raise UserError(
                     f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
                     f"positions; give data.max_len={module.max_len}"
@@ -86,7 +87,7 @@ def evaluate_checkpoint(
     task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
-    print(table(results) + chose(config, results))
+    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
     skipped = f", {len(task.unread):,} skipped" if task.unread else ""
     print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:
