@@ -211,7 +211,15 @@ class CaptionField(Field):
         self._train = splits["train"]
 
     def texts(self) -> Iterator[str]:
-        return (caption for record in self._train.records() for caption in record["captions"])
+        return (text for record in self._train.records() for text in self.texts_of(record))
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        """The texts that are to be written of a record."""
+        return record["captions"]
+
+    def references_of(self, record: Record) -> Sequence[str]:
+        """The texts that metrics compare with."""
+        return record["references"]
 
     def prepare(self) -> None:
         self._ids.clear()
@@ -228,7 +236,7 @@ class CaptionField(Field):
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def fingerprint(self, record: Record) -> Sequence[str]:
-        return record["captions"]
+        return self.texts_of(record)
 
     def ids(self, caption: str) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
@@ -239,11 +247,11 @@ class CaptionField(Field):
         return ids
 
     def length(self, record: Record) -> int:
-        return sum(len(self.ids(caption)) for caption in record["captions"])
+        return sum(len(self.ids(text)) for text in self.texts_of(record))
 
     def encode(self, record: Record, key: AugmentKey | None) -> tuple[list[list[int]], list[str]]:
-        ids = [self.ids(caption) for caption in record["captions"]]
-        return ids, list(record["references"]) if key is None else []
+        ids = [self.ids(text) for text in self.texts_of(record)]
+        return ids, list(self.references_of(record)) if key is None else []
 
     def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
         tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)

@@ -40,6 +40,8 @@ Trust = Annotated[str | None, Option("Package of your own whose classes may be l
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
 Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
+Prefix = Annotated[str, Option("Beginning of every text.")]
+TraceFile = Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE")]
 Workers = Annotated[
     int | None, Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64)
 ]

@@ -85,7 +85,7 @@ def evaluate_checkpoint(
     task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
-    print(table(results) + chose(config, results))
+    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
     skipped = f", {len(task.unread):,} skipped" if task.unread else ""
     print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:

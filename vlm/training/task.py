@@ -237,6 +237,10 @@ class Task(L.LightningModule):
         """Predictions of the last evaluation, a record a sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
 
+    def notes(self) -> list[str]:
+        """Lines that stand below the scores of the last evaluation, such as how a metric is defined."""
+        return []
+
     def details(self) -> dict[str, Any]:
         """Figures of each class or image in the last evaluation, in plain containers."""
         return {}

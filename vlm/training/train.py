@@ -29,7 +29,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
-                print(closing(run.checkpoints.kept, results, run.example(), chose(config, results)), flush=True)
+                below = "\n".join([chose(config, results), *(run.task.notes() if results else [])])
+                print(closing(run.checkpoints.kept, results, run.example(), below), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -81,17 +82,18 @@ def resume_command(folder: Path) -> str:
     return train_command(f"resume={folder}")
 
 
-def closing(checkpoint: Path, results: dict[str, float], example: str, chosen: str) -> str:
+def closing(checkpoint: Path, results: dict[str, float], example: str, below: str) -> str:
     """The last lines of a finished run: scores, paths, and the next command to try.
 
     Args:
         checkpoint: The evaluated one, in the folder of its run.
+        below: Lines below the scores, each with a line end before it.
     """
     folder = checkpoint.parent.parent
     lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
     if results:
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
-        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + chosen, *lines, f"report      {report}"]
+        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
     return "\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"])
 
 
