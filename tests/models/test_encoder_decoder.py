@@ -80,6 +80,7 @@ def models():
             name
             for name, found in vars(module).items()
             if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == file.name
+            if not name.startswith("_")
         )
 
 

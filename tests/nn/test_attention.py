@@ -4,20 +4,18 @@ import pytest
 import torch
 
 from vlm.data.batch import text_bounds
-from vlm.nn import attention as module
+from vlm.nn import mask as module
 from vlm.nn.attention import (
     CrossAttention,
-    KeyValueCache,
     SelfAttention,
-    Texts,
     attention,
     attention_weights,
-    causal_within,
     changing_lengths,
     recorded,
     same_kernels,
-    within_segments,
 )
+from vlm.nn.mask import Texts, causal_within, within_segments
+from vlm.nn.step.cache import KeyValueCache
 
 B, N, K = 3, 2, 5
 

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, decoder_flop
-from vlm.nn.attention import KeyValueCache, Mask, as_cached, changing_lengths, within_segments
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, within_segments
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 from vlm.nn.step.block import StepBlock
+from vlm.nn.step.cache import KeyValueCache, as_cached
 from vlm.nn.step.state import DecodeState, KeysValues
 
 
