@@ -138,7 +138,9 @@ def test_words_are_tagged_and_none_is_lost(tagged: Path, capsys) -> None:
     assert metrics["test/word_accuracy"] > 0.9 and metrics["test/span_f1"] > 0.9
     long = next(each for each in results(tagged, "predictions") if len(each["words"]) == 19)
     assert len(long["predicted"]) == len(long["tags"]) == 19  # its 80 characters are more than a row of 16
-    assert vlm(["tag", "-c", best(tagged), "--text", "a 7", "--text", "b 7", "--text", " ".join(long["words"]), *CPU]) == 0
+    assert (
+        vlm(["tag", "-c", best(tagged), "--text", "a 7", "--text", "b 7", "--text", " ".join(long["words"]), *CPU]) == 0
+    )
     *short, last = capsys.readouterr().out.splitlines()
     assert short == ["a/B-a 7/O", "b/B-b 7/O"] and len(last.split()) == 19
 
