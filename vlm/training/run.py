@@ -28,6 +28,7 @@ from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.training.data_module import Data
+from vlm.training.device_images import keep_images
 from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
@@ -255,6 +256,8 @@ class Run:
             clean(self.folder)
         if self.data.cache_features:
             keep_features(self, self.cache)
+        if self.data.images_on_device:
+            keep_images(self)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
