@@ -1,7 +1,6 @@
 """Tagging: the model reads a text and gives each of its words a tag."""
 
 import shlex
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Unpack
