@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from journey import draw_classes
+from small import TASKS as SMALL
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -218,6 +219,14 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     return tmp_path
 
 
+def drawn_samples(command: str) -> list[str]:
+    """Few samples of the data that a command's task draws."""
+    task = re.search(r"task=(text_classification|tagging)", command)
+    if task:
+        return [option for option in SMALL[task[1]] if option.startswith("data.source.")]
+    return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
     program, *arguments = shlex.split(command)
@@ -246,5 +255,5 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
         ]
         small += SHORT if "language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
-        small += [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")] if drawn else []
+        small += drawn_samples(command) if drawn else []
         assert main([*arguments, *small]) == (2 if wrong else 0)
