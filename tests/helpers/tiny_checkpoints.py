@@ -37,11 +37,21 @@ TASKS = {
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
+    "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+    "translation": [
+        "translate",
+        "--text",
+        "a small red circle",
+        "--text",
+        "there is a large blue cross",
+        "--beam",
+        "2",
+    ],
 }
 
 

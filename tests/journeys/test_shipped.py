@@ -43,8 +43,9 @@ OWN = {
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -54,6 +55,9 @@ NEEDS = {
     "text_folder": ["data.root=."],
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
+    "aligned": ["data.root=.", "data.from=en", "data.to=de"],
+    "translations": ["data.path=translations.csv"],
+    "multi30k": ["data.root=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
