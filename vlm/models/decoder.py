@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop, cross_flop
-from vlm.nn.attention import KeyValueCache, Mask, as_cached, causal_within, changing_lengths
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, causal_within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 from vlm.nn.step.block import StepBlock
+from vlm.nn.step.cache import KeyValueCache, as_cached
 from vlm.nn.step.state import DecodeState, KeysValues
 
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop
-from vlm.nn.attention import Mask, changing_lengths, within
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
