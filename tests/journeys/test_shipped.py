@@ -151,6 +151,16 @@ def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of aligned files, with Multi30k's among them."""
+    folder = tmp_path_factory.mktemp("texts")
+    for stem in ("train", "val", "test", "test_2016_flickr"):
+        for ending, words in (("en", "a dog runs"), ("de", "ein Hund rennt")):
+            (folder / f"{stem}.{ending}").write_text("".join(f"{words} {stem} {n}\n" for n in range(60)))
+    return folder
+
+
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
@@ -174,7 +184,7 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, tmp_path) -> None:
+def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, pairs, tmp_path) -> None:
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
     data = {
@@ -185,6 +195,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
+        "multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
         "shakespeare": [f"data.path={shakespeare}", *SHORT],
@@ -200,7 +211,9 @@ def test_the_pages_have_commands() -> None:
 
 
 @pytest.fixture
-def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_captions, tmp_path, monkeypatch) -> Path:
+def place(
+    trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
+) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
     shutil.copytree(trained, tmp_path / "runs" / "captioning" / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
@@ -208,6 +221,8 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
     shutil.copytree(flowers, tmp_path / "data" / "flowers")
     shutil.copy(cifar10, tmp_path / "data" / "cifar10.tar")
+    shutil.copytree(pairs, tmp_path / "texts")
+    shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
@@ -218,12 +233,13 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
+def test_the_commands_of_the_pages_run_as_written(command, place, request) -> None:
     program, *arguments = shlex.split(command)
     arguments = arguments[1:] if program == "python" else arguments
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
-        text = name == "language_modeling" or name.startswith("shakespeare")
-        shutil.copytree(trained_text if text else trained_classifier, place / "runs" / name / "DATE_TIME")
+        kinds = {"language_modeling": "text", "shakespeare_cpu": "text", "translation": "translator"}
+        trained = request.getfixturevalue(f"trained_{kinds.get(name, 'classifier')}")
+        shutil.copytree(trained, place / "runs" / name / "DATE_TIME")
     if "data=webdataset" in command:
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
     wrong = "dpeth" in command

@@ -24,8 +24,6 @@ from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, first_row, text_shape
 from vlm.training.task import Task
 
-PAIRS = 20_000  # of train that the dictionary, a control, is learned from
-
 
 class Translation(Task):
     """Trains by next-token prediction, validates by translating freely.
@@ -59,15 +57,11 @@ class Translation(Task):
         super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
         self.max_tokens, self.val_texts = max_tokens, val_texts
         self.label_smoothing, self.metric = label_smoothing, TranslationMetric()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Reads and writes texts of both sides."""
-        return self.fields["translation"].tokenizer  # type: ignore[return-value]
+        self.tokenizer: Tokenizer = fields["translation"].tokenizer
 
     def work(self, batch: Batch) -> Work:
-        texts, rows = batch["text"].tokens, batch["translation"].tokens
-        return Work(rows=len(rows), length=rows.shape[1], read=texts.shape[1])
+        rows, length = batch["translation"].tokens.shape
+        return Work(rows=rows, length=length, read=batch["text"].tokens.shape[1])
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
@@ -106,9 +100,8 @@ class Translation(Task):
         del self.steps  # and its memory
         results = self.metric.compute()
         if final:
-            train = self.trainer.datamodule.split("train").records(PAIRS)  # type: ignore[attr-defined]
-            results |= self.metric.dictionary((record["text"], record["translation"]) for record in train)
-            results |= self.metric.intervals(seed=self.seed)
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= self.metric.dictionary(train) | self.metric.intervals(seed=self.seed)
         return results
 
     def notes(self) -> list[str]:
