@@ -60,9 +60,6 @@ SMALL_TEXT = [
 ]
 
 
-SMALL_PAIRS = ["task=translation", *SMALL, "data.source.train_scenes=80", "optim.lr=1e-2"]
-
-
 @pytest.fixture(scope="session")
 def small() -> list[str]:
     return list(SMALL)
@@ -100,12 +97,6 @@ def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a language model's finished run of two epochs."""
     return train([*SMALL_TEXT, "trainer.max_epochs=2"], tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="session")
-def trained_translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a translator's finished run of an epoch."""
-    return train([*SMALL_PAIRS, "trainer.max_epochs=1"], tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")
