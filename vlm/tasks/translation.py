@@ -22,8 +22,6 @@ from vlm.training.losses import Term, row_losses, token_loss
 from vlm.training.show import caption_line, first_row, text_shape
 from vlm.training.task import Task, TaskOptions
 
-PAIRS = 20_000  # of train that the dictionary, a control, is learned from
-
 
 class Translation(Task):
     """Trains by next-token prediction, validates by translating freely.
@@ -59,8 +57,8 @@ class Translation(Task):
         return self.fields["translation"].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
-        texts, rows = batch["text"].tokens, batch["translation"].tokens
-        return Work(rows=len(rows), length=rows.shape[1], read=texts.shape[1])
+        rows, length = batch["translation"].tokens.shape
+        return Work(rows=rows, length=length, read=batch["text"].tokens.shape[1])
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
@@ -99,9 +97,8 @@ class Translation(Task):
         del self.steps  # and its memory
         results = self.metric.compute()
         if final:
-            train = self.trainer.datamodule.split("train").records(PAIRS)  # type: ignore[attr-defined]
-            results |= self.metric.dictionary((record["text"], record["translation"]) for record in train)
-            results |= self.metric.intervals(seed=self.seed)
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= self.metric.dictionary(train) | self.metric.intervals(seed=self.seed)
         return results
 
     def notes(self) -> list[str]:
