@@ -11,7 +11,7 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import contained, freeze
-from vlm.config.build import build, spec, supply
+from vlm.config.build import build, spec
 from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
@@ -32,7 +32,7 @@ from vlm.training.device_images import keep_images
 from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
-from vlm.training.nodes import data_node, model_node
+from vlm.training.nodes import data_node, model_node, supply
 from vlm.training.optim import Optimization
 from vlm.training.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.results import keep_results
