@@ -1,8 +1,8 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.pairs import block_of
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share
+from vlm.errors import Count
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
@@ -28,9 +28,8 @@ from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import Term, token_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
@@ -39,9 +38,8 @@ class Captioning(Task):
     """Trains by next-token prediction, validates by captioning freely.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a VisionLanguageModel.
+        model, options: As in Task; the model is a VisionLanguageModel.
         fields: images, and captions.
-        label_smoothing: Share of the target spread evenly over the vocabulary.
         max_tokens: Longest caption that is decoded, in tokens.
         val_captions: Images that a validation captions; None for all.
     """
@@ -55,17 +53,12 @@ class Captioning(Task):
         self,
         *,
         model: VisionLanguageModel,
-        fields: Mapping[str, Any],
-        seed: int,
         max_tokens: Count,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         val_captions: Count | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        super().__init__(model=model, **options)
         self.max_tokens, self.val_captions = max_tokens, val_captions
-        self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
 
     @property

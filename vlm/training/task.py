@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
 from vlm.data.records import Split
+from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
@@ -24,6 +25,16 @@ from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
+
+
+class TaskOptions(TypedDict):
+    """Arguments of every task, which those with more pass on as they are; `Task` describes them."""
+
+    fields: Mapping[str, Any]
+    seed: int
+    optimization: NotRequired[Optimization | None]
+    freeze: NotRequired[Sequence[str]]
+    label_smoothing: NotRequired[Share]
 
 
 class Task(L.LightningModule):
@@ -51,6 +62,7 @@ class Task(L.LightningModule):
         optimization: Optimiser and schedule; None for a model that is only evaluated.
         seed: Key of dropout and of all other randomness of a step.
         freeze: Names of submodules of the model that are not trained, such as "encoder".
+        label_smoothing: Share of the target spread evenly over the vocabulary or the classes.
     """
 
     def __init__(
@@ -61,8 +73,10 @@ class Task(L.LightningModule):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
+        label_smoothing: Share = 0.0,
     ) -> None:
         super().__init__()
+        self.label_smoothing = label_smoothing
         self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
