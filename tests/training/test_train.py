@@ -8,8 +8,8 @@ import pytest
 from vlm.cli.main import run as vlm
 from vlm.training.callbacks.signals import Stopped
 from vlm.training.faults import standing
+from vlm.training.finite import NotFiniteError
 from vlm.training.fit import main
-from vlm.training.step import NotFiniteError
 from vlm.training.train import chose, leave
 
 
