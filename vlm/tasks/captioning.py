@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
+from vlm.data.pairs import block_of
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.evaluation.metrics.captions import CaptionMetric
@@ -25,7 +26,7 @@ from vlm.models.frozen_features import Features
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
-from vlm.training.grounding import BATCHES, GroundingLosses
+from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import Term, token_loss
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
 from vlm.training.task import Task, TaskOptions
@@ -83,16 +84,18 @@ class Captioning(Task):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
-        self.grounding = GroundingLosses(self.device)
+        size = len(self.evaluated_split)
+        self.grounding = GroundingLosses(size, self.device)
+        self.controlled = range(size) if self.trainer.testing else block_of(0, size)
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
-    def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
+    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
         context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
-        blank = self._blank(pixels) if controls else None
-        own, losses = self.grounding.read(self.model, context, rows, blank=blank)
-        self.add_loss({"tokens": Term(*own)})
+        blank = self._blank(pixels) if any(place in self.controlled for place in rows.places) else None
+        (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
+        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
@@ -109,10 +112,10 @@ class Captioning(Task):
             return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, self.val_captions, controls=batch_idx < BATCHES)
+        self.evaluation_step(batch, self.val_captions)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, None, controls=True)
+        self.evaluation_step(batch, None)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory
@@ -123,6 +126,13 @@ class Captioning(Task):
             results["novelty"] = novelty(self.captions.predictions.values(), train)
             results |= self.captions.intervals(seed=self.seed)
         return results
+
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        return self.captions.units.note
+
+    def notes(self) -> list[str]:
+        return [f"({self.remark})"] if self.remark else []
 
     def details(self) -> dict[str, Any]:
         return {"images": self.captions.per_image()}

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
+from vlm.data.records import Split
 from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
@@ -100,6 +101,7 @@ class Task(L.LightningModule):
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
+    remark = ""  # on how the scores of the last evaluation, of training too, are to be read
     counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
 
     def loss(self, batch: Any) -> dict[str, Term]:
@@ -237,6 +239,12 @@ class Task(L.LightningModule):
         self.used = 0
         self._split_loss = SplitLoss(self.device)
 
+    @property
+    def evaluated_split(self) -> Split:
+        """The split of the evaluation that runs."""
+        data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data.split(self.test_split if self.trainer.testing else "val")
+
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss to those of the split."""
         self._split_loss.add(terms)
@@ -250,7 +258,8 @@ class Task(L.LightningModule):
         losses = self._split_loss.means(self.trainer.world_size)
         results = self.evaluation_results(split, losses["loss"], final=final)
         self.results = {f"{split}/{name}": value for name, value in {**losses, **results}.items()}
-        self.log_dict(self.results, rank_zero_only=False)
+        if not (final and split == "val"):  # which has been validated: its curves would end in a point of another kind
+            self.log_dict(self.results, rank_zero_only=False)
 
     def on_validation_epoch_start(self) -> None:
         self.on_evaluation_start()
