@@ -28,6 +28,7 @@ GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
     "model/position": ("captioning", "language_modeling"),
+    "model/fusion": ("captioning",),
     "data": (),
     "tokenizer": ("captioning", "language_modeling"),
     "optim": TASKS,

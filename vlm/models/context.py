@@ -15,3 +15,7 @@ class Context:
 
     states: Tensor
     mask: Tensor | None = None
+
+    def rows(self, rows: slice | Tensor) -> "Context":
+        """The context of some of the inputs."""
+        return Context(self.states[rows], None if self.mask is None else self.mask[rows])

@@ -9,16 +9,17 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
+from vlm.nn.vocabulary_loss import Head
 
 AT_ONCE = 8  # images that a CPU encodes at once
 
 
 class VisionLanguageModel(nn.Module):
-    """Reads an image, writes text: the decoder cross-attends to the encoder's states.
+    """Reads an image, writes text: the decoder takes the encoder's states by cross-attention or as a prefix.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context.
-        decoder: A decoder whose context_dim is the encoder's dim.
+        decoder: A decoder that takes context of the encoder's width.
     Shapes:
         images (B, 3, H, W) normalised, or the features kept of them, tokens (B, L), segments (B, L) -> hidden (B, L, D)
     """
@@ -43,8 +44,8 @@ class VisionLanguageModel(nn.Module):
         return self.decoder.head(hidden)
 
     @property
-    def head_weight(self) -> Tensor:
-        return self.decoder.head_weight
+    def head_parts(self) -> Head:
+        return self.decoder.head_parts
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:

@@ -44,6 +44,7 @@ class Flop:
         states: States that an image becomes.
         token, pair: Of a token, and of a pair of tokens of a row.
         state, context_pair: Of a state of the context, and of its pair with a token.
+        state_pair: Of a pair of states of the context.
         pool: Of pooling an image's states.
         head: Of a position that goes through the head.
     """
@@ -56,6 +57,7 @@ class Flop:
     pair: int = 0
     state: int = 0
     context_pair: int = 0
+    state_pair: int = 0
     pool: int = 0
     head: int = 0
 
@@ -67,7 +69,7 @@ class Flop:
         """
         tokens = work.rows * work.length
         text = tokens * (self.token + work.length * self.pair + self.states * self.context_pair)
-        context = work.images * self.states * self.state if work.rows else 0
+        context = work.images * self.states * (self.state + self.states * self.state_pair) if work.rows else 0
         return {
             "encoder": float(work.images * (self.projection if work.kept else self.image)),
             "decoder": float(text + context + work.images * self.pool),
@@ -141,8 +143,13 @@ def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]
 def block_flop(block: nn.Module) -> tuple[int, int]:
     """Operations of a block's self-attention and MLP: for each token, and for each pair of a query and a key."""
     attn = cast(SelfAttention, block.attn)
-    linear = [m for part in (attn, cast(nn.Module, block.mlp)) for m in part.modules() if isinstance(m, nn.Linear)]
-    return 2 * sum(layer.weight.numel() for layer in linear), _mixing(attn)
+    return linear_flop(attn) + linear_flop(cast(nn.Module, block.mlp)), _mixing(attn)
+
+
+def linear_flop(module: nn.Module | None) -> int:
+    """Operations of all linear layers of a module, for each token."""
+    layers = [] if module is None else [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return 2 * sum(layer.weight.numel() for layer in layers)
 
 
 def _mixing(attn: SelfAttention | CrossAttention) -> int:

@@ -37,9 +37,9 @@ class GroundingLosses:
         hidden = model.decoder(rows.tokens, rows.segments, context)
 
         def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(rows.tokens, rows.segments, other), rows.targets, model.head_weight)
+            return token_loss(model.decoder(rows.tokens, rows.segments, other), rows.targets, model.head_parts)
 
-        sums, counts = row_losses(hidden, rows.targets, model.head_weight)
+        sums, counts = row_losses(hidden, rows.targets, model.head_parts)
         own = sums.sum(), counts.sum()
         if controls:
             blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
