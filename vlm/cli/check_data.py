@@ -66,7 +66,7 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     fields = data.fields.values()
     for field in (field for field in fields if isinstance(field, CaptionField)):
         field.prepare()
-        shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
+        shares = caption_faults(splits, field, faults, limit=limit)
         coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")
     for labels in (field for field in fields if isinstance(field, LabelField)):

@@ -1,16 +1,34 @@
 """The commands that use a model: each task's own, `vlm predict` for any, and `vlm info`."""
 
 import importlib
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from vlm.inference.commands import Command
 from vlm.inference.options import Checkpoint, ModelOptions, Option
 
 
-def command_of(command: Command) -> Callable[..., int]:
-    """The function of a task's command; its module imports torch."""
+def command_of(shared: Sequence[Command], arguments: Sequence[str]) -> Callable[..., int]:
+    """The function of a command; its module imports torch.
+
+    Args:
+        shared: The tasks' commands of this name; of several, the one of the checkpoint's task is meant.
+        arguments: Those of the command line.
+    """
+    command = shared[0]
+    if len(shared) > 1 and (path := _checkpoint(arguments)) is not None:
+        from vlm.inference.predictor import task_of
+
+        held = task_of(path)
+        command = next((one for one in shared if one.task == held), command)
     return importlib.import_module(command.module).command
+
+
+def _checkpoint(arguments: Sequence[str]) -> str | None:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-c", "--checkpoint", nargs="?")
+    return parser.parse_known_args(arguments)[0].checkpoint
 
 
 def predict(

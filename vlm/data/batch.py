@@ -127,7 +127,7 @@ class TextRows(Tensors):
         segments: Tell the texts of a row apart, which count from 1; 0 is padding. None where each row is one text.
         targets: Of next-token prediction.
         scored: Tokens that count when they are predicted; None for all.
-        references: Texts that belong to each row, for metrics; none in training.
+        references: Texts or questions that belong to each row, for metrics; none in training.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None
     """
@@ -136,7 +136,7 @@ class TextRows(Tensors):
     segments: Tensor | None
     targets: Targets
     scored: Tensor | None = None
-    references: Sequence[Sequence[str]] = ()
+    references: Sequence[Sequence[Any]] = ()
 
 
 def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -193,9 +193,17 @@ class CaptionField(Field):
         self._train, self._cache = splits["train"], cache
 
     def prepare(self) -> None:
-        texts = (caption for record in self._train.records() for caption in record["captions"])
+        texts = (text for record in self._train.records() for text in self.texts_of(record))
         self.tokenizer.fit(texts, cache=self._cache)
         self._ids.clear()
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        """The texts that are read of a record."""
+        return record["captions"]
+
+    def whole_texts(self, record: Record) -> Sequence[str]:
+        """All texts that a record has, each as it stands in a row."""
+        return record["references"]
 
     def state(self) -> dict[str, Any]:
         return {"tokenizer": self.tokenizer.state()}
@@ -209,7 +217,7 @@ class CaptionField(Field):
         return {"vocab_size": self.tokenizer.vocab_size}
 
     def fingerprint(self, record: Record) -> Sequence[str]:
-        return record["captions"]
+        return self.texts_of(record)
 
     def ids(self, caption: str) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""

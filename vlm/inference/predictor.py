@@ -91,9 +91,7 @@ def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     Raises:
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """
-    loaded = ckpt.read(path)
-    with refusing(path):
-        task = str(loaded["vlm"]["task"])
+    task = task_of(path)
     if (ours := own_predictor(task)) is not None:
         return ours
     module, _, name = task.rpartition(".")
@@ -107,6 +105,17 @@ def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     if not (isinstance(kind, type) and issubclass(kind, Predictor)):
         raise UserError(f"{path}: its task {task} is no Predictor and names none as its `predictor`")
     return kind
+
+
+def task_of(path: str) -> str:
+    """The task of a checkpoint's model.
+
+    Raises:
+        UserError: The checkpoint is damaged.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        return str(loaded["vlm"]["task"])
 
 
 def own_predictor(task: str) -> type[Predictor] | None:

@@ -1,0 +1,54 @@
+"""The field of questions about an image, each with its answer."""
+
+from collections.abc import Sequence
+
+from vlm.data.batch import IGNORE, Targets, TextRows, next_token_labels, pack
+from vlm.data.fields import AugmentKey, CaptionField
+from vlm.data.records import Question, Record
+
+Value = tuple[list[list[int]], list[list[bool]], list[Question]]
+
+
+class QuestionField(CaptionField):
+    """All questions of a record as one row of tokens, end to end, each before its answer; only answers are predicted.
+
+        begin  what color is the small cross?  red  end
+               <------- is only read -------->  <----> is predicted
+
+    Of what is longer than max_len, the question is cut at its beginning.
+
+    Args:
+        others: As in CaptionField.
+    Shapes:
+        TextRows of tokens (B, L), segments (B, L), scored (B, L): the answers and their ends
+    """
+
+    needs = ("questions",)
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return [text for question in record["questions"] for text in (question.text, question.answer)]
+
+    def whole_texts(self, record: Record) -> Sequence[str]:
+        return [f"{question.text} {question.answer}".strip() for question in record["questions"]]
+
+    def tokens(self, question: Question) -> tuple[list[int], int]:
+        """A question and its answer as ids between begin and end, and the number of those that are only read."""
+        answer = self.ids(question.answer)[1:]
+        asked = self.ids(question.text)[1:-1]
+        begin = [self.tokenizer.bos_id, *asked[max(0, len(asked) + 1 + len(answer) - self.max_len) :]]
+        return [*begin, *answer], len(begin)
+
+    def length(self, record: Record) -> int:
+        return sum(len(self.tokens(question)[0]) for question in record["questions"])
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Value:  # type: ignore[override]
+        questions = list(record["questions"])
+        rows = [self.tokens(question) for question in questions]
+        scored = [[place >= read for place in range(len(ids))] for ids, read in rows]
+        return [ids for ids, _ in rows], scored, questions if key is None else []
+
+    def collate(self, values: Sequence[Value]) -> TextRows:  # type: ignore[override]
+        tokens, segments = pack([ids for ids, _, _ in values], self.tokenizer.pad_id)
+        scored = pack([flags for _, flags, _ in values], 0)[0] == 1
+        targets = Targets.of(next_token_labels(tokens.masked_fill(~scored, IGNORE), segments))
+        return TextRows(tokens, segments, targets, scored, references=[questions for *_, questions in values])
