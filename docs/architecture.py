@@ -41,7 +41,7 @@ PARTS = [
     box(680, 95, 220, ["heads", "class, label of each word"], "out"),
     arrow(520, 151, 520, 250, ""),
     '<text x="530" y="206" font-size="11" fill="#44546a">keys and values, computed once an input</text>',
-    box(20, 300, 130, ["texts in a row", "tokens, segments (B, L)"], "data", 72),
+    box(20, 300, 130, ["texts in a row", "tokens (B, L)", "segments (B, L)"], "data", 72),
     arrow(150, 336, 200, 336),
     box(200, 300, 150, ["embedding", "+ positions"], "nn", 72),
     arrow(350, 336, 400, 336),

@@ -29,3 +29,5 @@ def seed_torch(seed: int, device: torch.device | str = "cpu") -> None:
     torch.default_generator.manual_seed(seed)
     if torch.device(device).type == "cuda":
         torch.cuda.manual_seed(seed)
+    elif torch.device(device).type == "mps":
+        torch.mps.manual_seed(seed)

@@ -39,7 +39,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, Unpack
 
 from vlm.errors import Count, Range, Rate, Share, Supplied
 
@@ -115,6 +115,17 @@ class Limited:
         rates: tuple[Rate, ...] = (),
         epochs: Annotated[int, Range(1, also=-1)] = 1,
     ) -> None: ...
+
+
+class BlockOptions(TypedDict, total=False):
+    rate: Rate
+    window: tuple[int, int] | None
+    kind: Literal["max", "min"]
+
+
+class Stack:
+    def __init__(self, *, dim: int, **block: Unpack[BlockOptions]) -> None:
+        self.block = block
 
 
 class Loose:

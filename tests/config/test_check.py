@@ -204,6 +204,22 @@ def test_limits_stand_with_the_type(rest, said):
     assert faults({"x": node("Limited", **rest)}) == ([] if said is None else [f"x.{said}"])
 
 
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ({"rate": 0.5, "window": [1, 2], "kind": "min"}, None),
+        ({"window": None}, None),
+        ({"rtae": 0.5}, "rtae: unknown; did you mean rate?"),
+        ({"block": {}}, "block: unknown"),
+        ({"rate": 1}, "rate: 1 is out of range, expected float (at least 0 and below 1)"),
+        ({"rate": None}, "rate: None, expected float"),
+        ({"kind": "mni"}, "kind: 'mni' is unknown; choose from max, min; did you mean min?"),
+    ],
+)
+def test_options_that_are_passed_on_are_checked_by_name(rest, said):
+    assert faults({"x": node("Stack", dim=1, **rest)}) == ([] if said is None else [f"x.{said}"])
+
+
 def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():
     assert faults({"x": node("Limited")}) == []
     assert faults({"x": node("Limited", vocab_size=5)}) == ["x.vocab_size: is filled in by the program; remove it"]

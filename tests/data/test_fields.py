@@ -5,7 +5,7 @@ import torch
 from captioned import refusal
 from PIL import Image
 
-from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField
+from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField, learn_tokenizers
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
@@ -27,6 +27,7 @@ class Told(Source):
 def opened(field):
     source = Told()
     field.open(source, {name: source.split(name) for name in source.splits}, seed=0, cache=None)
+    learn_tokenizers([field], None)
     field.prepare()
     return field
 

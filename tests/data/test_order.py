@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vlm.data.order import EvalBatches, Key, TrainBatches
+from vlm.errors import UserError
 
 SIZE, BATCH = 1000, 24
 
@@ -122,6 +123,53 @@ def test_other_samples_are_repeated_in_other_epochs_and_all_ranks_share_them(len
     for whole, *shares in zip(train(**options), *ranks, strict=True):
         assert shares == [whole[0::2], whole[1::2]]
     assert list(train(done=5, **options)) == list(train(**options))[5:]
+
+
+TOKENS = 600
+
+
+@pytest.mark.parametrize("bucket", [1, 8])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_batches_hold_about_so_many_tokens_and_every_sample_comes_once(world, bucket):
+    options = {"lengths": lengths, "batch_tokens": TOKENS, "bucket": bucket}
+    for epoch in (0, 1):
+        sizes = lengths(epoch)
+        alone = [indices([batch]) for batch in train(epoch, **options)]
+        assert len(alone) == len(train(epoch, **options)) == round(lengths(0).sum() / TOKENS)  # the same in all epochs
+        assert sorted(chain.from_iterable(alone)) == list(range(SIZE))
+        held = np.array([sizes[batch].sum() for batch in alone])
+        assert abs(held - held.mean()).max() <= 90 and abs(held.mean() - TOKENS) < 20  # to within a sample
+        ranks = [list(train(epoch, rank=rank, world=world, **options)) for rank in range(world)]
+        assert [sorted(indices(parts)) for parts in zip(*ranks, strict=True)] == [sorted(batch) for batch in alone]
+        assert train(epoch, **options).global_batches(epoch)[3].tolist() == alone[3]
+    assert list(train(2, done=7, **options)) == list(train(2, **options))[7:]
+    assert list(train(**options)) != list(train(1, **options))
+
+
+def test_tokens_as_a_measure_of_batches_leave_little_padding():
+    def padding(sizes, **options):
+        batches = [sizes[indices([batch])] for batch in train(size=len(sizes), lengths=lambda _: sizes, **options)]
+        return 1 - sizes.sum() / sum(batch.max() * len(batch) for batch in batches)
+
+    sizes = np.random.default_rng(0).geometric(1 / 20, 6000) + 2
+    assert padding(sizes, batch_tokens=1500, bucket=16) < 0.15 < 0.5 < padding(sizes, bucket=1)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_no_rank_is_left_without_a_sample_however_long_some_are(world):
+    for size in (1, 2, 3, 7, 40):
+        sizes = [1000 if index % 5 == 0 else 1 for index in range(size)]
+        options = {"size": size, "lengths": lambda _, sizes=sizes: sizes, "batch_tokens": 100, "bucket": 4}
+        ranks = [list(train(rank=rank, world=world, **options)) for rank in range(world)]
+        assert {len(batches) for batches in ranks} == {len(train(world=world, **options))}
+        assert all(batch for batches in ranks for batch in batches)
+        seen = Counter(chain.from_iterable(map(indices, ranks)))
+        assert set(seen.values()) <= {1} and len(seen) == (size if size >= world else 0)
+
+
+def test_samples_without_a_length_are_not_batched_by_tokens():
+    with pytest.raises(UserError, match=r"data\.batch_tokens"):
+        len(train(lengths=lambda _: [0] * SIZE, batch_tokens=100))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import hostile_files
 import pytest
+import torch
 
 from vlm.cli.main import run
+from vlm.errors import UserError
 from vlm.inference.commands import commands
-from vlm.inference.predictor import Predictor, own_predictor
+from vlm.inference.predictor import Predictor, choose_device, own_predictor
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = """
@@ -99,3 +101,16 @@ def test_info_of_a_task_of_ones_own(counting, capsys):
 def test_a_prompt_that_is_no_utf8_is_refused(capsys):
     assert run(["generate", "--prompt", "caf\udce9", "-c", "none.ckpt"]) == 2
     assert capsys.readouterr().err == r"error: prompt caf\udce9: is not UTF-8; give text in UTF-8" + "\n"
+
+
+def test_auto_takes_a_gpu_then_apples_device_then_the_cpu(monkeypatch):
+    there = {"cuda": True, "mps": True}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there["cuda"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there["mps"])
+    chosen = [choose_device("auto")]
+    for device in there:
+        there[device] = False
+        chosen.append(choose_device("auto"))
+        with pytest.raises(UserError, match=f"--device {device}: this machine has no"):
+            choose_device(device)
+    assert chosen == ["cuda", "mps", "cpu"]

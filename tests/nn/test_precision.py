@@ -12,7 +12,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.attention import attention
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
-from vlm.nn.precision import has_bfloat16
+from vlm.nn.precision import has_bfloat16, widest
 from vlm.nn.step.packed import prepack_for_decoding
 
 LENGTH, DIM, HEADS = 9, 32, 4
@@ -23,6 +23,12 @@ LENGTH, DIM, HEADS = 9, 32, 4
 def test_bfloat16_is_known_by_the_flags_of_the_processor():
     flags = set(Path("/proc/cpuinfo").read_text().split())
     assert has_bfloat16("cpu") == bool(flags & {"avx512_bf16", "amx_bf16"})
+
+
+def test_apples_devices_have_neither_float64_nor_fast_bfloat16():
+    assert widest("mps") == torch.float32
+    assert widest("cuda") == widest("cpu") == torch.float64
+    assert not has_bfloat16("mps")
 
 
 @pytest.mark.parametrize("masked", [False, True])

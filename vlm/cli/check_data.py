@@ -64,8 +64,8 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
     fields = data.fields.values()
+    data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):
-        field.prepare()
         shares = caption_faults(splits, field, faults, limit=limit)
         coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
 from vlm.errors import SUPPLIED, Count, Range, Rate, UserError, did_you_mean, nearest
@@ -84,13 +84,30 @@ def find(name: Any) -> Callable[..., Any]:
 
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a target's call, their annotations evaluated."""
+    """The parameters of a target's call, their annotations evaluated; those of ``**options: Unpack[...]`` by name."""
     annotations = hints(target)
     home = f"{target.__module__}.{target.__qualname__}"
     annotations |= next((limits for package, limits in _OTHERS.items() if home.startswith(package)), {})
+    listed: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint = annotations.get(name, Any)
+        if get_origin(hint) is Unpack:
+            listed |= _options(get_args(hint)[0])
+        else:
+            listed[name] = parameter.replace(annotation=hint)
+    return listed
+
+
+def _options(options: Any) -> dict[str, inspect.Parameter]:
+    """The keys of a TypedDict as parameters; what takes them has the defaults of those that may be left out."""
     return {
-        parameter.name: parameter.replace(annotation=annotations.get(parameter.name, Any))
-        for parameter in inspect.signature(target).parameters.values()
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if name in options.__required_keys__ else ...,
+            annotation=hint,
+        )
+        for name, hint in get_type_hints(options, include_extras=True).items()
     }
 
 

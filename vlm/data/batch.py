@@ -139,6 +139,45 @@ class TextRows(Tensors):
     references: Sequence[Sequence[Any]] = ()
 
 
+@dataclass
+class InputRows(Tensors):
+    """Texts as an encoder reads them, and the tokens of them that a head reads.
+
+    Args:
+        segments: Tell the texts of a row apart, which count from 1; 0 is padding.
+        types: 0 of a text, 1 of the second text of a pair; None where no text is a pair.
+        places: Index of each token that a head reads, in the rows end to end; None where it reads whole texts.
+        counts: Number of such tokens of each sample.
+        texts: The text or texts of each sample, or its words; none in training.
+    Shapes:
+        tokens (B, L), segments (B, L), types (B, L) or None, places (T,) or None
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    types: Tensor | None = None
+    places: Tensor | None = None
+    counts: Sequence[int] = ()
+    texts: Sequence[Sequence[str]] = ()
+
+
+@dataclass
+class WordTags(Tensors):
+    """The tags of the words of a batch.
+
+    Args:
+        labels: Of all words; IGNORE of a tag that training lacks.
+        count: Number of words with a label.
+        tags: The tags of each sample's words.
+    Shapes:
+        labels (T,)
+    """
+
+    labels: Tensor
+    count: int
+    tags: Sequence[Sequence[str]]
+
+
 def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Lays the token sequences of each row end to end.
 

@@ -1,7 +1,8 @@
 """Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -42,8 +43,12 @@ class Field:
             cache: Folder of what is kept from run to run; None for none.
         """
 
+    def texts(self) -> Iterable[str]:
+        """The texts of the training split that its tokenizer is learned from."""
+        return ()
+
     def prepare(self) -> None:
-        """Learns from the training split what a new run needs, such as a tokenizer."""
+        """Learns from the training split what else a new run needs; its tokenizer is learned by then."""
 
     def state(self) -> dict[str, Any]:
         """The part of the field that using the trained model needs, in plain containers, for the checkpoint."""
@@ -88,6 +93,19 @@ class Field:
     def length(self, record: Record) -> int:
         """Length of a sample where batches are bucketed by it."""
         return 0
+
+
+def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
+    """Learns each tokenizer from the texts of all fields that share it.
+
+    Args:
+        cache: Folder that keeps what was learned; None for none.
+    """
+    fields = list(fields)
+    for tokenizer in {id(field.tokenizer): field.tokenizer for field in fields}.values():
+        if tokenizer is not None:
+            texts = (field.texts() for field in fields if field.tokenizer is tokenizer)
+            tokenizer.fit(chain.from_iterable(texts), cache=cache)
 
 
 class ImageField(Field):
@@ -190,11 +208,12 @@ class CaptionField(Field):
         self._ids: dict[str, list[int]] = {}
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
-        self._train, self._cache = splits["train"], cache
+        self._train = splits["train"]
+
+    def texts(self) -> Iterator[str]:
+        return (text for record in self._train.records() for text in self.texts_of(record))
 
     def prepare(self) -> None:
-        texts = (text for record in self._train.records() for text in self.texts_of(record))
-        self.tokenizer.fit(texts, cache=self._cache)
         self._ids.clear()
 
     def texts_of(self, record: Record) -> Sequence[str]:

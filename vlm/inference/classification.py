@@ -14,6 +14,7 @@ from vlm.inference.inputs import default_workers, read_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs, normalized
+from vlm.nn.precision import widest
 from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
@@ -27,7 +28,8 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
         pixels uint8 (B, 3, H, W) -> (B, C), float64
     """
     # In float64 the probability of an improbable class is not yet 0, whose logarithm a loss could not take.
-    return model(normalized(model, preprocess, pixels)).double().softmax(-1)
+    logits = model(normalized(model, preprocess, pixels))
+    return logits.to(widest(logits.device)).softmax(-1)
 
 
 class ImageClassifier(Predictor):

@@ -35,7 +35,7 @@ class Option:
 
 
 Checkpoint = Annotated[str, Option("The model: a .ckpt file.", ("-c", "--checkpoint"), metavar="CKPT")]
-Device = Annotated[str, Option("auto, cpu or cuda.")]
+Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]

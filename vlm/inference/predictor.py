@@ -150,11 +150,14 @@ def choose_device(name: str) -> str:
     Raises:
         UserError: It is unknown, or this machine has none.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no CUDA device that torch can use; choose cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(device for device, there in here.items() if there)
+    if name not in here:
+        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu, cuda or mps")
+    if not here[name]:
+        raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
+    return name
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:

@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Range, Rate, Supplied
+from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop, cross_flop, linear_flop
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.nn.attention import KeyValueCache, Mask, as_bias, as_cached, causal_within, changing_lengths, with_prefix
-from vlm.nn.blocks import Activation, BlockConfig, DecoderBlock, Norm, init_weights
+from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
         positions: Encoding of positions; by default learned vectors.
         vocabulary_head: Head; by default the embedding of tokens (Press and Wolf 2017).
         embed_norm: Whether embeddings are normalised before the first block, as in BERT and GIT.
-        others: As in BlockConfig.
+        block: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     Raises:
@@ -51,44 +51,22 @@ class Decoder(nn.Module):
         dim: Count,
         depth: Count,
         num_heads: Count,
-        head_dim: Count | None = None,
-        num_kv_heads: Count | None = None,
-        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
-        activation: Activation = "gelu",
-        norm: Norm = "layer",
-        norm_eps: float = 1e-5,
-        pre_norm: bool = True,
-        qk_norm: bool = False,
-        bias: bool = True,
-        dropout: Rate = 0.0,
         context_dim: Count | None = None,
         prefix: Prefix | None = None,
         positions: Positions | None = None,
         vocabulary_head: VocabularyHead | None = None,
         embed_norm: bool = False,
+        **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
         if context_dim is not None and prefix is not None:
             raise ValueError("context_dim is for cross-attention, prefix for a prefix; set one of them to null")
-        config = BlockConfig(
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_kv_heads=num_kv_heads,
-            mlp_ratio=mlp_ratio,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            pre_norm=pre_norm,
-            qk_norm=qk_norm,
-            bias=bias,
-            dropout=dropout,
-        )
+        config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.max_len = max_len
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
         self.prefix, self.vocabulary_head = prefix, vocabulary_head
         self.blocks = nn.ModuleList(DecoderBlock(config, context_dim=context_dim) for _ in range(depth))
         self.norm = config.make_final_norm()

@@ -1,14 +1,14 @@
 """The Vision Transformer encoder."""
 
-from typing import Annotated, cast
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Range, Rate
+from vlm.errors import Count, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop, measured
-from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
+from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.position import GridPositions, Positions
 from vlm.nn.stems import PatchEmbed
 
@@ -25,7 +25,7 @@ class ViT(nn.Module):
         class_token: Whether a learned token stands before the patches, to gather what the image shows.
         positions: Encoding of the places of patches, row by row; by default vectors that are learned, starting from
             sines and cosines of row and column.
-        others: As in BlockConfig.
+        block: As in BlockConfig.
     Shapes:
         images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)², + 1 with class_token
     Raises:
@@ -40,38 +40,16 @@ class ViT(nn.Module):
         dim: Count,
         depth: Count,
         num_heads: Count,
-        head_dim: Count | None = None,
-        num_kv_heads: Count | None = None,
-        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
-        activation: Activation = "gelu",
-        norm: Norm = "layer",
-        norm_eps: float = 1e-5,
-        pre_norm: bool = True,
-        qk_norm: bool = False,
-        bias: bool = True,
-        dropout: Rate = 0.0,
         drop_path: Rate = 0.0,
         stem: nn.Module | None = None,
         class_token: bool = False,
         positions: Positions | None = None,
+        **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
-        config = BlockConfig(
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_kv_heads=num_kv_heads,
-            mlp_ratio=mlp_ratio,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            pre_norm=pre_norm,
-            qk_norm=qk_norm,
-            bias=bias,
-            dropout=dropout,
-        )
+        config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.dim = dim
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
         self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None

@@ -23,15 +23,25 @@ FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kern
 Mask = Tensor | Literal["causal"] | None
 
 
+def within(segments: Tensor) -> Tensor:
+    """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
+
+    Padding is a segment too: it sees itself, so that no row of weights is empty, and nothing sees it.
+
+    Shapes:
+        segments (B, L) -> bool mask (B, 1, L, L)
+    """
+    return segments[:, None, :, None] == segments[:, None, None, :]
+
+
 def causal_within(segments: Tensor) -> Tensor:
-    """Causal attention inside each segment of a row, so that captions lying end to end do not see each other.
+    """Causal attention inside each segment of a row.
 
     Shapes:
         segments (B, L) -> bool mask (B, 1, L, L)
     """
     length = segments.shape[1]
-    same = segments[:, None, :, None] == segments[:, None, None, :]  # (B, 1, L, L)
-    return same & causal_tail(length, length, segments.device)
+    return within(segments) & causal_tail(length, length, segments.device)
 
 
 def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:

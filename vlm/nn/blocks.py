@@ -2,18 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlm.errors import Count, Range, Rate
 from vlm.nn.attention import CrossAttention, Mask, SelfAttention
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+
+
+class BlockOptions(TypedDict, total=False):
+    """Arguments of a model that go to its blocks as they are; `BlockConfig` describes them and has their defaults."""
+
+    head_dim: Count | None
+    num_kv_heads: Count | None
+    mlp_ratio: Annotated[float, Range(above=0)]
+    activation: Activation
+    norm: Norm
+    norm_eps: float
+    pre_norm: bool
+    qk_norm: bool
+    bias: bool
+    dropout: Rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from vlm.data.features.feature_file import FeatureFile
-from vlm.data.fields import FeatureField, Field, ImageField
+from vlm.data.fields import FeatureField, Field, ImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
-from vlm.data.order import EvalBatches, Key, TrainBatches, count_batches
+from vlm.data.order import EvalBatches, Key, TrainBatches
 from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ class Data(L.LightningDataModule):
         num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
+        batch_tokens: Tokens of a training step's global batch, about, in place of batch_size samples; None for samples.
         repeats: How often a training sample comes in a batch, each time augmented in its own way; 1 is off.
         train_samples: Train on so many samples alone, each class having its share, the same in every epoch; None for
             all.
@@ -54,6 +55,7 @@ class Data(L.LightningDataModule):
         num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
         seed: Supplied[int],
         bucket: Count = 1,
+        batch_tokens: Count | None = None,
         repeats: Count = 1,
         train_samples: Count | None = None,
         cache_features: bool = False,
@@ -66,7 +68,7 @@ class Data(L.LightningDataModule):
         if repeats < 1 or batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
         self.source, self.fields, self.seed, self._test = source, dict(fields), seed, test
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.batch_size, self.eval_batch_size, self.batch_tokens = batch_size, eval_batch_size, batch_tokens
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
         reads_whole = any(field.reads_whole for field in self.fields.values())
@@ -75,8 +77,9 @@ class Data(L.LightningDataModule):
         self._samples: dict[tuple[str, bool], RecordDataset] = {}
         self._training_fields = self.fields
         self.test_split = self.final_split
+        self._cache = Path(cache) if cache else None
         for field in self.fields.values():
-            field.open(source, self.splits, seed=seed, cache=Path(cache) if cache else None)
+            field.open(source, self.splits, seed=seed, cache=self._cache)
 
     def _open(self, train_samples: int | None) -> dict[str, Split]:
         readable = (name for name in self.source.splits if name != "test" or self._test)
@@ -108,8 +111,13 @@ class Data(L.LightningDataModule):
         """Sizes of the model that the data decide, such as vocab_size."""
         return {name: size for field in self.fields.values() for name, size in field.sizes.items()}
 
+    def learn_tokenizers(self) -> None:
+        """Learns each tokenizer from the training texts of all fields that share it."""
+        learn_tokenizers(self.fields.values(), self._cache)
+
     def prepare(self) -> None:
         """Learns from the training split what a new run needs, such as a tokenizer."""
+        self.learn_tokenizers()
         for field in self.fields.values():
             field.prepare()
 
@@ -174,8 +182,7 @@ class Data(L.LightningDataModule):
 
     def train_batches(self) -> int:
         """Batches of an epoch, on each rank."""
-        size = len(self.samples("train", training=True))
-        return count_batches(size, self.batch_size, self._ranks()["world"])
+        return len(self.train_order())
 
     def train_order(self) -> TrainBatches:
         """The batches of training, by the keys of their samples."""
@@ -188,6 +195,7 @@ class Data(L.LightningDataModule):
             lengths=samples.lengths,
             bucket=self.bucket,
             repeats=self.repeats,
+            batch_tokens=self.batch_tokens,
             **self._ranks(),
         )
 

@@ -10,6 +10,7 @@ from vlm.config.compose import override
 from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
+from vlm.models.text_encoder import TextEncoder
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -30,7 +31,7 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
     """
     for module in model.modules():
         for name, field in config["task"]["fields"].items():
-            if isinstance(module, Decoder) and field.get("max_len", 0) > module.max_len:
+            if isinstance(module, Decoder | TextEncoder) and field.get("max_len", 0) > module.max_len:
                 raise UserError(
                     f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
                     f"positions; give data.max_len={module.max_len}"

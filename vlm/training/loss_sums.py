@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.nn.precision import widest
 from vlm.training.losses import Term
 
 
@@ -87,7 +88,7 @@ class SplitLoss:
         """Adds the terms of a batch's loss."""
         for name, term in terms.items():
             if name not in self._terms:
-                self._terms[name] = term.weight, torch.zeros(2, dtype=torch.float64, device=self.device)
+                self._terms[name] = term.weight, torch.zeros(2, dtype=widest(self.device), device=self.device)
             sums = self._terms[name][1]
             sums[0] += term.total
             sums[1] += term.count

@@ -1,5 +1,6 @@
 """One run: what its config says, built and put together."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,19 @@ def data_node(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_fields(config: dict[str, Any]) -> dict[str, Field]:
-    """The fields that the task reads of each record, by name."""
-    nodes = config["task"]["fields"].items()
-    return {name: build(node, f"task.fields.{name}") for name, node in nodes}
+    """The fields that the task reads of each record, by name; equal tokenizers are one, learned from all texts."""
+    tokenizers: dict[str, Any] = {}
+    fields = {}
+    for name, node in config["task"]["fields"].items():
+        path, own = f"task.fields.{name}", {key: value for key, value in node.items() if key != "tokenizer"}
+        shared = {}
+        if "tokenizer" in node:
+            recipe = json.dumps(node["tokenizer"], sort_keys=True)
+            if recipe not in tokenizers:
+                tokenizers[recipe] = build(node["tokenizer"], f"{path}.tokenizer")
+            shared["tokenizer"] = tokenizers[recipe]
+        fields[name] = build(own, path, **shared)
+    return fields
 
 
 def build_data(config: dict[str, Any]) -> Data:

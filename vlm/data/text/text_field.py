@@ -61,12 +61,13 @@ class TextField(Field):
         self._splits, self._seed, self._cache = splits, seed, cache
         self._scratch = TemporaryDirectory(prefix="vlm-tokens-") if cache is None else None
 
-    def prepare(self) -> None:
-        """Learns the tokenizer from the training split, and encodes all splits, so that a fault shows at once."""
+    def texts(self) -> Iterator[str]:
         documents = list(self._documents("train"))
         step = max(1, sum(document.size() for document in documents) // LEARNED_FROM)
-        lines = chain.from_iterable(document.lines() for document in documents)
-        self.tokenizer.fit(islice(lines, 0, None, step), cache=self._cache)
+        return islice(chain.from_iterable(document.lines() for document in documents), 0, None, step)
+
+    def prepare(self) -> None:
+        """Encodes all splits, so that a fault shows at once."""
         for name in self._splits:
             self.tokens(name)
         self.view("train", self._splits["train"], training=True)

@@ -1,0 +1,73 @@
+"""Texts as rows of ids for an encoder, counted by hand."""
+
+import pytest
+import torch
+
+from vlm.data.text.inputs import Encoded, Input, encode_text, encode_words, input_rows
+from vlm.data.text.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+B, E = BYTES.bos_id, BYTES.eos_id
+ids = BYTES.encode
+
+
+def test_a_text_stands_between_begin_and_end():
+    assert encode_text(BYTES, 10, "red") == Input([B, *ids("red"), E], [0] * 5)
+    assert encode_text(BYTES, 4, "red").ids == [B, *ids("re"), E]
+
+
+def test_the_second_text_of_a_pair_is_of_type_1_with_its_end():
+    row = encode_text(BYTES, 20, "red", "blue")
+    assert row.ids == [B, *ids("red"), E, *ids("blue"), E]
+    assert row.types == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "pair", "kept"),
+    [
+        ("abcdef", "uvwxyz", ("abcd", "uvw")),
+        ("abcdef", "u", ("abcdef", "u")),
+        ("a", "uvwxyz", ("a", "uvwxyz")),
+        ("abcdefgh", "uv", ("abcde", "uv")),
+        ("", "uvwxyz12345", ("", "uvwxyz1")),
+    ],
+)
+def test_of_a_pair_that_is_too_long_the_longer_text_is_cut(text, pair, kept):
+    row = encode_text(BYTES, 10, text, pair)
+    assert row.ids == [B, *ids(kept[0]), E, *ids(kept[1]), E] and len(row.ids) == len(row.types) <= 10
+
+
+def test_of_each_word_the_first_piece_has_a_place():
+    (row,) = encode_words(BYTES, 20, ["a", "red", "dot"])
+    assert row.ids == [B, *ids(" a red dot"), E]
+    assert row.places == [1, 3, 7] and [row.ids[place] for place in row.places] == ids(" ") * 3
+
+
+def test_too_many_words_take_several_rows_and_none_is_lost():
+    rows = encode_words(BYTES, 8, ["ab", "cd", "e", "fghijklmnop", "q"])
+    assert [row.ids for row in rows] == [
+        [B, *ids(" ab cd"), E],
+        [B, *ids(" e"), E],
+        [B, *ids(" fghij"), E],  # a word longer than a row is cut
+        [B, *ids(" q"), E],
+    ]
+    assert [row.places for row in rows] == [[1, 4], [1], [1], [1]]
+
+
+def test_rows_are_padded_and_their_places_counted_through():
+    samples = [Encoded(encode_words(BYTES, 8, ["ab", "cd", "e"])), Encoded(encode_words(BYTES, 8, ["x"]), ["x"])]
+    rows = input_rows(samples, BYTES.pad_id)
+    assert rows.tokens.shape == (3, 8) and rows.types is None
+    assert rows.segments.tolist() == [[1] * 8, [1] * 4 + [0] * 4, [1] * 4 + [0] * 4]
+    assert rows.places.tolist() == [1, 4, 9, 17] and rows.counts == [3, 1] and rows.texts == [(), ["x"]]
+    assert torch.equal(rows.tokens.flatten()[rows.places], torch.tensor(ids(" ") * 4))
+
+
+def test_types_stand_where_a_row_is_a_pair():
+    rows = input_rows([Encoded([encode_text(BYTES, 9, *texts)]) for texts in (["a"], ["a", "bc"])], BYTES.pad_id)
+    assert rows.types.tolist() == [[0] * 6, [0, 0, 0, 1, 1, 1]]
+    assert rows.places is None and input_rows([Encoded([encode_text(BYTES, 9, "a")])], 0).types is None
+
+
+def test_no_sample_at_all_has_rows_too():
+    assert input_rows([], BYTES.pad_id).tokens.shape == (0, 0)

@@ -1,0 +1,162 @@
+"""Fields of text that an encoder reads: a text or a pair of texts, words, and their tags."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from vlm.data.batch import IGNORE, InputRows, WordTags
+from vlm.data.fields import AugmentKey, Field
+from vlm.data.records import Record, Source, Split
+from vlm.data.text.inputs import Encoded, encode_text, encode_words, input_rows
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.errors import Range, UserError
+
+REMEMBERED = 2**16  # words whose ids are kept
+
+
+class EncodedField(Field):
+    """Base of fields of text that an encoder reads.
+
+    Args:
+        tokenizer: Learned from the training texts, with those of all fields that share it.
+        max_len: Longest row in tokens with its begin and end.
+    Shapes:
+        InputRows of tokens (B, L), segments (B, L)
+    """
+
+    tokenizer: Tokenizer
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
+        self.tokenizer, self.max_len = tokenizer, max_len
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        self._train = splits["train"]
+
+    def texts(self) -> Iterator[str]:
+        return (text for record in self._train.records() for text in self.texts_of(record))
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        """The texts that are read of a record."""
+        raise TypeError(f"{type(self).__name__} reads no texts")
+
+    def state(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer.state(), "max_len": self.max_len}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"vocab_size": self.tokenizer.vocab_size}
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        return self.texts_of(record)
+
+    def collate(self, values: Sequence[Encoded]) -> InputRows:
+        return input_rows(values, self.tokenizer.pad_id)
+
+    def length(self, record: Record) -> int:
+        return sum(len(row.ids) for row in self.encode(record, ()).rows)
+
+
+class InputField(EncodedField):
+    """The text of a record, or its pair of texts where it holds a second one; what is too long is cut."""
+
+    needs = ("text",)
+    pairs = False
+
+    def prepare(self) -> None:
+        self.pairs = "pair" in self._train.record(0)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"pairs": self.pairs}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.pairs = bool(about["pairs"])
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return [record[name] for name in ("text", "pair") if name in record]
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
+        texts = self.texts_of(record)
+        return Encoded([encode_text(self.tokenizer, self.max_len, *texts)], texts if key is None else ())
+
+
+class WordsField(EncodedField):
+    """The words of a record with the first piece of each; a long one is read in several rows, and no word is lost."""
+
+    needs = ("words",)
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
+        super().__init__(tokenizer=tokenizer, max_len=max_len)
+        self._pieces: dict[str, list[int]] = {}
+
+    def prepare(self) -> None:
+        self._pieces.clear()
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self._pieces.clear()
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return ["".join(f" {word}" for word in record["words"])]
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
+        words = record["words"]
+        return Encoded(encode_words(self.tokenizer, self.max_len, words, self._ids), words if key is None else ())
+
+    def _ids(self, word: str) -> list[int]:
+        if word not in self._pieces:
+            if len(self._pieces) >= REMEMBERED:
+                self._pieces.clear()
+            self._pieces[word] = self.tokenizer.encode(word)
+        return self._pieces[word]
+
+
+class TagField(Field):
+    """The tags of a record's words, as WordTags; a tag that training lacks has no label."""
+
+    needs = ("tags",)
+    classes: Sequence[str] = ()
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        self.splits = splits
+
+    def prepare(self) -> None:
+        self._take(sorted({tag for record in self.splits["train"].records() for tag in record["tags"]}))
+
+    def _take(self, classes: Iterable[str]) -> None:
+        self.classes = list(classes)
+        self._labels = {tag: label for label, tag in enumerate(self.classes)}
+
+    def state(self) -> dict[str, Any]:
+        return {"classes": self.classes}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Takes the checkpoint's tags.
+
+        Raises:
+            UserError: None of them is a tag of the data.
+        """
+        self._take(about["classes"])
+        first = self.splits[next(iter(self.splits))].record(0)["tags"]
+        if not set(first) & set(self.classes):
+            raise UserError(f"data: the tag {first[0]!r} is none of the checkpoint's, {', '.join(self.classes[:8])}")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"num_classes": len(self.classes)}
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        return record["tags"]
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Sequence[str]:
+        return record["tags"]
+
+    def collate(self, values: Sequence[Sequence[str]]) -> WordTags:
+        labels = [self._labels.get(tag, IGNORE) for tags in values for tag in tags]
+        known = sum(label != IGNORE for label in labels)
+        return WordTags(torch.tensor(labels, dtype=torch.long), known, values)

@@ -1,0 +1,107 @@
+"""The text encoder."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from vlm.errors import Count, Range, Rate, Supplied
+from vlm.models.context import Context
+from vlm.models.flop import Flop, block_flop
+from vlm.nn.attention import Mask, changing_lengths, within
+from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
+from vlm.nn.dropout import Dropout
+from vlm.nn.position import LearnedPositions, Positions, positions_within
+
+
+class TextEncoder(nn.Module):
+    """Bidirectional text encoder (Vaswani et al. 2017, section 3.1); with post-norm and embed_norm, BERT's form.
+
+    Several texts may lie end to end in a row (Devlin et al. 2019 have one): none sees another, and the positions of
+    each count from 0.
+
+    Args:
+        vocab_size: Size V of the tokenizer's vocabulary.
+        max_len: The longest text, in tokens.
+        depth: Number of blocks.
+        token_types: Number of types of tokens, such as those of the first text of a pair and of the second; None for
+            an encoder that does not tell them apart.
+        embed_norm: Whether the sum of the embeddings is normalised.
+        positions: Encoding of positions; by default learned vectors.
+        others: As in BlockConfig.
+    Shapes:
+        tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: Supplied[int],
+        max_len: Count,
+        dim: Count,
+        depth: Count,
+        num_heads: Count,
+        head_dim: Count | None = None,
+        num_kv_heads: Count | None = None,
+        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
+        activation: Activation = "gelu",
+        norm: Norm = "layer",
+        norm_eps: float = 1e-5,
+        pre_norm: bool = True,
+        qk_norm: bool = False,
+        bias: bool = True,
+        dropout: Rate = 0.0,
+        token_types: Count | None = None,
+        embed_norm: bool = False,
+        positions: Positions | None = None,
+    ) -> None:
+        super().__init__()
+        config = BlockConfig(
+            dim=dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            mlp_ratio=mlp_ratio,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            pre_norm=pre_norm,
+            qk_norm=qk_norm,
+            bias=bias,
+            dropout=dropout,
+        )
+        self.dim, self.max_len = dim, max_len
+        self.token_embed = nn.Embedding(vocab_size, dim)
+        self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
+        self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
+        self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
+        self.dropout = Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
+        self.norm = config.make_final_norm()
+        init_weights(self, dim=dim, branches=2 * depth)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
+        """States of whole rows; without segments each row is one text, without types all tokens are of type 0."""
+        length = tokens.shape[1]
+        mask: Mask = None
+        if segments is None:
+            positions = torch.arange(length, device=tokens.device)
+        else:
+            positions, mask = positions_within(segments), within(segments)
+        x = self.embed(tokens, positions, types)
+        position = self.positions.place(positions, keys=length)
+        with changing_lengths(x.device):
+            for block in self.blocks:
+                x = block(x, mask, position)
+        return Context(self.norm(x), None if segments is None else segments != 0)
+
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
+        x, added = self.token_embed(tokens), self.positions.embed(positions)
+        x = x if added is None else x + added.to(x.dtype)
+        if self.type_embed is not None:
+            x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)
+        return self.dropout(self.embed_norm(x))  # (B, L, D)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        own = [block_flop(block) for block in self.blocks]
+        return Flop(token=sum(token for token, _ in own), pair=sum(pair for _, pair in own))
