@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import exp
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
@@ -103,7 +103,7 @@ class Captioner(Predictor):
     """A trained captioning model, ready to use; arguments as in Predictor."""
 
     task = "captioning"
-    fields = ("image", "caption")
+    fields: ClassVar[tuple[str, ...]] = ("image", "caption")
     model: VisionLanguageModel
 
     def restore(self, about: Mapping[str, Any]) -> None:

@@ -183,7 +183,8 @@ class Decoder(nn.Module):
     def keys_values(self, context: Context | None) -> list[KeysValues | None]:
         """Each block's keys and values of the context, laid out so that every step reads them in one go."""
         if self.prefix is not None and context is not None:
-            return self._read(*self.prefix(context.states, self.positions), context.mask)
+            x, position = self.prefix(context.states, self.positions)
+            return self._read(x, position, context.mask)
         states = None if context is None else context.states
         return [_in_order(block.keys_values(states)) for block in self._blocks()]
 

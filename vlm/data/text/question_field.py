@@ -31,12 +31,20 @@ class QuestionField(CaptionField):
     def whole_texts(self, record: Record) -> Sequence[str]:
         return [f"{question.text} {question.answer}".strip() for question in record["questions"]]
 
+    def ids(self, caption: str) -> list[int]:
+        """A question or an answer as ids between begin and end, however long it is; remembered."""
+        if caption not in self._ids:
+            ids = self.tokenizer.encode(caption)
+            self._ids[caption] = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
+        return self._ids[caption]
+
     def tokens(self, question: Question) -> tuple[list[int], int]:
         """A question and its answer as ids between begin and end, and the number of those that are only read."""
-        answer = self.ids(question.answer)[1:]
-        asked = self.ids(question.text)[1:-1]
-        begin = [self.tokenizer.bos_id, *asked[max(0, len(asked) + 1 + len(answer) - self.max_len) :]]
-        return [*begin, *answer], len(begin)
+        begin, *asked, _ = self.ids(question.text)
+        *answer, end = self.ids(question.answer)[1:]
+        answer = [*answer[: self.max_len - 2], end]
+        cut = max(0, len(asked) + 1 + len(answer) - self.max_len)
+        return [begin, *asked[cut:], *answer], 1 + len(asked[cut:])
 
     def length(self, record: Record) -> int:
         return sum(len(self.tokens(question)[0]) for question in record["questions"])
