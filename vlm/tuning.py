@@ -24,8 +24,8 @@ def keep_freed_memory() -> None:
     By default glibc returns large tensors to the system at once, which has to clear the same pages again for the next
     ones of the same step.
     """
-    given = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
-    if platform.libc_ver()[0] != "glibc" or given:
+    settings = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if platform.libc_ver()[0] != "glibc" or settings:
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(MMAP_THRESHOLD, KEPT)

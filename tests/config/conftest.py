@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import vlm.training.check  # noqa: F401 limits the arguments of Lightning's classes and torch's
 from vlm.config import command, compose, target
 from vlm.errors import UserError
 

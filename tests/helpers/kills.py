@@ -115,8 +115,8 @@ def main() -> None:
 
     for name in PRELOADED:
         importlib.import_module(name)
-    for task in ("captioning", "classification", "language_modeling"):  # which reads and remembers the classes' source
-        check(compose([f"task={task}"]))
+    for path in (ROOT / "conf" / "task").glob("*.yaml"):  # which reads and remembers the classes' source
+        check(compose([f"task={path.stem}"]))
     ended: dict[int, int] = {}
     for line in sys.stdin:
         order = json.loads(line)

@@ -32,8 +32,10 @@ SEARCHES = {
 
 
 def part(context, places):
+    """The contexts of some inputs, as long as the longest of them, as those of a batch of texts are."""
     index = torch.tensor(places)
-    return Context(context.states[index], context.mask[index])
+    length = int(context.mask[index].sum(1).max())
+    return Context(context.states[index, :length], context.mask[index, :length])
 
 
 def common_token(decoder, context):

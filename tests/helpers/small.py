@@ -26,6 +26,14 @@ TASKS = {
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.depth=1", "model.size.dropout=0.2"],
         *["task.sampled_batches=2", "task.prompt_tokens=4"],
     ],
+    "text_classification": [
+        *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+    ],
+    "tagging": [
+        *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+    ],
 }
 
 

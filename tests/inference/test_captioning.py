@@ -84,9 +84,9 @@ def test_bfloat16_says_almost_the_same(caption):
 def test_autocast_does_not_reach_decoding(checkpoint):
     captioner = Captioner(checkpoint)
     pixels = [captioner.pixels(Image.effect_noise((32, 32), 80).convert("RGB"))]
-    plain = captioner.caption(pixels)
+    plain = captioner.write(pixels)
     with torch.autocast("cpu", torch.bfloat16):
-        assert captioner.caption(pixels) == plain
+        assert captioner.write(pixels) == plain
 
 
 def test_an_unknown_precision_is_refused(checkpoint, capsys):

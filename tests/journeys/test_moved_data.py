@@ -2,9 +2,9 @@
 
 import pytest
 
+from vlm.checkpoint.stored import freeze, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose, override
-from vlm.config.stored import freeze, thaw
 from vlm.errors import UserError
 from vlm.training.evaluate import unread
 from vlm.training.fit import main

@@ -27,7 +27,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
 GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
-    "model/position": ("captioning", "language_modeling"),
+    "model/position": ("captioning", "language_modeling", "tagging"),
     "model/fusion": ("captioning",),
     "data": (),
     "tokenizer": ("captioning", "language_modeling"),
@@ -42,18 +42,27 @@ GROUPS = {
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
+    "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
+    "tagging": "tagger_.*|shapes_words|conll|conllu",
 }
+ENCODERS_OF_TEXT = ("text_classification", "tagging")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
+    "texts": ["data.path=texts.csv"],
+    "text_folder": ["data.root=."],
+    "conll": ["data.path=tags.tsv"],
+    "conllu": ["data.path=tags.conllu"],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
 
 
 def tasks_of(group: str, option: str) -> list[str]:
+    if group == "model/encoder" and option.startswith("text"):
+        return list(ENCODERS_OF_TEXT)
     if GROUPS[group]:
         return list(GROUPS[group])
     return [next((task for task, names in OWN.items() if re.fullmatch(names, option)), "captioning")]

@@ -13,7 +13,8 @@ from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.training.losses import token_loss
@@ -36,6 +37,14 @@ def joined():
     return VisionLanguageModel(encoder=vit(), decoder=decoder())
 
 
+def text_encoder(**options):
+    return TextEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, num_heads=3, **options)
+
+
+def text_to_text():
+    return TextToText(encoder=text_encoder(), decoder=decoder())
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -47,7 +56,10 @@ def backbone(name):
 BUILDERS = {
     "ViT": [vit],
     "Decoder": [lambda: decoder(None)],
+    "TextEncoder": [text_encoder, lambda: text_encoder(token_types=2)],
+    "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
+    "TextToText": [text_to_text],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "AttentionPool": [lambda: AttentionPool(dim=D, num_heads=4)],
     "TimmEncoder": [
@@ -75,6 +87,10 @@ def output(model):
     """What a model makes of random images, of tokens, or of both."""
     if isinstance(model, Decoder):
         return model(TOKENS, SEGMENTS)
+    if isinstance(model, TextToText):
+        return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
+    if isinstance(model, TextEncoder):
+        return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
     if isinstance(model, AttentionPool):

@@ -7,11 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
 from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
+from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.stems import ConvPoolStem, ConvStem
@@ -141,3 +142,17 @@ def test_a_training_step_is_three_forward_passes() -> None:
 def test_models_of_other_kinds_are_not_counted() -> None:
     with pytest.raises(TypeError, match="Linear"):
         model_flop(torch.nn.Linear(2, 2))
+
+
+def test_text_to_text() -> None:
+    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=3, num_heads=3, token_types=None)
+    model = TextToText(encoder=encoder, decoder=decoder(context_dim=24))
+    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
+    work = Work(rows=5, length=11, read=7)
+
+    @sdpa_kernel(SDPBackend.MATH)
+    def step() -> torch.Tensor:
+        return model.head(model(texts, tokens)).sum()
+
+    assert whole(model_flop(model), work, 55) == counted(step)
+    assert model_flop(model).training(work, 55) == counted(lambda: step().backward())

@@ -11,7 +11,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.nn.attention import causal_within, with_prefix
+from vlm.nn.mask import causal_within, with_prefix
 
 V, D, WIDTH, DEPTH, N, MAX_LEN = 31, 24, 32, 2, 3, 20
 VISION = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40}

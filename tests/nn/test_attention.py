@@ -5,15 +5,15 @@ import torch
 
 from vlm.nn.attention import (
     CrossAttention,
-    KeyValueCache,
     SelfAttention,
     attention,
     attention_weights,
-    causal_within,
     changing_lengths,
     recorded,
     same_kernels,
 )
+from vlm.nn.mask import causal_within
+from vlm.nn.step.cache import KeyValueCache
 
 B, N, K = 3, 2, 5
 

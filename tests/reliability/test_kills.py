@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compare import check_same
 from kills import Ended, Nursery
-from small import command
+from small import TASKS, command
 from trainings import EPOCHS, Case, Training, ddp
 
 from vlm.checkpoint import load as ckpt
@@ -31,6 +31,11 @@ CASES = [
     Case("captioning", TERM, "all", ("trainer.accumulate_grad_batches=2",), ranks=2),
     Case("classification", TERM, "one", (), ranks=2),
     Case("language_modeling", KILL, "all", (), ranks=2),
+]
+CASES += [
+    Case(task, KILL, "group", (WORKERS, "trainer.accumulate_grad_batches=2"))
+    for task in TASKS
+    if task not in {case.task for case in CASES}
 ]
 
 

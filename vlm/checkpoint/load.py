@@ -27,10 +27,10 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        found = path.is_file()
+        is_file = path.is_file()
     except OSError as fault:
         raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
-    if not found:
+    if not is_file:
         raise UserError(
             f"{path}: no such checkpoint; give the path of a .ckpt file, as under runs/NAME/TIME/checkpoints/"
         )

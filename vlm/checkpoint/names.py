@@ -22,15 +22,15 @@ _CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULT
 def modules() -> dict[str, list[str]]:
     """Name of each class that a file may name -> the modules that define one of this name; one, but for a mistake."""
     root = Path(__file__).parents[1]
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         if module.startswith(_PRIVATE):
             continue
         for name, bases in _CLASS.findall(path.read_text(encoding="utf-8")):
             if not {"Protocol", "NamedTuple", "Enum"} & set(re.findall(r"\w+", bases)):
-                found.setdefault(name, []).append(f"vlm.{module}")
-    return found
+                by_name.setdefault(name, []).append(f"vlm.{module}")
+    return by_name
 
 
 def short(target: str) -> str:
@@ -53,9 +53,9 @@ def full(name: str) -> str:
     Raises:
         UserError: There is no class of this name, or it is a dotted one of ours.
     """
-    found = modules().get(str(name), [])
-    if len(found) == 1:
-        return f"{found[0]}.{name}"
+    candidates = modules().get(str(name), [])
+    if len(candidates) == 1:
+        return f"{candidates[0]}.{name}"
     if "." not in str(name) or str(name).startswith("vlm."):
         raise UserError(f"the checkpoint names {name!r}, which is no class of this vlm; install the vlm that wrote it")
     return str(name)

@@ -60,10 +60,10 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
             f"the checkpoint names {name!r}, which is no model class of vlm; if you trust its author, "
             "use --trust PACKAGE"
         )
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == module.__name__):
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == module.__name__):
         raise UserError(f"the checkpoint names {name!r}, which is no module class; use another checkpoint")
-    return found
+    return kind
 
 
 class SizeLimit(TorchFunctionMode):

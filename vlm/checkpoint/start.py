@@ -56,8 +56,8 @@ def _checkpoint(place: str) -> Path | None:
     path = Path(place)
     if not path.is_dir():
         return path
-    found = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-    return next((one for one in found if one.is_file()), None)
+    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
+    return next((one for one in candidates if one.is_file()), None)
 
 
 def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
@@ -78,13 +78,13 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
 
 def _best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) -> tuple[str, set[str]]:
     """The prefix under which most of our weights stand in the file, and the names that fit there."""
-    found = {}
+    fitting = {}
     for head in dict.fromkeys([f"{part}." if part else "", "", *_prefixes(stored)]):
-        found[head] = {
+        fitting[head] = {
             name for name, tensor in ours.items() if head + name in stored and stored[head + name].shape == tensor.shape
         }
-    head = max(found, key=lambda one: sum(ours[name].numel() for name in found[one]))
-    return head, found[head]
+    head = max(fitting, key=lambda one: sum(ours[name].numel() for name in fitting[one]))
+    return head, fitting[head]
 
 
 def _prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:

@@ -94,8 +94,8 @@ def text(figures: dict[str, Any]) -> str:
         "batch": batch + more,
         "step": f"{step}  (median of {figures['steps']}, after {figures['warm_up']})",
     }
-    for name, unit in (("images_per_s", "images/s"), ("tokens_per_s", "tokens/s")):
-        lines |= {unit: f"{figures[name]:,.1f}"} if name in figures else {}
+    for unit in ("images", "tokens", "texts", "words"):
+        lines |= {f"{unit}/s": f"{figures[name]:,.1f}"} if (name := f"{unit}_per_s") in figures else {}
     lines["data wait"] = f"{figures['data_wait']:.1%} of the time"
     if "flop_per_s" in figures:
         share = f", {figures['mfu']:.1%} of the peak (MFU)" if "mfu" in figures else ""

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from vlm.config.compose import compose
-from vlm.data.fields import CaptionField, LabelField
+from vlm.data.fields import CaptionField, Field, LabelField
 from vlm.data.records import NAMES, lenient
+from vlm.data.text.input_fields import EncodedField
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
     Faults,
@@ -15,6 +17,7 @@ from vlm.evaluation.data_check.faults import (
     read_images,
     source_faults,
 )
+from vlm.evaluation.data_check.texts import tag_faults, text_faults, text_source_faults
 from vlm.evaluation.report.data_page import data_page, write_page
 from vlm.inference.output import output_folder
 
@@ -46,8 +49,10 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     about = [f"data        {type(data.source).__name__}"]
     if "document" in data.source.holds:
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
-    else:
+    elif "image" in data.source.holds:
         about += image_lines(data, splits, faults, limit)
+    else:
+        about += text_lines(data, splits, faults, limit)
     print("\n".join(map(printable, [*about, *fault_lines(faults)])), flush=True)
     if folder is not None:
         write_page(folder, data_page(about, faults, splits, seed=seed))
@@ -67,12 +72,39 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):
         shares = caption_faults(splits, field, faults, limit=limit)
-        coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-        lines.append(f"tokenizer   {field.tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}")
+        lines.append(tokenizer_line(field.tokenizer, shares))
+    return [*lines, *class_lines(fields, "images")]
+
+
+def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
+    """Looks at texts and their labels or tags; gives a line for each fact."""
+    drawn = data.source.drawn
+    limit = FRESH if limit is None and drawn else limit
+    lines = [f"{name:<12}{len(split):,} samples" for name, split in splits.items()]
+    lines += [f"looked at   the first {limit:,} of each"] if limit else []
+    lines += [f"left out    {line}" for line in text_source_faults(data.source, sum(map(len, splits.values())), faults)]
+    fields = data.fields.values()
+    data.learn_tokenizers()
+    for field in (field for field in fields if isinstance(field, EncodedField)):
+        shares = text_faults(splits, field, faults, limit=limit, drawn=drawn)
+        lines.append(tokenizer_line(field.tokenizer, shares))
+    if "tags" in data.source.holds:
+        lines += tag_faults(splits, faults, limit=limit)
+    return [*lines, *class_lines(fields, "texts")]
+
+
+def tokenizer_line(tokenizer: Tokenizer, shares: dict[str, float]) -> str:
+    coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+    return f"tokenizer   {tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}"
+
+
+def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
+    """A line for the classes of each field of labels."""
+    lines = []
     for labels in (field for field in fields if isinstance(field, LabelField)):
         counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-        lines.append(f"classes     {len(counts)}; {counts[least]:,} images of {least} to {counts[most]:,} of {most}")
+        lines.append(f"classes     {len(counts)}; {counts[least]:,} {unit} of {least} to {counts[most]:,} of {most}")
     return lines
 
 

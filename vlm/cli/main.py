@@ -29,10 +29,10 @@ def app(argv: Sequence[str]) -> typer.Typer:
         as_typer(train.train)
     )
     made.command()(as_typer(train.bench))
-    for name in sorted({command.name for command in commands()}):
-        shared = [command for command in commands() if command.name == name]
-        function = as_typer(use.command_of(shared, argv)) if name in argv[:1] else lambda: None
-        made.command(name, help=" ".join(command.help for command in shared))(function)
+    for name in dict.fromkeys(command.name for command in commands()):
+        own = [command for command in commands() if command.name == name]
+        function = as_typer(use.command_of(own)) if name in argv[:1] else lambda: None
+        made.command(name, help=own[0].help)(function)
     for function in (use.predict, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
         made.command(function.__name__)(as_typer(function))
     made.command("check-data")(as_typer(data.check_data))

@@ -48,9 +48,9 @@ def _parameters(command: Callable[..., int]) -> Iterator[inspect.Parameter]:
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     kind, option = get_args(hint)
     if option.positional:
-        made: Any = typer.Argument(help=option.help, metavar=option.metavar)
+        argument: Any = typer.Argument(help=option.help, metavar=option.metavar)
     else:
         limits = {"min": option.least, "max": option.most}
-        made = typer.Option(*option.flags, help=option.help, metavar=option.metavar, **limits)
-    annotation = Annotated[kind, made]  # type: ignore[valid-type]
+        argument = typer.Option(*option.flags, help=option.help, metavar=option.metavar, **limits)
+    annotation = Annotated[kind, argument]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

@@ -1,34 +1,62 @@
 """The commands that use a model: each task's own, `vlm predict` for any, and `vlm info`."""
 
 import importlib
-from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_type_hints
 
+from vlm.errors import UserError
 from vlm.inference.commands import Command
 from vlm.inference.options import Checkpoint, ModelOptions, Option
 
 
-def command_of(shared: Sequence[Command], arguments: Sequence[str]) -> Callable[..., int]:
-    """The function of a command; its module imports torch.
+def command_of(commands: Sequence[Command]) -> Callable[..., int]:
+    """The function of a command; its modules import torch.
 
-    Args:
-        shared: The tasks' commands of this name; of several, the one of the checkpoint's task is meant.
-        arguments: Those of the command line.
+    Where several tasks share its name, it has the options of all, and the checkpoint's task says whose function runs.
     """
-    command = shared[0]
-    if len(shared) > 1 and (path := _checkpoint(arguments)) is not None:
+    functions = {command.task: importlib.import_module(command.module).command for command in commands}
+    if len(functions) == 1:
+        return functions.popitem()[1]
+
+    def run(model: ModelOptions, **values: Any) -> int:
         from vlm.inference.predictor import task_of
 
-        held = task_of(path)
-        command = next((one for one in shared if one.task == held), command)
-    return importlib.import_module(command.module).command
+        task = task_of(model.checkpoint)
+        if task not in functions:
+            raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {' or '.join(functions)}")
+        return functions[task](model=model, **own_values(functions[task], values, task))
+
+    merged: dict[str, inspect.Parameter] = {}
+    for function in functions.values():
+        merged |= inspect.signature(function).parameters
+    for name, parameter in merged.items():
+        if parameter.default is inspect.Parameter.empty and name != "model":  # another task does without it
+            merged[name] = parameter.replace(default=None)
+    hints: dict[str, Any] = {}
+    for function in functions.values():
+        hints |= get_type_hints(function, include_extras=True)
+    keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in merged.values()]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    run.__annotations__ = hints
+    return run
 
 
-def _checkpoint(arguments: Sequence[str]) -> str | None:
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-c", "--checkpoint", nargs="?")
-    return parser.parse_known_args(arguments)[0].checkpoint
+def own_values(function: Callable[..., int], values: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """The options of a function, out of those of all tasks that share its command.
+
+    Raises:
+        UserError: One that it needs is missing, or one of another task is set.
+    """
+    known = inspect.signature(function).parameters
+    for name, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and not values.get(name, True):
+            raise UserError(f"{name.upper()}: missing; a model for {task} needs them")
+    for name in values:
+        if name not in known and values[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option}: a model for {task} takes none; leave it out")
+    return {name: value for name, value in values.items() if name in known}
 
 
 def predict(

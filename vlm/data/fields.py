@@ -213,16 +213,16 @@ class CaptionField(Field):
     def texts(self) -> Iterator[str]:
         return (text for record in self._train.records() for text in self.texts_of(record))
 
-    def prepare(self) -> None:
-        self._ids.clear()
-
     def texts_of(self, record: Record) -> Sequence[str]:
-        """The texts that are read of a record."""
+        """The texts that are to be written of a record."""
         return record["captions"]
 
-    def whole_texts(self, record: Record) -> Sequence[str]:
-        """All texts that a record has, each as it stands in a row."""
+    def references_of(self, record: Record) -> Sequence[str]:
+        """The texts that metrics compare with."""
         return record["references"]
+
+    def prepare(self) -> None:
+        self._ids.clear()
 
     def state(self) -> dict[str, Any]:
         return {"tokenizer": self.tokenizer.state()}
@@ -247,11 +247,11 @@ class CaptionField(Field):
         return ids
 
     def length(self, record: Record) -> int:
-        return sum(len(self.ids(caption)) for caption in record["captions"])
+        return sum(len(self.ids(text)) for text in self.texts_of(record))
 
     def encode(self, record: Record, key: AugmentKey | None) -> tuple[list[list[int]], list[str]]:
-        ids = [self.ids(caption) for caption in record["captions"]]
-        return ids, list(record["references"]) if key is None else []
+        ids = [self.ids(text) for text in self.texts_of(record)]
+        return ids, list(self.references_of(record)) if key is None else []
 
     def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
         tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)

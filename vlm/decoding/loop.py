@@ -12,7 +12,7 @@ from vlm.decoding.beam import Beam
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Stepwise
 from vlm.decoding.token_history import TokenHistory
-from vlm.models.context import Context
+from vlm.models.context import Context, joined
 from vlm.nn.step import replay
 
 # Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
@@ -218,20 +218,12 @@ class _Loop:
                 break
             ids, context = chunk
             for place, id in enumerate(ids):
-                one = None if context is None else _row(context, place)
+                one = None if context is None else context.rows(slice(place, place + 1))
                 self.waiting.append(_Waiting(self.came, id, one))
                 self.came += 1
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
 
 
-def _row(context: Context, place: int) -> Context:
-    mask = None if context.mask is None else context.mask[place : place + 1]
-    return Context(context.states[place : place + 1], mask)
-
-
 def _joined(waiting: Sequence[_Waiting]) -> Context | None:
     parts = [item.context for item in waiting if item.context is not None]
-    if not parts:
-        return None
-    masks = [part.mask for part in parts if part.mask is not None]
-    return Context(torch.cat([part.states for part in parts]), torch.cat(masks) if masks else None)
+    return joined(parts) if parts else None

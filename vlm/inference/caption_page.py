@@ -29,8 +29,8 @@ class CaptionPage(Records):
     def __exit__(self, *fault: object) -> None:
         images = [(path, list(records)) for path, records in groupby(self.records, lambda record: record["image"])]
         if images:
-            made = page.cards(self._card(path, records) for path, records in images)
-            self.output.write(page.page("Captions", f"{len(images)} images", [made]))
+            cards = page.cards(self._card(path, records) for path, records in images)
+            self.output.write(page.page("Captions", f"{len(images)} images", [cards]))
 
     def _card(self, path: str, records: Sequence[Mapping[str, Any]]) -> str:
         try:

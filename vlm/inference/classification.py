@@ -12,12 +12,12 @@ from vlm.inference.files import find_images
 from vlm.inference.info import preprocess_line
 from vlm.inference.inputs import default_workers, read_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
-from vlm.inference.output import Output, Records
+from vlm.inference.output import Output, Records, ranked_record
 from vlm.inference.predictor import Predictor, check_outputs, normalized
 from vlm.nn.precision import widest
 from vlm.nn.step.packed import prepack
 
-COMMAND = {"name": "classify", "help": "Classify images: one line an image, PATH<TAB>CLASS PROBABILITY."}
+COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."}
 
 
 @torch.inference_mode()
@@ -87,26 +87,14 @@ def classify_files(
         values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
         for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
             ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
-            records.write(_record(records.form, path, ranked))
+            records.write(ranked_record(records.form, {"image": path}, ranked))
     return 1 if failed else 0
-
-
-def _record(form: str, path: str, ranked: list[tuple[str, float]]) -> dict:
-    name, probability = ranked[0]
-    if form == "text":
-        return {"image": path, "classes": "  ".join(f"{name} {value:.4f}" for name, value in ranked)}
-    record: dict = {"image": path, "class": name, "probability": probability}
-    if form == "jsonl":
-        return {**record, "top": dict(ranked)}
-    for rank, (name, value) in enumerate(ranked[1:], start=2):
-        record |= {f"class_{rank}": name, f"probability_{rank}": value}
-    return record
 
 
 def command(
     images: Images,
     model: ModelOptions,
-    top: Annotated[int, Option("Classes of an image that are written.", least=1)] = 1,
+    top: Annotated[int, Option("Classes of an input that are written.", least=1)] = 1,
     workers: Workers = None,
 ) -> int:
     """Classifies images as the options say; returns the exit status."""

@@ -1,7 +1,7 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from vlm.errors import UserError
@@ -39,6 +39,9 @@ Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
+Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
+Prefix = Annotated[str, Option("Beginning of every text.")]
+TraceFile = Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE")]
 Workers = Annotated[
     int | None, Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64)
 ]
@@ -94,39 +97,28 @@ class DecodingOptions:
 
     def rules(self, tokenizer: Any, prefix: str = "") -> "Rules":
         """Rules of the texts, their words encoded."""
+        from vlm.decoding.constraints import Rules
         from vlm.inference.words import rules_of_words
 
-        return rules_of_words(
-            tokenizer,
-            prefix=prefix,
-            ban=self.ban or (),
-            require=self.require or (),
-            min_tokens=self.min_tokens,
-            no_repeat_ngram=self.no_repeat_ngram,
-            repetition_penalty=self.repetition_penalty,
-        )
+        words = {"ban": self.ban or (), "require": self.require or ()}
+        return rules_of_words(tokenizer, prefix=prefix, **words, **self._shared(Rules))
 
     def sampling(self) -> "Sampling":
         """The tokens among which draws are made."""
         from vlm.decoding.sampling import Sampling
 
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+        return Sampling(**self._shared(Sampling))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
         """A search under these rules, or draws."""
         from vlm.decoding.options import Decoding
 
-        return Decoding(
-            rules=rules,
-            sampling=self.sampling() if sample else None,
-            beam=self.beam,
-            groups=self.groups,
-            diversity=self.diversity,
-            length_penalty=self.length_penalty,
-            results=self.results,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-        )
+        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+
+    def _shared(self, kind: type) -> dict[str, Any]:
+        """The options that a dataclass has under the same names."""
+        names = {field.name for field in fields(kind)}
+        return {name: value for name, value in vars(self).items() if name in names}
 
 
 def choose_workers(count: int | None) -> int:

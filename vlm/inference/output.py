@@ -217,14 +217,27 @@ class Records:
             self.output.write(csv_text([*([list(record)] if self.output.empty else []), record.values()]))
 
 
+def ranked_record(form: str, head: Mapping[str, Any], ranked: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """The record of an input and its classes with their probabilities, the likeliest first."""
+    name, probability = ranked[0]
+    if form == "text":
+        return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in ranked)}
+    record = {**head, "class": name, "probability": probability}
+    if form == "jsonl":
+        return {**record, "top": dict(ranked)}
+    for rank, (name, value) in enumerate(ranked[1:], start=2):
+        record |= {f"class_{rank}": name, f"probability_{rank}": value}
+    return record
+
+
 def text_line(cells: Iterable[Any]) -> str:
     """Cells between tabs, none of which can break the line."""
     return "\t".join(printable(str(cell)) for cell in cells) + "\n"
 
 
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
     """Rows as RFC 4180 has them, but for the ends of lines."""
-    return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
+    return "".join(",".join(map(_cell, row)) + end for row in rows)
 
 
 def _cell(value: Any) -> str:

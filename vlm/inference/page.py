@@ -80,12 +80,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def tiles(items: Iterable[tuple[str, str, str]]) -> str:
     """Headline numbers: a name, the number, and a line below it."""
-    made = (
+    divs = (
         f'<div class="tile"><span class="soft small">{escape(name)}</span><b>{escape(number)}</b>'
         f'<span class="soft small">{escape(below)}</span></div>'
         for name, number, below in items
     )
-    return f'<div class="tiles">{"".join(made)}</div>'
+    return f'<div class="tiles">{"".join(divs)}</div>'
 
 
 def card(

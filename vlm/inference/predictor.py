@@ -83,6 +83,17 @@ class Predictor(ABC):
         yield from ()
 
 
+def task_of(path: str) -> str:
+    """The task of a checkpoint's model.
+
+    Raises:
+        UserError: The checkpoint is damaged.
+    """
+    loaded = ckpt.read(path)
+    with refusing(path):
+        return str(loaded["vlm"]["task"])
+
+
 def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
 
@@ -105,17 +116,6 @@ def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
     if not (isinstance(kind, type) and issubclass(kind, Predictor)):
         raise UserError(f"{path}: its task {task} is no Predictor and names none as its `predictor`")
     return kind
-
-
-def task_of(path: str) -> str:
-    """The task of a checkpoint's model.
-
-    Raises:
-        UserError: The checkpoint is damaged.
-    """
-    loaded = ckpt.read(path)
-    with refusing(path):
-        return str(loaded["vlm"]["task"])
 
 
 def own_predictor(task: str) -> type[Predictor] | None:

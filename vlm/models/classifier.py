@@ -1,4 +1,4 @@
-"""An image classifier: an encoder, a pooling of its states, a linear head."""
+"""Classifiers: an encoder of images or of text, a pooling of its states, a linear head."""
 
 from dataclasses import replace
 from typing import Literal
@@ -12,6 +12,8 @@ from vlm.models.flop import Flop, cross_flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
+
+Pool = Literal["mean", "class", "attention"]
 
 
 class AttentionPool(nn.Module):
@@ -34,16 +36,58 @@ class AttentionPool(nn.Module):
         return self.attn(query, self.attn.keys_values(states), mask)[:, 0]
 
 
-class Classifier(nn.Module):
+class PoolingClassifier(nn.Module):
+    """Pools the states of an encoder and gives a logit for each class; a subclass reads images or text.
+
+    Args:
+        encoder: Returns a Context; its attribute `dim` is D.
+        num_classes: Number C of classes.
+        pool: "mean" of the states, "attention" by a learned query, or "class": the first state.
+        pool_heads: Heads of the attention that pools.
+        dropout: Probability of dropping an element of what the head reads.
+    """
+
+    def __init__(self, *, encoder: nn.Module, num_classes: int, pool: Pool, pool_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        dim: int = encoder.dim  # type: ignore[assignment]
+        self.pool = pool
+        self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
+        self.dropout = Dropout(dropout)
+        self.head = nn.Linear(dim, num_classes)
+        nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
+        nn.init.zeros_(self.head.bias)
+
+    def classify(self, context: Context) -> Tensor:
+        """Logits of encoded inputs: states (B, S, D) -> (B, C)."""
+        return self.head(self.dropout(self.pooled(context)))
+
+    def flop(self, image_size: int) -> Flop:
+        encoder, pool = encoder_flop(self.encoder, image_size), 0
+        if self.attention_pool is not None:
+            token, state, pair = cross_flop(self.attention_pool.attn)
+            pool = token + encoder.states * (state + pair)
+        return replace(encoder, pool=pool, head=2 * self.head.weight.numel())
+
+    def pooled(self, context: Context) -> Tensor:
+        """One vector an input: states (B, S, D) -> (B, D)."""
+        states, mask = context.states, context.mask
+        if self.attention_pool is not None:
+            return self.attention_pool(states, mask)
+        if self.pool == "class":
+            return states[:, 0]
+        if mask is None:
+            return states.mean(dim=1)
+        return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+class Classifier(PoolingClassifier):
     """Reads an image, gives a logit for each class.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is D.
-        num_classes: Number C of classes.
-        pool: "mean" of the states, "attention" by a learned query, or "class": the first state, which must then be that
-            of a class token.
-        pool_heads: Heads of the attention that pools.
-        dropout: Probability of dropping an element of what the head reads.
+        pool: As in PoolingClassifier; "class" needs an encoder with a class token.
+        others: As in PoolingClassifier.
     Shapes:
         images (B, 3, H, W), normalised, or the features kept of them -> logits (B, C)
     Raises:
@@ -55,39 +99,13 @@ class Classifier(nn.Module):
         *,
         encoder: nn.Module,
         num_classes: Supplied[int],
-        pool: Literal["mean", "class", "attention"] = "mean",
+        pool: Pool = "mean",
         pool_heads: Count = 4,
         dropout: Rate = 0.0,
     ) -> None:
-        super().__init__()
         if pool == "class" and getattr(encoder, "class_token", None) is None:
             raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
-        self.encoder = encoder
-        dim: int = encoder.dim  # type: ignore[assignment]
-        self.pool = pool
-        self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
-        self.dropout = Dropout(dropout)
-        self.head = nn.Linear(dim, num_classes)
-        nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
-        nn.init.zeros_(self.head.bias)
+        super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
 
     def forward(self, images: Tensor | Features) -> Tensor:
-        return self.head(self.dropout(self.pooled(encode(self.encoder, images))))
-
-    def flop(self, image_size: int) -> Flop:
-        encoder, pool = encoder_flop(self.encoder, image_size), 0
-        if self.attention_pool is not None:
-            token, state, pair = cross_flop(self.attention_pool.attn)
-            pool = token + encoder.states * (state + pair)
-        return replace(encoder, pool=pool, head=2 * self.head.weight.numel())
-
-    def pooled(self, context: Context) -> Tensor:
-        """One vector an image: states (B, S, D) -> (B, D)."""
-        states, mask = context.states, context.mask
-        if self.attention_pool is not None:
-            return self.attention_pool(states, mask)
-        if self.pool == "class":
-            return states[:, 0]
-        if mask is None:
-            return states.mean(dim=1)
-        return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return self.classify(encode(self.encoder, images))

@@ -1,7 +1,10 @@
 """Encoded inputs, as an encoder hands them to a decoder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,3 +22,25 @@ class Context:
     def rows(self, rows: slice | Tensor) -> "Context":
         """The context of some of the inputs."""
         return Context(self.states[rows], None if self.mask is None else self.mask[rows])
+
+    def padded(self, length: int) -> "Context":
+        """The same with further states, up to a length, that may not be attended to."""
+        more = length - self.states.shape[1]
+        if more <= 0:
+            return self
+        return Context(F.pad(self.states, (0, 0, 0, more)), F.pad(self.seen, (0, more)))
+
+    @property
+    def seen(self) -> Tensor:
+        """The mask, written out where all may be attended to: (B, S)."""
+        return self.mask if self.mask is not None else self.states.new_ones(self.states.shape[:2], dtype=torch.bool)
+
+
+def joined(parts: Sequence[Context]) -> Context:
+    """Contexts of several batches as one, padded to the longest."""
+    length = max(part.states.shape[1] for part in parts)
+    parts = [part.padded(length) for part in parts]
+    masked = any(part.mask is not None for part in parts)
+    return Context(
+        torch.cat([part.states for part in parts]), torch.cat([part.seen for part in parts]) if masked else None
+    )

@@ -13,11 +13,13 @@ from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop, cross_flop, linear_flop
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.nn.attention import KeyValueCache, Mask, as_bias, as_cached, causal_within, changing_lengths, with_prefix
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, as_bias, causal_within, with_prefix
 from vlm.nn.position import LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs
+from vlm.nn.step.cache import KeyValueCache, as_cached
 from vlm.nn.step.state import DecodeState, KeysValues
 from vlm.nn.vocabulary_loss import Head
 

@@ -1,33 +1,48 @@
-"""An image encoder joined to a text decoder."""
+"""An encoder of images or of text, joined to a text decoder."""
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from vlm.models.context import Context
+from vlm.models.context import Context, joined
 from vlm.models.decoder import Decoder
-from vlm.models.flop import Flop, encoder_flop
+from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.vocabulary_loss import Head
 
 AT_ONCE = 8  # images that a CPU encodes at once
 
 
-class VisionLanguageModel(nn.Module):
-    """Reads an image, writes text: the decoder takes the encoder's states by cross-attention or as a prefix.
+class EncoderDecoder(nn.Module):
+    """Reads an input, writes text: the decoder takes the encoder's states. A subclass says how it is read.
 
     Args:
-        encoder: Images (B, 3, H, W) -> Context.
-        decoder: A decoder that takes context of the encoder's width.
-    Shapes:
-        images (B, 3, H, W) normalised, or the features kept of them, tokens (B, L), segments (B, L) -> hidden (B, L, D)
+        encoder: Returns a Context.
+        decoder: Takes context of the encoder's width, by cross-attention or as a prefix.
     """
 
     def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.decoder.head(hidden)
+
+    @property
+    def head_parts(self) -> Head:
+        return self.decoder.head_parts
+
+
+class VisionLanguageModel(EncoderDecoder):
+    """Reads an image, writes text.
+
+    Args:
+        encoder: Images (B, 3, H, W) -> Context.
+        decoder: As in EncoderDecoder.
+    Shapes:
+        images (B, 3, H, W) normalised, or the features kept of them, tokens (B, L), segments (B, L) -> hidden (B, L, D)
+    """
 
     def forward(self, images: Tensor | Features, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         return self.decoder(tokens, segments, self.encode(images))
@@ -40,12 +55,36 @@ class VisionLanguageModel(nn.Module):
         image = {name: getattr(encoder, name) for name in ("image", "projection", "learned", "states")}
         return replace(self.decoder.flop(), **image)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.decoder.head(hidden)
 
-    @property
-    def head_parts(self) -> Head:
-        return self.decoder.head_parts
+class TextToText(EncoderDecoder):
+    """Reads a text, writes another, such as its translation (Vaswani et al. 2017).
+
+    Args:
+        encoder: Texts (B, S), their segments and types -> Context, as TextEncoder.
+        decoder: As in EncoderDecoder.
+    Shapes:
+        texts (B, S), tokens (B, L), segments (B, L), text_segments (B, S), types (B, S) -> hidden (B, L, D)
+    """
+
+    def forward(
+        self,
+        texts: Tensor,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        text_segments: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> Tensor:
+        return self.decoder(tokens, segments, self.encode(texts, text_segments, types))
+
+    def encode(self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
+        """The context of rows that hold a text each: (B, S) -> states (B, S, D)."""
+        return self.encoder(texts, segments, types)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        read = self.encoder.flop()  # type: ignore[operator]
+        return replace(
+            self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=learns(self.encoder)
+        )
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
@@ -56,6 +95,4 @@ def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
     """
     if images.device.type != "cpu" or len(images) <= AT_ONCE:
         return model.encode(images)
-    parts = [model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)]
-    masks = [context.mask for context in parts if context.mask is not None]
-    return Context(torch.cat([context.states for context in parts]), torch.cat(masks) if masks else None)
+    return joined([model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)])

@@ -25,12 +25,14 @@ class Work:
         images: Images that are encoded.
         rows: Rows of text, B.
         length: Tokens of a row, L, padding included.
+        read: Tokens of the text that is encoded for a row, S, padding included; 0 where it is no text.
         kept: Whether the features of the images were kept, and are only projected, if that.
     """
 
     images: int = 0
     rows: int = 0
     length: int = 0
+    read: int = 0
     kept: bool = False
 
 
@@ -41,7 +43,9 @@ class Flop:
     Args:
         image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
             ones that have a backward pass: none has below what learns.
-        states: States that an image becomes.
+        states: States that an image becomes; a text becomes as many as it has tokens.
+        read_token, read_pair: Of a token of a text that is encoded, and of a pair of them.
+        read_learns: Whether the encoder of texts has a backward pass.
         token, pair: Of a token, and of a pair of tokens of a row.
         state, context_pair: Of a state of the context, and of its pair with a token.
         state_pair: Of a pair of states of the context.
@@ -53,6 +57,9 @@ class Flop:
     projection: int = 0
     learned: int = 0
     states: int = 0
+    read_token: int = 0
+    read_pair: int = 0
+    read_learns: bool = False
     token: int = 0
     pair: int = 0
     state: int = 0
@@ -67,11 +74,12 @@ class Flop:
         Args:
             predicted: Positions that go through the head: tokens, or images of a classifier.
         """
-        tokens = work.rows * work.length
-        text = tokens * (self.token + work.length * self.pair + self.states * self.context_pair)
-        context = work.images * self.states * (self.state + self.states * self.state_pair) if work.rows else 0
+        tokens, states = work.rows * work.length, self.states + work.read
+        text = tokens * (self.token + work.length * self.pair + states * self.context_pair)
+        inputs = work.images * self.states + work.rows * work.read if work.rows else 0
+        context = inputs * (self.state + states * self.state_pair)
         return {
-            "encoder": float(work.images * (self.projection if work.kept else self.image)),
+            "encoder": float(work.images * (self.projection if work.kept else self.image) + self._reading(work)),
             "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }
@@ -79,8 +87,12 @@ class Flop:
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
         parts = self.forward(work, predicted)
-        encoder = parts["encoder"] + 2 * work.images * self.learned
-        return encoder + 3 * (parts["decoder"] + parts["head"])
+        learned = work.images * self.learned + (self._reading(work) if self.read_learns else 0)
+        return parts["encoder"] + 2 * learned + 3 * (parts["decoder"] + parts["head"])
+
+    def _reading(self, work: Work) -> int:
+        """Operations of encoding texts."""
+        return work.rows * work.read * (self.read_token + work.read * self.read_pair)
 
 
 @runtime_checkable
@@ -109,11 +121,12 @@ def encoder_flop(encoder: nn.Module, image_size: int) -> Flop:
     else:
         count, context = measured(encoder, image_size)
         flop = Flop(image=count, states=cast(Context, context).states.shape[1])
-    learned = flop.image if _learns(frozen_part(encoder)) else flop.projection if _learns(encoder) else 0
+    learned = flop.image if learns(frozen_part(encoder)) else flop.projection if learns(encoder) else 0
     return replace(flop, learned=learned)
 
 
-def _learns(part: nn.Module) -> bool:
+def learns(part: nn.Module) -> bool:
+    """True for a module that has a backward pass."""
     return any(parameter.requires_grad for parameter in part.parameters())
 
 

@@ -1,16 +1,17 @@
 """The text encoder."""
 
-from typing import Annotated
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Range, Rate, Supplied
+from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, block_flop
-from vlm.nn.attention import Mask, changing_lengths, within
-from vlm.nn.blocks import Activation, Block, BlockConfig, Norm, init_weights
+from vlm.nn.attention import changing_lengths
+from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
@@ -28,7 +29,7 @@ class TextEncoder(nn.Module):
             an encoder that does not tell them apart.
         embed_norm: Whether the sum of the embeddings is normalised.
         positions: Encoding of positions; by default learned vectors.
-        others: As in BlockConfig.
+        block: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None
     """
@@ -41,41 +42,19 @@ class TextEncoder(nn.Module):
         dim: Count,
         depth: Count,
         num_heads: Count,
-        head_dim: Count | None = None,
-        num_kv_heads: Count | None = None,
-        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
-        activation: Activation = "gelu",
-        norm: Norm = "layer",
-        norm_eps: float = 1e-5,
-        pre_norm: bool = True,
-        qk_norm: bool = False,
-        bias: bool = True,
-        dropout: Rate = 0.0,
         token_types: Count | None = None,
         embed_norm: bool = False,
         positions: Positions | None = None,
+        **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
-        config = BlockConfig(
-            dim=dim,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_kv_heads=num_kv_heads,
-            mlp_ratio=mlp_ratio,
-            activation=activation,
-            norm=norm,
-            norm_eps=norm_eps,
-            pre_norm=pre_norm,
-            qk_norm=qk_norm,
-            bias=bias,
-            dropout=dropout,
-        )
+        config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.dim, self.max_len = dim, max_len
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the layers and cache built on it.
+"""Scaled dot-product attention, and the layers built on it.
 
 Legend of shapes, used in the whole package:
     B rows    L text tokens of a row    S context tokens    D width    N heads    K width of a head    V vocabulary
@@ -6,7 +6,7 @@ Legend of shapes, used in the whole package:
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,66 +14,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
+from vlm.nn.mask import Mask, as_bias, dense
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
-
-# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
-# broadcastable to (B, N, L, S) where True means "may attend".
-Mask = Tensor | Literal["causal"] | None
-
-
-def within(segments: Tensor) -> Tensor:
-    """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
-
-    Padding is a segment too: it sees itself, so that no row of weights is empty, and nothing sees it.
-
-    Shapes:
-        segments (B, L) -> bool mask (B, 1, L, L)
-    """
-    return segments[:, None, :, None] == segments[:, None, None, :]
-
-
-def causal_within(segments: Tensor) -> Tensor:
-    """Causal attention inside each segment of a row.
-
-    Shapes:
-        segments (B, L) -> bool mask (B, 1, L, L)
-    """
-    length = segments.shape[1]
-    return within(segments) & causal_tail(length, length, segments.device)
-
-
-def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
-def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, device: torch.device) -> Tensor:
-    """Attention of rows that begin with a prefix (Raffel et al. 2020, figure 4).
-
-    The prefix sees all of itself and nothing of the text; the text sees the prefix, and of itself what it may. Of two
-    states p and two captions a and b, end to end:
-
-            p p  a a  b
-        p   1 1  0 0  0
-        p   1 1  0 0  0
-        a   1 1  1 0  0
-        a   1 1  1 1  0
-        b   1 1  0 0  1
-
-    Args:
-        text: Mask of the text alone, (B, 1, L, L) or "causal".
-        prefix: States of the prefix that may be attended to, (B, S); None for all.
-        count: Number S of states.
-        length: Number L of tokens.
-    Shapes:
-        -> bool mask (B or 1, 1, S + L, S + L)
-    """
-    own = text if isinstance(text, Tensor) else causal_tail(length, length, device)[None, None]
-    states = torch.ones(1, count, dtype=torch.bool, device=device) if prefix is None else prefix
-    # The columns of the prefix are the same for all rows of the mask.
-    return F.pad(own, (count, 0, count, 0)) | F.pad(states, (0, length))[:, None, None]
 
 
 def attention(
@@ -107,7 +51,7 @@ def attention(
         options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=_dense(q, k, mask, bias), **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=dense(q, k, mask, bias), **options)
 
 
 @contextmanager
@@ -144,7 +88,7 @@ def attention_weights(
     q: Tensor, k: Tensor, *, mask: Mask = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """The weights that `attention` gives to values: (B, N, L, S)."""
-    mask = _dense(q, k, mask, bias)
+    mask = dense(q, k, mask, bias)
     scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
     if mask is not None:
@@ -157,66 +101,10 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
-def as_bias(seen: Tensor, like: Tensor) -> Tensor:
-    """A bool mask as what is added to products: 0 where it is True, else -inf.
-
-    It is smaller than the products of all heads, and unlike a filling of these it asks nothing of the gradient.
-    """
-    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
-
-
 def _spread(shared: Tensor, q: Tensor) -> Tensor:
     """Keys or values with a head for each of the queries'."""
     group = q.shape[1] // shared.shape[1]
     return shared if group == 1 else shared.repeat_interleave(group, dim=1)
-
-
-def _dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
-    if isinstance(mask, str):
-        mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, -torch.inf)
-
-
-class KeyValueCache:
-    """Keys and values of the tokens decoded so far, in a ring of memory allocated once.
-
-    Once max_len tokens are in, each new one takes the place of the oldest: rows that begin while others go on need no
-    more memory than one of them, and attention does not mind the order of keys.
-
-    Shapes:
-        append: k, v (B, N, L, K) -> views of all keys and values held, (B, N, at most max_len, K)
-    """
-
-    def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        # What is masked must be finite still.
-        self.keys = as_cached(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
-        self.values = torch.zeros_like(self.keys)
-        self.length = 0
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        room = self.keys.shape[2]
-        place = self.length % room if room else 0
-        self.length += k.shape[2]
-        self.keys[:, :, place : place + k.shape[2]] = k
-        self.values[:, :, place : place + k.shape[2]] = v
-        if self.length >= room:
-            return self.keys, self.values
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps these rows (B',), in this order."""
-        self.keys, self.values = self.keys[rows], self.values[rows]
-
-
-def as_cached(keys: Tensor) -> Tensor:
-    """Keys or values as decoding keeps them: on a CPU in 32 bits at least.
-
-    A step's few products in bfloat16 take twice as long there, and rounded by other means for one text than for many
-    they would make a text depend on how many are decoded with it.
-    """
-    return keys.float() if keys.device.type == "cpu" and keys.dtype.itemsize < 4 else keys
 
 
 def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:

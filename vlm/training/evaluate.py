@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import nn
 
+from vlm.checkpoint.stored import contained, thaw
 from vlm.config import target
 from vlm.config.compose import override
-from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.training.data_module import Data
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -18,9 +19,10 @@ HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
 def unread(key: str) -> bool:
-    """Whether an evaluation does not read a key of the config."""
-    parts = key.split(".")
-    return parts[0] in TRAINING or bool(HELD.intersection(parts))
+    """True for a key of the config that an evaluation does not read; of the data's, some only feed other keys."""
+    group, *below = key.split(".")
+    feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
+    return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
 
 
 def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
@@ -85,7 +87,7 @@ def evaluate_checkpoint(
     task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
-    print(table(results) + chose(config, results))
+    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
     skipped = f", {len(task.unread):,} skipped" if task.unread else ""
     print(f"\nsamples     {task.used:,} used{skipped}")
     for reason in task.unread:

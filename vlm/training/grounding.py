@@ -1,7 +1,6 @@
 """Does a captioner look at its image? Its loss on the same captions with other images, and with none."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -87,6 +86,4 @@ class GroundingLosses:
 
 
 def _rows(context: Context, rows: Tensor | slice) -> Context:
-    rows = rows.to(context.states.device) if isinstance(rows, Tensor) else rows
-    mask = None if context.mask is None else context.mask[rows]
-    return replace(context, states=context.states[rows], mask=mask)
+    return context.rows(rows.to(context.states.device) if isinstance(rows, Tensor) else rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vlm.data.batch import IGNORE, PADDING, next_token_labels
+from vlm.data.batch import IGNORE, PADDING, InputRows, next_token_labels
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.models.frozen_features import Features
@@ -40,6 +40,16 @@ def first_row(
         where = "padding" if segment == PADDING else str(segment)
         lines.append(f"  {where:>7}   {tokenizer.piece(token)!r} -> {target!r}")
     return lines
+
+
+def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]:
+    """Lines that show the start of a batch's first row as an encoder reads it, each token that a head reads marked."""
+    read = set() if rows.places is None else set(rows.places.tolist())
+    lines = ["  row       token"]
+    for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
+        where = "padding" if segment == PADDING else "2" if rows.types is not None and rows.types[0, place] else "1"
+        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- tag' if place in read else ''}")
+    return lines[: shown + 1]
 
 
 def shape(tensor: Tensor) -> str:

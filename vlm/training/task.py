@@ -79,6 +79,7 @@ class Task(L.LightningModule):
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
+    counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
 
     def loss(self, batch: Any) -> dict[str, Term]:
         """The terms of a batch's loss, the same ones for each batch."""
@@ -235,6 +236,10 @@ class Task(L.LightningModule):
     def predictions(self) -> list[dict[str, Any]]:
         """Predictions of the last evaluation, a record a sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
+
+    def notes(self) -> list[str]:
+        """Lines that stand below the scores of the last evaluation, such as how a metric is defined."""
+        return []
 
     def details(self) -> dict[str, Any]:
         """Figures of each class or image in the last evaluation, in plain containers."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError
+from vlm.inference.output import aligned
 from vlm.training import run_folder
 from vlm.training.command import train_command
 
@@ -29,7 +30,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
-                print(closing(run.checkpoints.kept, results, run.example(), chose(config, results)), flush=True)
+                below = "\n".join([chose(config, results), *(run.task.notes() if results else [])])
+                print(closing(run.checkpoints.kept, results, run.example(), below), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -81,17 +83,18 @@ def resume_command(folder: Path) -> str:
     return train_command(f"resume={folder}")
 
 
-def closing(checkpoint: Path, results: dict[str, float], example: str, chosen: str) -> str:
+def closing(checkpoint: Path, results: dict[str, float], example: str, below: str) -> str:
     """The last lines of a finished run: scores, paths, and the next command to try.
 
     Args:
         checkpoint: The evaluated one, in the folder of its run.
+        below: Lines below the scores, each with a line end before it.
     """
     folder = checkpoint.parent.parent
     lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
     if results:
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
-        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + chosen, *lines, f"report      {report}"]
+        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
     return "\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"])
 
 
@@ -108,20 +111,21 @@ def chose(config: dict[str, Any], results: dict[str, float]) -> str:
 
 def table(results: dict[str, float]) -> str:
     """Scores with their controls beside them, a line a metric."""
-    found = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
-    controls = sorted(found, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
+    columns = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    controls = sorted(columns, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
     split = next(iter(results)).split("/")[0]
-    names = [name.split("/")[1] for name in results if "@" not in name]
-    width = max(map(len, names)) + 2
-    lines = [f"{split:<{width}}{'model':>9}{''.join(f'{control:>11}' for control in controls)}"]
-    for name in names:
-        beside = [results.get(f"{split}/{name}@{control}") for control in controls]
-        cells = "".join(f"{'' if cell is None else _number(cell):>11}" for cell in beside)
-        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>9}{cells}".rstrip())
-    return "\n".join(lines)
+    places = ["", *(f"@{control}" for control in controls)]
+    rows = [
+        [name.split("/")[1], *(_number(results.get(name + place)) for place in places)]
+        for name in results
+        if "@" not in name
+    ]
+    return aligned([[split, "model", *controls], *rows])
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
 
 

@@ -114,7 +114,7 @@ def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
     metric.reset()
     assert metric.predictions(list("abcd")) == []
     assert metric.confusion().sum() == 0
-    with pytest.warns(UserWarning), pytest.raises(UserError, match="no image to score"):
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="no sample to score"):
         metric.compute()
     assert update(metric, rows, list(range(20))).compute() == scores
 

@@ -115,10 +115,10 @@ def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterat
         around: Bytes of a chunk beside its content.
         even: Multiple that sizes are padded to.
     """
-    found = 0
+    pieces = 0
     while at + 8 <= len(data):
-        found += 1
-        _pieces(found)
+        pieces += 1
+        _pieces(pieces)
         parts = struct.unpack_from(header, data, at)
         kind, size = parts if isinstance(parts[0], bytes) else parts[::-1]
         yield at, kind, size
@@ -128,12 +128,12 @@ def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterat
 def _gif(data: bytes) -> Guarded:
     """Leaves out what stands before the first image, save for its transparency; later images are not read."""
     at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
-    kept, found = [data[:at]], 0
+    kept, pieces = [data[:at]], 0
     while data[at] == 0x21:
         end = at + 2
         while data[end]:
-            found += 1
-            _pieces(found)
+            pieces += 1
+            _pieces(pieces)
             end += 1 + data[end]
         if data[at + 1] == 0xF9:
             kept.append(data[at : end + 1])

@@ -48,18 +48,18 @@ def near(prints: Sequence[Print]) -> list[tuple[int, int]]:
         return []
     looks = np.array([one.look for one in prints], np.uint64)
     small = np.stack([one.small for one in prints]).reshape(len(prints), -1, 3)
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for word in range(_WORDS):
         words = (looks >> np.uint64(16 * word)) & np.uint64(0xFFFF)
         order = np.argsort(words, kind="stable")
         starts = np.flatnonzero(np.diff(words[order], prepend=np.uint64(2**20))).tolist()
         for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-            found |= _near_within(order[start:end], looks, small)
-    return sorted(pair for pair in found if prints[pair[0]].digest != prints[pair[1]].digest)
+            pairs |= _near_within(order[start:end], looks, small)
+    return sorted(pair for pair in pairs if prints[pair[0]].digest != prints[pair[1]].digest)
 
 
 def _near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> set[tuple[int, int]]:
-    found = set()
+    pairs = set()
     for place, one in enumerate(members[:-1].tolist()):
         others = members[place + 1 :]
         others = others[np.bitwise_count(looks[others] ^ looks[one]) <= MAX_BITS]
@@ -70,5 +70,5 @@ def _near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> s
         local = np.abs(gaps - shift)
         alike = (np.abs(shift).max((1, 2)) <= MAX_SHIFT) & (local.mean((1, 2)) <= MAX_MEAN)
         alike &= local.max((1, 2)) <= MAX_LOCAL
-        found |= {(min(one, other), max(one, other)) for other in others[alike].tolist()}
-    return found
+        pairs |= {(min(one, other), max(one, other)) for other in others[alike].tolist()}
+    return pairs

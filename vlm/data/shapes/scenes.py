@@ -94,6 +94,18 @@ class Scene(NamedTuple):
     image_size: int
 
 
+class Statement(NamedTuple):
+    """The places of the others towards a subject, as relations of the subject towards each."""
+
+    subject: Kind
+    places: tuple[tuple[str, Kind], ...]
+
+    def __str__(self) -> str:
+        """As a caption."""
+        said = " and ".join(f"{relation} a {other}" for relation, other in self.places)
+        return f"a {self.subject} {said}".rstrip()
+
+
 @cache
 def radius(size: str, image_size: int) -> int:
     """Half the side of the box of an object, in pixels, not counting the pixel at its centre."""
@@ -119,16 +131,20 @@ def relations(subject: Placed, other: Placed, image_size: int) -> list[str]:
     return [relation for relation, true in holds.items() if true]
 
 
+def statements(scene: Scene) -> list[Statement]:
+    """Every statement that is true of the scene and names each object once."""
+    found = []
+    for subject, *others in permutations(scene.objects):
+        ways = [
+            [(relation, other.kind) for relation in relations(subject, other, scene.image_size)] for other in others
+        ]
+        found += [Statement(subject.kind, places) for places in product(*ways)]
+    return found
+
+
 def valid_captions(scene: Scene) -> list[str]:
     """Every caption of the grammar that is true of the scene, sorted."""
-    captions = []
-    for subject, *others in permutations(scene.objects):
-        clauses = [
-            [f"{relation} a {other.kind}" for relation in relations(subject, other, scene.image_size)]
-            for other in others
-        ]
-        captions += [f"a {subject.kind} {' and '.join(said)}".rstrip() for said in product(*clauses)]
-    return sorted(captions)
+    return sorted(map(str, statements(scene)))
 
 
 def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[Placed, ...]:

@@ -1,20 +1,17 @@
 """Readers of the file formats that captioned images come in: each gives a `Row` a caption, in the file's order."""
 
-import csv
 import json
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from io import StringIO
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import SPLITS, Skipped
+from vlm.data.sources.tables import Cells, decode_text, parse_split, read_cells, read_text
 from vlm.data.store.places import Place
 from vlm.errors import UserError
-
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 class Row(NamedTuple):
@@ -29,114 +26,25 @@ class Row(NamedTuple):
     where: str
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, with or without a byte order mark.
-
-    Raises:
-        UserError: If the file cannot be read, or a line of it is not UTF-8.
-    """
-    try:
-        return decode_text(path.read_bytes(), path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
-
-
-def decode_text(data: bytes, path: Path) -> str:
-    """UTF-8 with or without a byte order mark.
-
-    Raises:
-        UserError: A line is not UTF-8.
-    """
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: is not UTF-8; save the file in UTF-8") from error
-
-
-def parse_split(value: str, path: Path, where: str) -> str:
-    """One of ``train``, ``val``, ``test`` for any of the names they go by.
-
-    Raises:
-        UserError: If it is none of them.
-    """
-    split = SPLITS.get(value.strip().lower())
-    if split is None:
-        raise UserError(f"{path}, {where}: unknown split {value!r}; the known ones are {', '.join(SPLITS)}")
-    return split
-
-
 def read_table(path: Path, image_column: str, caption_column: str, split_column: str) -> list[Row]:
-    """Rows of a CSV or TSV file with a header (RFC 4180), or of a JSON-lines file.
+    """Rows of a CSV or TSV file with a header, or of a JSON-lines file, whose caption may be a list.
 
-    A row is a caption; in JSON lines its caption may be a list. `split_column` may be absent if it is ``split``.
+    `split_column` may be absent if it is ``split``.
 
     Raises:
         UserError: If the file's kind is unknown, a column is missing, or a line is malformed.
     """
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-    suffix = path.suffix.lower()
-    if suffix not in TABLES:
-        raise UserError(f"{path}: not a kind of table that can be read; data.path takes {', '.join(TABLES)}")
-    text = read_text(path)
-    if suffix in (".csv", ".tsv"):
-        return list(_csv_rows(path, text, "\t" if suffix == ".tsv" else ",", columns))
-    return list(_json_rows(path, text, columns))
+    return [row for cells in read_cells(path, columns) for row in _caption_rows(path, cells)]
 
 
-def _check_columns(place: str, present: Collection[str], columns: dict[str, str]) -> None:
-    for key, column in columns.items():
-        if column not in present and (key, column) != ("split_column", "split"):
-            shown = ", ".join(map(repr, present)) or "none"
-            raise UserError(f"{place}: no column {column!r} among {shown}; set data.source.{key} to the right one")
-
-
-def _csv_rows(path: Path, text: str, delimiter: str, columns: dict[str, str]) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # a caption may be longer than Python's 131,072 characters
-    # Strict, because else a stray quote silently swallows the rows that follow it.
-    reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        _check_columns(str(path), header, columns)
-        image, caption = header.index(columns["image_column"]), header.index(columns["caption_column"])
-        split = header.index(columns["split_column"]) if columns["split_column"] in header else None
-        for row in reader:
-            if not row:
-                continue
-            where = f"line {reader.line_num}"
-            if len(row) > len(header) and any(row[len(header) :]):
-                raise UserError(
-                    f"{path}, {where}: {len(row)} fields under {len(header)} columns; "
-                    'put quotes (") around captions that hold the delimiter'
-                )
-            row += [""] * (len(header) - len(row))
-            name = None if split is None else parse_split(row[split], path, where)
-            yield Row(row[image], row[caption], name, where)
-    except csv.Error as error:
-        raise UserError(
-            f'{path}, line {reader.line_num}: {error}; put quotes (") around such a caption and double those inside'
-        ) from error
-
-
-def _json_rows(path: Path, text: str, columns: dict[str, str]) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, {where}: not JSON ({error}); give one object a line") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{path}, {where}: not a JSON object; give one object a line")
-        _check_columns(f"{path}, {where}", record, columns)
-        image, captions = record[columns["image_column"]], record[columns["caption_column"]]
-        split = record.get(columns["split_column"], "train")
-        captions = captions if isinstance(captions, list) else [captions]
-        if not all(isinstance(value, str) for value in (image, split, *captions)):
-            raise UserError(f"{path}, {where}: image, caption and split must be text (or captions a list of text)")
-        name = parse_split(split, path, where) if columns["split_column"] in record else None
-        yield from (Row(image, caption, name, where) for caption in captions or [""])
+def _caption_rows(path: Path, cells: Cells) -> Iterator[Row]:
+    image, captions = cells.values["image_column"], cells.values["caption_column"]
+    captions = captions if isinstance(captions, list) else [captions]
+    split = cells.values.get("split_column", "train")
+    if not all(isinstance(value, str) for value in (image, split, *captions)):
+        raise UserError(f"{path}, {cells.where}: image, caption and split must be text (or captions a list of text)")
+    yield from (Row(image, caption, cells.split(path), cells.where) for caption in captions or [""])
 
 
 def read_folder(place: Place, skipped: list[str]) -> list[Row]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from vlm.data.records import Skipped
 from vlm.data.sources.caption_source import CaptionSource, find_file
-from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table, read_text
+from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table
+from vlm.data.sources.tables import read_text
 from vlm.errors import Count, Share, UserError
 
 # The second is how the official archive spells it.

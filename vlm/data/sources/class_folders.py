@@ -1,10 +1,10 @@
-"""Images whose folders name their classes, in a folder or in a tar."""
+"""Files whose folders name their classes, in a folder or in a tar: images, and the base for others."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from vlm.data.hold_out import check_fractions, draw_stratified
 from vlm.data.images.image import SUFFIXES
@@ -18,7 +18,7 @@ Parts = tuple[str, ...]
 
 
 class ClassFile(NamedTuple):
-    """An image: its path within the data set, and its class."""
+    """A file: its path within the data set, and its class."""
 
     path: str
     label: int
@@ -40,9 +40,14 @@ class ClassFolders(Source):
     Raises:
         UserError: There is no such folder or tar, no image, fewer than two classes, a class of train without images,
             or a class in val or test that train lacks.
+    Attributes:
+        suffixes: Of the files that are read.
+        unit: A sample's word in messages.
     """
 
     holds = ("image", "label")
+    suffixes: ClassVar[Collection[str]] = SUFFIXES
+    unit: ClassVar[str] = "image"
 
     def __init__(
         self,
@@ -58,32 +63,36 @@ class ClassFolders(Source):
         self.name = "image_folder" if path is None else "image_tar"
         self.place: Place = _folder(root) if path is None else _tar(path, root)
         self.skipped: list[str] = []
-        images = sorted(parts for parts in map(_shown, self.place.files()) if parts and _is_image(parts[-1]))
-        if not images:
-            raise self._fault("holds no image of a known format")
-        base = _wrapping(images)
-        images = [parts[len(base) :] for parts in images]
+        files = sorted(parts for parts in map(_shown, self.place.files()) if parts and self._is_read(parts[-1]))
+        if not files:
+            raise self._fault(f"holds no {self.unit} of a known format")
+        base = _wrapping(files)
+        files = [parts[len(base) :] for parts in files]
         kept = [parts[len(base) :] for parts in map(_shown, self.place.folders()) if parts[: len(base)] == base]
         self._base = "/".join((*base, ""))
-        if _says_splits(images):
-            self._images = self._named(images, kept)
+        if _says_splits(files):
+            self._files = self._named(files, kept)
         else:
-            self._images = self._drawn(images, kept, {"test": test_fraction, "val": val_fraction}, seed)
-        self.splits = tuple(name for name in NAMES if self._images.get(name))
+            self._files = self._drawn(files, kept, {"test": test_fraction, "val": val_fraction}, seed)
+        self.splits = tuple(name for name in NAMES if self._files.get(name))
 
     def open(self, name: str) -> Split:
-        return Listed(self._images[name], self._record)
+        return Listed(self._files[name], self._record)
 
     def _record(self, file: ClassFile, epoch: int) -> Record:
         known = {"label": file.label, "class": self.classes[file.label]}
         read = (partial(function, file.path) for function in (self.place.image, self.place.read, self.place.stamp))
         return Record(file.path, known, *read)  # type: ignore[arg-type]
 
-    def _named(self, images: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
+    def _is_read(self, name: str) -> bool:
+        _, dot, suffix = name.rpartition(".")
+        return dot + suffix.lower() in self.suffixes
+
+    def _named(self, files: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
         """The splits that the first folder of each path names."""
         found: dict[str, list[Parts]] = {name: [] for name in NAMES}
         strays = []
-        for parts in images:
+        for parts in files:
             split = SPLITS.get(parts[0].lower())
             if split and len(parts) > 2:
                 found[split].append(parts)
@@ -91,34 +100,34 @@ class ClassFolders(Source):
                 strays.append(parts)
         self._leave_out(strays, "not in a class folder of a split")
         if not found["train"]:
-            raise self._fault(f"has {_listed(sorted({parts[0] for parts in images}))}, but no train folder")
+            raise self._fault(f"has {_listed(sorted({parts[0] for parts in files}))}, but no train folder")
         empty = {parts[:2] for parts in folders if len(parts) > 1 and SPLITS.get(parts[0].lower()) == "train"}
         self._set_classes({parts[1] for parts in found["train"]}, empty - {parts[:2] for parts in found["train"]})
         for parts in (parts for name in NAMES for parts in found[name] if parts[1] not in self._labels):
             raise UserError(
-                f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training images have no class {parts[1]!r}; "
-                "rename the folder to the class it is, or add such images to train"
+                f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training {self.unit}s have no class "
+                f"{parts[1]!r}; rename the folder to the class it is, or add such {self.unit}s to train"
             )
         return {name: [self._file(parts, parts[1]) for parts in found[name]] for name in NAMES}
 
     def _drawn(
-        self, images: list[Parts], folders: list[Parts], fractions: dict[str, float], seed: int
+        self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
     ) -> dict[str, list[ClassFile]]:
         """The splits by fractions of each class."""
-        self._leave_out([parts for parts in images if len(parts) == 1], "in no class folder")
-        images = [parts for parts in images if len(parts) > 1]
-        if not images:
-            raise self._fault("holds images, but none in a folder that names its class")
-        empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in images}
-        self._set_classes({parts[0] for parts in images}, empty)
-        files = [self._file(parts, parts[0]) for parts in images]
-        parts = draw_stratified([file.label for file in files], [file.path for file in files], fractions, seed)
-        return {name: [files[index] for index in indices] for name, indices in parts.items()}
+        self._leave_out([parts for parts in files if len(parts) == 1], "in no class folder")
+        files = [parts for parts in files if len(parts) > 1]
+        if not files:
+            raise self._fault(f"holds {self.unit}s, but none in a folder that names its class")
+        empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in files}
+        self._set_classes({parts[0] for parts in files}, empty)
+        classed = [self._file(parts, parts[0]) for parts in files]
+        parts = draw_stratified([file.label for file in classed], [file.path for file in classed], fractions, seed)
+        return {name: [classed[index] for index in indices] for name, indices in parts.items()}
 
     def _set_classes(self, classes: set[str], empty: set[Parts]) -> None:
         if empty:
             path = f"{self.place.path}/{self._base}{'/'.join(min(empty))}"
-            raise UserError(f"{path}: holds no image of a known format; add images, or remove the folder")
+            raise UserError(f"{path}: holds no {self.unit} of a known format; add {self.unit}s, or remove the folder")
         if len(classes) < 2:
             raise self._fault(f"has one class alone, {min(classes)}, where there must be two or more")
         self.classes = sorted(classes)
@@ -130,12 +139,13 @@ class ClassFolders(Source):
     def _leave_out(self, strays: list[Parts], why: str) -> None:
         for folder, count in sorted(Counter("/".join(parts[:-1]) for parts in strays).items()):
             where = f"{self.place.path}/{self._base}{folder}".rstrip("/")
-            self.skipped.append(f"{where}: {count} image{'s' * (count > 1)} {why}")
+            self.skipped.append(f"{where}: {count} {self.unit}{'s' * (count > 1)} {why}")
 
     def _fault(self, what: str) -> UserError:
+        file = self.unit.upper()
         return UserError(
-            f"{self.place.path}: {what}; set {self._setting} to where images lie as CLASS/IMAGE, or as "
-            "train/CLASS/IMAGE and val/CLASS/IMAGE"
+            f"{self.place.path}: {what}; set {self._setting} to where {self.unit}s lie as CLASS/{file}, or as "
+            f"train/CLASS/{file} and val/CLASS/{file}"
         )
 
 
@@ -145,24 +155,19 @@ def _shown(path: str) -> Parts:
     return () if any(part[0] == "." or part in _FOREIGN for part in parts) else parts
 
 
-def _is_image(name: str) -> bool:
-    _, dot, suffix = name.rpartition(".")
-    return dot + suffix.lower() in SUFFIXES
-
-
-def _wrapping(images: Sequence[Parts]) -> Parts:
+def _wrapping(files: Sequence[Parts]) -> Parts:
     """The folders that everything lies in, such as an archive's own, before those that mean something."""
     base: Parts = ()
     while True:
-        rest = [parts[len(base) :] for parts in images]
+        rest = [parts[len(base) :] for parts in files]
         if len({parts[0] for parts in rest}) > 1 or min(map(len, rest)) < 3 or rest[0][0].lower() in SPLITS:
             return base
         base = (*base, rest[0][0])
 
 
-def _says_splits(images: Sequence[Parts]) -> bool:
-    """True where the first folders are splits; a class may be called train too, but its images lie right in it."""
-    splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in images}
+def _says_splits(files: Sequence[Parts]) -> bool:
+    """True where the first folders are splits; a class may be called train too, but its files lie right in it."""
+    splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in files}
     return "train" in splits or None not in splits
 
 

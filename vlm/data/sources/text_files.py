@@ -58,8 +58,8 @@ class TextFiles(Source):
                 "above 0 and one from 0, with a sum below 1"
             )
         self.skipped: list[str] = []
-        given = {"train": path, "val": val_path, "test": test_path}
-        parts = {split: [_file(split, Path(file))] for split, file in given.items() if file is not None}
+        paths = {"train": path, "val": val_path, "test": test_path}
+        parts = {split: [_file(split, Path(file))] for split, file in paths.items() if file is not None}
         parts = parts or self._folder(Path(str(root)))
         if "val" not in parts:
             held = {"val": val_fraction} | ({"test": test_fraction} if test_fraction and "test" not in parts else {})
@@ -75,9 +75,9 @@ class TextFiles(Source):
         if not root.is_dir():
             what = "is a file; give it as data.path" if root.is_file() else "no such folder; set data.root to one"
             raise UserError(f"data.root={root}: {what}")
-        found = _walk(root)
-        documents = [FileDocument(path, path.relative_to(root).as_posix()) for path in found if _size(path)]
-        self.skipped = [f"{path}: is empty, or leads nowhere" for path in found if not _size(path)]
+        texts = _walk(root)
+        documents = [FileDocument(path, path.relative_to(root).as_posix()) for path in texts if _size(path)]
+        self.skipped = [f"{path}: is empty, or leads nowhere" for path in texts if not _size(path)]
         if not documents:
             raise UserError(
                 f"data.root={root}: holds no text in files that end in .txt or .md; set it to another folder"

@@ -70,14 +70,14 @@ def _load(name: str, root: str, train: bool, download: bool) -> Any:
     """Torchvision's object of a split; it compares what it downloads and what it unpickles with known hashes."""
     from torchvision import datasets  # takes a second to import, so only where it is used
 
-    made = getattr(datasets, name)
+    kind = getattr(datasets, name)
     try:
-        return made(root, train=train, download=False)
+        return kind(root, train=train, download=False)
     except (RuntimeError, OSError, ValueError) as fault:
         reason: Exception = fault
     if download:
         try:
-            return made(root, train=train, download=True)
+            return kind(root, train=train, download=True)
         except (RuntimeError, OSError, ValueError) as fault:  # no network, a wrong hash, a full disk
             reason = fault
     files = SETS[name]

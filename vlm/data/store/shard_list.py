@@ -72,8 +72,8 @@ def find_shards(*, root: str, path: str | None, val_path: str | None, test_path:
     Raises:
         UserError: There are none, or a setting is none of these.
     """
-    given = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
-    places = {name: (key, storage.local(value)) for name, (key, value) in given.items() if value is not None}
+    patterns = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
+    places = {name: (key, storage.local(value)) for name, (key, value) in patterns.items() if value is not None}
     root = storage.local(root)
     for key, value in [("data.root", root), *places.values()]:
         storage.check_place(value, key, urls=remote)
@@ -114,18 +114,18 @@ def _in_folder(root: str) -> Found:
         return read_manifest(root)
     except FileNotFoundError:
         pass
-    found: dict[str | None, list[Shard]] = {}
+    by_split: dict[str | None, list[Shard]] = {}
     for folder, split in SPLITS.items():
         if files := storage.files_in(storage.join(root, folder), ".tar"):
-            found.setdefault(split, []).extend(Shard(file) for file in files)
+            by_split.setdefault(split, []).extend(Shard(file) for file in files)
     loose = storage.files_in(root, ".tar")
-    if "train" not in found and loose:
-        found = {None: [Shard(file) for file in loose]}
-    elif "train" not in found:
+    if "train" not in by_split and loose:
+        by_split = {None: [Shard(file) for file in loose]}
+    elif "train" not in by_split:
         raise UserError(
             f"data.root={root}: holds neither tars nor a folder train of tars; set data.root to where the shards are"
         )
-    return Found(found, None)
+    return Found(by_split, None)
 
 
 def read_manifest(root: str) -> Found:

@@ -63,8 +63,8 @@ def build_index(path: str) -> ShardIndex:
         for name, span in members(file):
             if span is not None:
                 _take(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, left_out)
-    found = [_sample(key, parts, left_out) for key, parts in samples.items()]
-    return make_index([one for one in found if one is not None], left_out, size)
+    samples_read = [_sample(key, parts, left_out) for key, parts in samples.items()]
+    return make_index([one for one in samples_read if one is not None], left_out, size)
 
 
 class _Parts(NamedTuple):
@@ -134,11 +134,11 @@ def _clean(text: str) -> str:
 
 def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
     """The captions that metadata list, or else the one they name, or else the lines of the text."""
-    given = about.get("captions") if isinstance(about.get("captions"), list) else about.get("caption")
-    if given is None:
-        given = lines.rstrip().split("\n") if lines else []
+    captions = about.get("captions") if isinstance(about.get("captions"), list) else about.get("caption")
+    if captions is None:
+        captions = lines.rstrip().split("\n") if lines else []
     seen = set()
-    for caption in given if isinstance(given, list) else [given]:
+    for caption in captions if isinstance(captions, list) else [captions]:
         text = _clean(caption).strip() if isinstance(caption, str) else ""
         if not text:
             left_out.append(LeftOut("empty caption", f"{member}: no caption"))

@@ -28,7 +28,7 @@ class QuestionField(CaptionField):
     def texts_of(self, record: Record) -> Sequence[str]:
         return [text for question in record["questions"] for text in (question.text, question.answer)]
 
-    def whole_texts(self, record: Record) -> Sequence[str]:
+    def references_of(self, record: Record) -> Sequence[str]:
         return [f"{question.text} {question.answer}".strip() for question in record["questions"]]
 
     def ids(self, caption: str) -> list[int]:

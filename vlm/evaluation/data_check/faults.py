@@ -34,6 +34,13 @@ LIMITS = {
     "repeated caption": 0.1,
     "over-long caption": 0.05,
     "unknown to the tokenizer": 0.1,  # of captions; bytes spell what a vocabulary lacks, at the cost of length
+    "empty text": 0.01,
+    "text without a label": 0.01,
+    "text in two splits": 0.0,
+    "duplicate text": 0.1,
+    "one text in two classes": 0.01,
+    "over-long text": 0.05,
+    "tag that train lacks": 0.01,
     "empty document": 0.01,
     "document in two splits": 0.0,
     "duplicate document": 0.1,
@@ -168,7 +175,7 @@ def caption_faults(
     """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
     coverage, tokenizer, max_len = {}, field.tokenizer, field.max_len
     for name, split in splits.items():
-        texts = [(record.id, text) for record in split.records(limit) for text in field.whole_texts(record)]
+        texts = [(record.id, text) for record in split.records(limit) for text in field.references_of(record)]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
             f"{name}: {image}: {len(row) + 2} tokens, which data.max_len={max_len} cuts: {text[:60]}"
@@ -177,11 +184,11 @@ def caption_faults(
         ]
         faults.add("empty caption", [f"{name}: {image}" for image, text in texts if not text.strip()], len(texts))
         faults.add("over-long caption", long, len(texts))
-        coverage[name] = _cover(name, texts, ids, tokenizer, faults)
+        coverage[name] = cover(name, texts, ids, tokenizer, faults)
     return coverage
 
 
-def _cover(
+def cover(
     split: str, texts: Sequence[tuple[str, str]], ids: Sequence[Sequence[int]], tokenizer: Tokenizer, faults: Faults
 ) -> float:
     """Notes the captions with characters that the vocabulary lacks; gives the share of tokens that it has."""
@@ -204,16 +211,26 @@ SOURCE_KINDS = {
 }
 
 
-def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
-    """The lines of a source of images about what it left out, noted by kind; gives those that are of no kind."""
+def skipped_by_kind(source: Source, known: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The lines of a source about what it left out, by fault, and those that are of no known kind.
+
+    Args:
+        known: Kind of a line -> the fault.
+    """
     kinds: dict[str, list[str]] = defaultdict(list)
     others = []
     for line in source.skipped:
-        kind = SOURCE_KINDS.get(line.kind) if isinstance(line, Skipped) else None
+        kind = known.get(line.kind) if isinstance(line, Skipped) else None
         if kind is None:
             others.append(line)
         else:
             kinds[kind].append(line)
+    return kinds, others
+
+
+def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
+    """The lines of a source of images about what it left out, noted by kind; gives those that are of no kind."""
+    kinds, others = skipped_by_kind(source, SOURCE_KINDS)
     kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
     for kind in SOURCE_KINDS.values():
         faults.add(kind, kinds[kind], images)

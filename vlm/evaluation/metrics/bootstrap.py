@@ -46,8 +46,8 @@ def distribution(scorer: Scorer, samples: int, *, seed: int) -> Floats:
 
 def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) -> dict[str, float]:
     """name@low and name@high: the percentile interval of each score."""
-    found = distribution(scorer, samples, seed=seed)
-    ends = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    values = distribution(scorer, samples, seed=seed)
+    ends = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return {
         f"{name}@{end}": float(value)
         for place, name in enumerate(names)
@@ -62,10 +62,10 @@ def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Diffe
     """
     whole = np.ones((1, samples))
     values = (other(whole) - one(whole))[0]
-    found = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
-    ends = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    gains = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
+    ends = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     # One is added to either side, for no finite number of resamples shows that a chance is nil.
-    below, above = ((found <= 0).sum(0) + 1) / (len(found) + 1), ((found >= 0).sum(0) + 1) / (len(found) + 1)
+    below, above = ((gains <= 0).sum(0) + 1) / (len(gains) + 1), ((gains >= 0).sum(0) + 1) / (len(gains) + 1)
     p = np.minimum(1, 2 * np.minimum(below, above))
     rows = zip(values.tolist(), ends[0].tolist(), ends[1].tolist(), p.tolist(), strict=True)
     return [Difference(*row) for row in rows]
@@ -94,7 +94,7 @@ def caption_scorer(scores: CaptionScores) -> Scorer:
 def caption_intervals(scores: CaptionScores, further: Mapping[str, Sequence[float]], *, seed: int) -> dict[str, float]:
     """Intervals of COCO's metrics, and of further ones that are means over the same images."""
     samples = len(scores.values)
-    found = intervals(KEYS, caption_scorer(scores), samples, seed=seed)
+    bounds = intervals(KEYS, caption_scorer(scores), samples, seed=seed)
     for name, values in further.items():
-        found |= intervals([name], mean_scorer(np.array(values, np.float64)[:, None]), samples, seed=seed)
-    return found
+        bounds |= intervals([name], mean_scorer(np.array(values, np.float64)[:, None]), samples, seed=seed)
+    return bounds

@@ -27,25 +27,34 @@ class ClassificationMetric(RecordMetric):
     _labels: np.ndarray  # (B,)
     _classes: np.ndarray  # (B, top), the likeliest first
     _values: np.ndarray  # (B, top), their probabilities
+    _texts: Sequence[Sequence[str] | None]
 
     def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_classes = num_classes
 
-    def update(self, ids: Sequence[str], probabilities: Tensor, labels: Tensor) -> None:
+    def update(
+        self,
+        ids: Sequence[str],
+        probabilities: Tensor,
+        labels: Tensor,
+        texts: Sequence[Sequence[str]] | None = None,
+    ) -> None:
         """Adds some samples.
 
         Args:
             ids: What names each sample throughout the data set.
             probabilities: Of each class, summing to 1 for a sample.
             labels: The true classes.
+            texts: The text of each sample, or its two, to stand in its prediction; None for images.
         Shapes:
             probabilities (B, C), labels (B,)
         """
         # Stable, so that of equal classes the first comes first on every device.
         values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
         top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
-        self.add(zip(ids, labels.tolist(), *top, strict=True))
+        shown = [None] * len(ids) if texts is None else [list(each) for each in texts]
+        self.add(zip(ids, labels.tolist(), *top, shown, strict=True))
 
     def compute(self) -> dict[str, float]:
         """The scores.
@@ -75,6 +84,12 @@ class ClassificationMetric(RecordMetric):
             right / total if total else None for right, total in zip(matrix.diagonal().tolist(), totals, strict=True)
         ]
 
+    def f1(self) -> list[float | None]:
+        """F1 of each class: of the samples taken for it and those that are of it; None of one without samples."""
+        matrix = self.confusion()
+        counts = zip(matrix.diagonal().tolist(), matrix.sum(0).tolist(), matrix.sum(1).tolist(), strict=True)
+        return [2 * right / (taken + total) if total else None for right, taken, total in counts]
+
     def confusion(self) -> np.ndarray:
         """How often each true class (rows) was taken for each class (columns).
 
@@ -85,21 +100,23 @@ class ClassificationMetric(RecordMetric):
         return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
 
     def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """A record a sample, sorted by image: the true class, the likeliest with its probability, and the first five.
+        """A record a sample, sorted by name: the true class, the likeliest with its probability, and the first five.
 
         Args:
             classes: The names of the classes.
         """
-        rows = zip(self._ids, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
+        named = zip(self._ids, self._texts, strict=True)
+        heads = [{"image": id} if texts is None else {"id": id, **_named(texts)} for id, texts in named]
+        rows = zip(heads, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
         return [
             {
-                "image": id,
+                **head,
                 "label": classes[label],
                 "predicted": classes[top[0]],
                 "probability": values[0],
                 "top": {classes[at]: value for at, value in zip(top, values, strict=True)},
             }
-            for id, label, top, values in rows
+            for head, label, top, values in rows
         ]
 
     def constant(self, counts: Sequence[int]) -> dict[str, float]:
@@ -120,14 +137,19 @@ class ClassificationMetric(RecordMetric):
         self._ids = []
         self._labels = np.empty(0, dtype=np.int64)
         self._classes, self._values = np.empty((0, 1), dtype=np.int64), np.empty((0, 1))
+        self._texts = ()
 
     def _read(self) -> None:
         rows = self.rows()
         if not rows:
-            raise UserError("no image to score: all that were read could not be, or the split is empty", status=1)
-        labels, classes, values = zip(*rows.values(), strict=True)
+            raise UserError("no sample to score: all that were read could not be, or the split is empty", status=1)
+        labels, classes, values, self._texts = zip(*rows.values(), strict=True)
         self._ids, self._labels = list(rows), np.array(labels)
         self._classes, self._values = np.array(classes), np.array(values)
+
+
+def _named(texts: Sequence[str]) -> dict[str, str]:
+    return dict(zip(("text", "pair"), texts, strict=False))
 
 
 def calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:

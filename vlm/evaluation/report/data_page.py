@@ -28,8 +28,8 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split],
     for name, split in splits.items():
         if "image" in split.record(0):
             order = numpy_rng("data page", seed, name).permutation(len(split))[:SAMPLES].tolist()
-            made = page.cards(_sample(split.record(index)) for index in order)
-            body.append(page.section(f"Random samples of {name}", made))
+            cards = page.cards(_sample(split.record(index)) for index in order)
+            body.append(page.section(f"Random samples of {name}", cards))
     return page.page("Data", about[0].split(maxsplit=1)[-1], body)
 
 

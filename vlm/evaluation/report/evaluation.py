@@ -16,6 +16,7 @@ from vlm.inference import page
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
 CONTROLS = {"constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
+CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word"}
 ESTIMATES = {"sampled": "sampled"}  # of the same score on a part of the split
 
 Results = Mapping[str, float]
@@ -70,7 +71,7 @@ def headlines(scores: Results, wanted: Sequence[str]) -> str:
     """The few numbers that say most, each with its interval."""
     names = [name for name in wanted if name in scores]
     items = [(TITLES.get(name, name.replace("_", " ")), number(scores[name]), interval(scores, name)) for name in names]
-    return page.tiles([*items, ("loss", number(scores["loss"]), "nats a token or image")])
+    return page.tiles([*items, ("loss", number(scores["loss"]), "nats a sample or token")])
 
 
 def scores_section(scores: Results) -> str:
@@ -87,7 +88,7 @@ def scores_section(scores: Results) -> str:
         rows.append(row + [number(scores.get(f"{name}@{column}")) for column in columns])
     notes = ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
     if columns.keys() & CONTROLS.keys():
-        notes.append("The columns on the right are controls that do not look at the input: a model should beat them.")
+        notes.append("The columns on the right are controls that know little of the input: a model should beat them.")
     if columns.keys() & ESTIMATES.keys():
         notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
     table = page.table([*header, *columns.values()], rows)

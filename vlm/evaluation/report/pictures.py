@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         captioner = Captioner(args.checkpoint)
         images = [load_image(path) for path in find_images(args.images)]
-        captions = captioner.caption([captioner.pixels(image) for image in images])
+        captions = captioner.write([captioner.pixels(image) for image in images])
         contact_sheet(images, [caption.text for caption in captions], args.out)
     except UserError as fault:
         print_error(fault)

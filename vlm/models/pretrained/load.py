@@ -135,9 +135,11 @@ def _parts(model: nn.Module, config: dict[str, Any], folder: str) -> list[_Part]
     parts = []
     for name, kind in (("encoder", "vit"), ("decoder", "gpt2")):
         inner = config.get(name)
-        found = inner.get("model_type") if isinstance(inner, dict) else None
-        if found != kind:
-            raise UserError(f"model.init_from: {folder} has an {name} of type {found!r}; what can be read is {kind}")
+        model_type = inner.get("model_type") if isinstance(inner, dict) else None
+        if model_type != kind:
+            raise UserError(
+                f"model.init_from: {folder} has an {name} of type {model_type!r}; what can be read is {kind}"
+            )
         parts.append(_part(model, inner, f"{name}.", folder))  # type: ignore[arg-type]
     return parts
 
@@ -162,12 +164,12 @@ def _config_faults(parts: list[_Part], folder: str) -> list[str]:
         for fault in not_ours(part.config)
     ]
     try:
-        found = [(part, *difference) for part in parts for difference in part.differences()]
+        differences = [(part, *difference) for part in parts for difference in part.differences()]
     except (TypeError, ZeroDivisionError) as fault:
         raise UserError(
             f"model.init_from: config.json in {folder} has a value that is no size ({fault}); restore the file"
         ) from fault
-    for part, name, built, value in found:
+    for part, name, built, value in differences:
         remedy = _remedy(part, name, value, encoder=sizes_stored(parts[0].config).get(name))
         faults.append(f"{part.ours}{name} is {_said(built)}, {folder} has {_said(value)}; {remedy}")
     return faults

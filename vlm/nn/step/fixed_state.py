@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.mask import as_bias
+from vlm.nn.step.cache import KeyValueCache
 from vlm.nn.step.state import DecodeState
 
 

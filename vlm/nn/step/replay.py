@@ -12,6 +12,7 @@ from vlm.nn.attention import changing_lengths
 from vlm.nn.step.fixed_state import FixedDecodeState
 from vlm.nn.step.state import DecodeState
 
+STATES = 32  # masked contexts are padded to a multiple of so many states, so that few shapes are recorded
 WARM = 3  # steps before one is recorded, in which libraries set themselves up
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class Stepper:
     """Gives logits for the next tokens of each text.
 
     The kernels of a step take less time than the calls that launch them. Where texts are on a GPU, a step is therefore
-    recorded once (a CUDA graph) and then launched as a whole, for as long as the number of rows stays.
+    recorded once (a CUDA graph) and then launched as a whole, for as long as the numbers of rows and of the context's
+    states stay.
 
     Args:
         decoder: The decoder.
@@ -36,7 +38,7 @@ class Stepper:
         self.decoder, self.state = decoder, state
         self._tokens, self._logits = torch.empty(0), torch.empty(0)  # the graph's
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._rows, self._steps = 0, 0
+        self._shape, self._steps = (0, 0, False), 0
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Takes a step: tokens (R, L) -> logits after the last of them, float32 (R, V), until the next step."""
@@ -44,8 +46,9 @@ class Stepper:
             return self._launch(tokens)
         if not isinstance(self.state, FixedDecodeState):
             self.state = FixedDecodeState(self.state)
-        if len(tokens) != self._rows:
-            self._graph, self._rows, self._steps = None, len(tokens), 0
+        shape = (len(tokens), self.state.states, self.state.mask is None)
+        if shape != self._shape:
+            self._graph, self._shape, self._steps = None, shape, 0
         self._steps += 1
         self.state.taken += 1
         if self._steps == WARM + 1:
@@ -94,6 +97,8 @@ class StepperPool:
         sizes = {"rows": rows, "max_len": max_len, "beams": beams}
         if not replayed(device):
             return Stepper(decoder, decoder.start(context, **sizes))
+        if context is not None and context.mask is not None:
+            context = context.padded(-(-context.states.shape[1] // STATES) * STATES)
         key = _places(decoder, context, *sizes.values())
         stepper = self._steppers.get(key)
         if stepper is None:

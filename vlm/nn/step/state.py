@@ -1,13 +1,16 @@
 """The state of decoding from step to step: keys and values of texts of different ages, each with its beams."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.mask import as_bias
 from vlm.nn.position import PositionInfo, Positions
 from vlm.nn.step.block import StepBlock, StepInputs
+from vlm.nn.step.cache import KeyValueCache
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -62,15 +65,19 @@ class DecodeState:
         return self.caches[0].keys.device
 
     @property
-    def prefix(self) -> int | None:
-        """Number S of states that stand before the tokens of each row; None where context is no prefix."""
-        held = self.context[0] if self.blocks and self.blocks[0].cross is None else None
-        return None if held is None else held[0].shape[2]
-
-    @property
     def length(self) -> int:
         """Steps taken so far."""
         return self.caches[0].length // self.beams
+
+    @property
+    def states(self) -> int:
+        """Number S of states of the context; 0 without any."""
+        return states_of(self.context)
+
+    @property
+    def prefix(self) -> int:
+        """Number S of states that stand before the tokens of each row; 0 where context is no prefix."""
+        return 0 if self.blocks[0].cross is not None else self.states
 
     @property
     def context_bias(self) -> Tensor | None:
@@ -90,7 +97,14 @@ class DecodeState:
         self._context_bias = None
 
     def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
-        """Gives rows (B',) to new texts, which begin now, with the keys and values of their context."""
+        """Gives rows (B',) to new texts, which begin now, with the keys and values of their context.
+
+        Contexts may have other lengths: the shorter ones are padded, and what was added is masked.
+        """
+        length = max(self.states, states_of(context))
+        if length > min(self.states, states_of(context)) or (self.mask is None) != (mask is None):
+            self.context, self.mask = padded(self.context, self.mask, length)
+            context, mask = padded(context, mask, length)
         for held, new in zip(self.context, context, strict=True):
             if held is not None and new is not None:
                 held[0][rows], held[1][rows] = new
@@ -168,7 +182,7 @@ class DecodeState:
 
     def _after_prefix(self, bias: Tensor | None, keys: int) -> Tensor | None:
         """The bias of a step with the columns of the prefix before it, which all beams and tokens of a row share."""
-        if self.prefix is None or (bias is None and self.mask is None):
+        if not self.prefix or (bias is None and self.mask is None):
             return bias
         like = self.caches[0].keys
         parts = [
@@ -189,3 +203,24 @@ class DecodeState:
         elif rotation is not None and self.beams > 1:  # (L, K / 2)
             rotation = tuple(part.repeat(self.beams, 1) for part in rotation)  # type: ignore[assignment]
         return PositionInfo(added=added, rotation=rotation)
+
+
+def states_of(context: Sequence[KeysValues | None]) -> int:
+    """Number S of states of a context, from its keys and values in each block; 0 where there is none."""
+    return next((keys.shape[2] for keys, _ in filter(None, context)), 0)
+
+
+def padded(
+    context: Sequence[KeysValues | None], mask: Tensor | None, length: int
+) -> tuple[list[KeysValues | None], Tensor | None]:
+    """Keys, values and mask of a context with further states, up to a length, that may not be attended to."""
+    like = next((keys for keys, _ in filter(None, context)), None)
+    if like is None:
+        return list(context), mask
+    rows, _, states, _ = like.shape
+    mask = like.new_ones(rows, states, dtype=torch.bool) if mask is None else mask
+    if (more := length - states) == 0:
+        return list(context), mask
+    widen = (0, 0, 0, more)
+    pairs = [None if pair is None else (F.pad(pair[0], widen), F.pad(pair[1], widen)) for pair in context]
+    return pairs, F.pad(mask, (0, more))

@@ -89,9 +89,9 @@ class ImageUseMonitor(L.Callback):
         task: Any = pl_module
         results = {name.removeprefix("val/"): value for name, value in task.results.items()}
         self.losses.append(results["loss"])
-        found = dict(self.signs(results, task))
-        self.streaks = {name: count + 1 if name in found else 0 for name, count in self.streaks.items()}
-        due = [found[name] for name, count in self.streaks.items() if count and count % self.patience == 0]
+        signs = dict(self.signs(results, task))
+        self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
+        due = [signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0]
         if not due:
             return
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None

@@ -34,7 +34,8 @@ PEAKS = {
 class Throughput(L.Callback):
     """Logs, as `throughput/...`, at the trainer's logging interval and over the steps since the last time:
 
-    - `images_per_s`, `tokens_per_s`: of all devices; tokens are those that the loss counts, so no padding.
+    - `images_per_s`, `tokens_per_s`: of all devices; tokens are those that the loss counts, so no padding. A task that
+      counts texts or words has `texts_per_s` or `words_per_s`.
     - `data_wait`: share of the time in which this process waited for its loader.
     - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: over the peak of PEAKS, where it knows the device.
     - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
@@ -113,7 +114,7 @@ class Throughput(L.Callback):
         peak = peak_flop(trainer, task.device)
         found = {
             "images_per_s": images / elapsed if self._images else None,
-            "tokens_per_s": tokens / elapsed if self._tokens else None,
+            f"{task.counted_unit}_per_s": tokens / elapsed if self._tokens else None,
             "data_wait": waited / trainer.world_size / elapsed,
             "flop_per_s": flop / elapsed if self.flop is not None else None,
             "mfu": flop / elapsed / peak / trainer.world_size if self.flop is not None and peak else None,

@@ -1,0 +1,139 @@
+"""Tables of texts with labels, and texts in class folders."""
+
+import io
+import tarfile
+
+import pytest
+from captioned import refusal
+
+from vlm.data.sources.text_folders import TextFolders
+from vlm.data.sources.text_tables import TextTable
+from vlm.errors import UserError
+
+
+def known(source, split):
+    return [(r.id, r["text"], r["class"], r["label"]) for r in source.split(split).records()]
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_files_of_each_split(tmp_path):
+    train = write(tmp_path / "a.csv", 'text,label\n"good, and\nlong",pos\nbad,neg\n')
+    test = write(tmp_path / "b.tsv", 'label\tother\ttext\npos\tx\tgood "one"\n'.replace('"', ""))
+    source = TextTable(path=train, test_path=test)
+    assert source.splits == ("train", "test") and source.classes == ["neg", "pos"] and not source.skipped
+    assert known(source, "train") == [("train:3", "good, and\nlong", "pos", 1), ("train:4", "bad", "neg", 0)]
+    assert known(source, "test") == [("test:2", "good one", "pos", 1)]
+
+
+def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
+    rows = '{"a": "x", "b": "y", "same": true, "split": "dev"}\n{"a": "z", "b": "z", "same": false, "split": "train"}\n'
+    rows += '{"a": "v", "b": "w", "same": true, "split": "train"}\n'
+    path = write(tmp_path / "t.jsonl", rows)
+    source = TextTable(path=path, text_column="a", pair_column="b", label_column="same")
+    assert source.splits == ("train", "val") and source.classes == ["False", "True"]
+    assert dict(source.split("val").record(0).known) == {"text": "x", "pair": "y", "label": 1, "class": "True"}
+
+
+def test_lines_without_a_header_are_parted_as_often_as_there_are_columns(tmp_path):
+    path = write(tmp_path / "sst", "0 a\u00a0dull film\n1 a  fine one\n\n1 good\r\n")
+    source = TextTable(path=path, val_path=path, columns=["label", "text"], delimiter=" ")
+    assert known(source, "train") == [
+        ("train:1", "a\u00a0dull film", "0", 0),  # a no-break space parts nothing
+        ("train:2", "a  fine one", "1", 1),
+        ("train:4", "good", "1", 1),
+    ]
+    message = refusal(TextTable, path=write(tmp_path / "bad", "1 x\n0\n"), columns=["label", "text"], delimiter=" ")
+    assert "bad, line 2: 1 cells" in message and "data.source.columns" in message
+
+
+def test_a_single_file_is_drawn_by_class(tmp_path):
+    rows = "".join(f"text {n},{'ab'[n % 4 == 0]}\n" for n in range(200))
+    source = TextTable(path=write(tmp_path / "t.csv", f"text,label\n{rows}"), val_fraction=0.2, test_fraction=0.1)
+    sizes = {name: [r["class"] for r in source.split(name).records()] for name in source.splits}
+    assert {name: (labels.count("a"), labels.count("b")) for name, labels in sizes.items()} == {
+        "train": (105, 35),
+        "val": (30, 10),
+        "test": (15, 5),
+    }
+    again = TextTable(path=str(tmp_path / "t.csv"), val_fraction=0.2, test_fraction=0.1)
+    assert known(source, "test") == known(again, "test")
+    assert len({r.id for name in source.splits for r in source.split(name).records()}) == 200
+
+
+def test_empty_cells_are_left_out_and_named(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\ngood,pos\n ,neg\nbad,\nbad,neg\n")
+    source = TextTable(path=path, val_fraction=0, test_fraction=0)
+    assert source.skipped == [f"{path}, line 3: no text", f"{path}, line 4: no label"]
+    assert [line.kind for line in source.skipped] == ["empty text", "no label"]
+    assert [r["text"] for r in source.split("train").records()] == ["good", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "parts"),
+    [
+        ("text,label\nx,a\n", {}, ["one label alone, a"]),
+        ("text,label\n", {}, ["no sample"]),
+        ("text,tag\nx,a\n", {}, ["'label'", "'tag'", "data.source.label_column"]),
+        ("text,label\nx,a\ny,b\n", {"pair_column": "other"}, ["'other'", "data.source.pair_column"]),
+        ("text,label\nx,a,b\n", {}, ["line 2", "3 fields"]),
+        ("text,label,split\nx,a,train\ny,b,held\n", {}, ["line 3", "'held'"]),
+        ("text,label\nx,a\ny,b\n", {"val_path": "gone.csv"}, ["data.val_path=gone.csv", "no such file"]),
+    ],
+)
+def test_faults_are_named(text, options, parts, tmp_path):
+    message = refusal(TextTable, path=write(tmp_path / "t.csv", text), **options)
+    assert all(part in message for part in parts), message
+
+
+def test_faults_of_json_and_of_labels_are_named(tmp_path):
+    path = write(tmp_path / "t.jsonl", '{"text": 7, "label": "a"}\n')
+    assert "line 1: text 7 is not text" in refusal(TextTable, path=path)
+    train = write(tmp_path / "a.csv", "text,label\nx,a\ny,b\n")
+    test = write(tmp_path / "b.csv", "text,label\nx,c\n")
+    message = refusal(TextTable, path=train, test_path=test)
+    assert "'c' of test:2 in test is none of train's" in message
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    for name in ("pos", "neg"):
+        (tmp_path / "reviews" / name).mkdir(parents=True)
+        for n in range(20):
+            write(tmp_path / "reviews" / name / f"cv{n:03d}_1.txt", f"{name} film {n}\nof two lines\n")
+    return tmp_path / "reviews"
+
+
+def test_folders_are_classes(reviews):
+    source = TextFolders(root=str(reviews), val_fraction=0.2, test_names="cv01[5-9]*")
+    assert source.classes == ["neg", "pos"] and source.splits == ("train", "val", "test")
+    assert [len(source.split(name)) for name in source.splits] == [24, 6, 10]
+    record = source.split("test").record(0)
+    assert record.id == "neg/cv015_1.txt" and record["text"] == "neg film 15\nof two lines" and record["label"] == 0
+    assert "image" not in record and record.read_stamp()
+
+
+def test_a_file_that_is_no_utf8_is_named(reviews):
+    (reviews / "pos" / "cv000_1.txt").write_bytes(b"caf\xe9")
+    source = TextFolders(root=str(reviews), val_fraction=0, test_fraction=0)
+    with pytest.raises(UserError, match=r"cv000_1.txt, line 1: is not UTF-8"):
+        list(source.split("train").records())
+
+
+def test_a_tar_of_class_folders(reviews, tmp_path):
+    with tarfile.open(tmp_path / "r.tar", "w") as archive:
+        for path in sorted(reviews.rglob("*.txt")):
+            data = path.read_bytes()
+            info = tarfile.TarInfo(f"reviews/{path.parent.name}/{path.name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    source = TextFolders(path=str(tmp_path / "r.tar"), test_fraction=0.1)
+    assert source.classes == ["neg", "pos"] and "film" in source.split("train").record(0)["text"]
+
+
+def test_a_folder_without_texts_says_what_it_takes(tmp_path):
+    message = refusal(TextFolders, root=str(tmp_path))
+    assert "no text" in message and "CLASS/TEXT" in message

@@ -1,0 +1,97 @@
+"""What holds of every task: each is a case by itself, one in any run of the tests and the others among the slow."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from journey import only_run
+from small import TASKS, command
+
+from vlm.cli.main import run as vlm
+from vlm.config.compose import compose
+from vlm.training.check import check
+from vlm.training.fit import main
+from vlm.training.run import build_data, build_model, build_task
+
+FIRST = "tagging"
+EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+CPU = ["--device", "cpu"]
+OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
+
+
+def small(task: str, *more: str) -> list[str]:
+    return command(task, "trainer.precision=32-true", *more)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """Trains a task once: the folder of the run."""
+    made: dict[str, Path] = {}
+
+    def run(task: str) -> Path:
+        if task not in made:
+            place = tmp_path_factory.mktemp(task)
+            assert main(small(task, "trainer.max_epochs=1", f"runs={place}")) == 0
+            made[task] = only_run(place)
+        return made[task]
+
+    return run
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path) -> None:
+    checkpoint = str(runs(task) / "checkpoints" / "best.ckpt")
+    assert vlm(["evaluate", "-c", checkpoint, "--out", str(tmp_path), *CPU]) == 0
+    own = runs(task) / "evaluation" / "test"
+    for file in own.glob("*.json"):
+        assert json.loads((tmp_path / file.name).read_text()) == json.loads(file.read_text()), file.name
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(runs(task).parents[1])
+    assert main([f"resume={runs(task)}"]) == 0
+    checkpoint = str(runs(task) / "checkpoints" / "best.ckpt")
+    data = build_data(compose(small(task)))
+    data.restore(torch.load(checkpoint, weights_only=True)["vlm"])
+    example = build_task(compose(small(task)), torch.nn.Identity(), data).example(data, runs(task))
+    capsys.readouterr()
+    program, *arguments = shlex.split(example)
+    assert program == "vlm" and vlm([*arguments, "-c", checkpoint, *CPU]) == 0
+    assert capsys.readouterr().out.strip()
+    assert vlm(["info", "-c", checkpoint]) == 0
+    assert f" {task}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
+    assert vlm(["check-data", *small(task)]) == 0
+    assert "verdict     found nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
+    heart = ["debug=overfit", "trainer.max_epochs=150", "trainer.check_val_every_n_epoch=150", "model.size.dropout=0"]
+    heart += ["optim.lr=5e-3", "callbacks.ema=null", *OWN.get(task, []), f"runs={tmp_path / 'runs'}"]
+    augment = {"classification": ["task.mixup=0", "task.cutmix=0", "data.augment.min_scale=1.0"]}
+    augment["classification"] += ["data.augment.horizontal_flip=false"]
+    assert main([*small(task), *heart, *augment.get(task, [])]) == 0
+    last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
+    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(tmp_path / "out"), *CPU]) == 0
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["train/loss"] < 0.2
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_every_parameter_gets_a_gradient(task, scramble) -> None:
+    config = compose(small(task, "model.size.dropout=0"))
+    check(config)
+    data = build_data(config)
+    data.prepare()
+    model = scramble(build_model(config, data.sizes)[0])
+    loss = build_task(config, model, data).loss(next(iter(data.train_dataloader())))
+    sum(term.total for term in loss.values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name

@@ -1,0 +1,104 @@
+"""Tagged words in columns: a line a word, an empty line after each sentence (CoNLL, CoNLL-U)."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vlm.data.sources.tables import read_text
+from vlm.data.sources.text_source import Sample, TextSource
+from vlm.errors import Share, UserError
+
+# https://universaldependencies.org/format.html
+CONLL_U = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+_NO_WORD = re.compile(r"\d+[-.]\d+")  # the ID of a line of several words, or of an empty node
+_BLANKS = " \t\r"  # a no-break space is no end of a sentence
+
+Line = tuple[int, Sequence[str]]
+
+
+class Conll(TextSource):
+    """Words and their tags in columns, which have numbers, counted from 1, or names.
+
+    Ten columns are named as those of CoNLL-U are, others by a line ``# global.columns = ...``. Where one is named ID,
+    lines of several words (``2-3``) and empty nodes (``8.1``) are no words. A sentence with a line that lacks its word
+    or its tag is not used.
+
+    Args:
+        path: The file; of training alone where `val_path` or `test_path` is given.
+        val_path: A file of validation.
+        test_path: A file of test.
+        word_column: Number or name of the column of words.
+        tag_column: Number or name of the column of tags.
+        delimiter: What parts the columns.
+        val_fraction: Part of the sentences held out for validation where there is a single file.
+        test_fraction: Part of the sentences held out for test there.
+        seed: Seed of which are held out.
+    Raises:
+        UserError: A file is missing or is no UTF-8, or most of its sentences cannot be used.
+    """
+
+    holds = ("words", "tags")
+    name = "tagged words"
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        word_column: int | str = 1,
+        tag_column: int | str = 2,
+        delimiter: str = "\t",
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.1,
+        seed: int = 0,
+    ) -> None:
+        self._columns = {"word": word_column, "tag": tag_column}
+        self._delimiter = delimiter
+        paths = {"train": path, "val": val_path, "test": test_path}
+        self._read(paths, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
+
+    def samples(self, path: Path) -> Iterator[Sample]:
+        names: Sequence[str] = ()
+        lines: list[Line] = []
+        for number, line in enumerate((*read_text(path).split("\n"), ""), 1):
+            cells = line.rstrip("\r").split(self._delimiter)
+            if not line.strip(_BLANKS):
+                if lines:
+                    yield from self._sentence(path, lines, names)
+                lines = []
+            elif not lines and line.startswith("#") and len(cells) < 2:
+                names = line.partition("=")[2].split() if line.startswith("# global.columns") else names
+            else:
+                lines.append((number, cells))
+
+    def _sentence(self, path: Path, lines: Sequence[Line], named: Sequence[str]) -> Iterator[Sample]:
+        words, tags = [], []
+        for number, cells in lines:
+            names = named or (CONLL_U if len(cells) == len(CONLL_U) else ())
+            if "ID" in names and _NO_WORD.fullmatch(cells[names.index("ID")]):
+                continue
+            word, tag = (self._cell(path, number, cells, names, kind) for kind in ("word", "tag"))
+            if not word or not tag:
+                what = f"no {'tag' if word else 'word'}; its sentence is not used"
+                self._skip(path, f"line {number}", what, "no label" if word else "empty text")
+                return
+            words.append(word)
+            tags.append(tag)
+        if words:
+            yield Sample(str(lines[0][0]), {"words": words, "tags": tags})
+
+    def _cell(self, path: Path, number: int, cells: Sequence[str], names: Sequence[str], kind: str) -> str:
+        """The word or the tag of a line; empty where it is not there.
+
+        Raises:
+            UserError: The file has no such column.
+        """
+        column = self._columns[kind]
+        if isinstance(column, str) and column not in names:
+            known = ", ".join(names) or f"{len(cells)} without names"
+            raise UserError(
+                f"{path}, line {number}: no column {column!r} among {known}; set data.source.{kind}_column to a number"
+            )
+        place = names.index(column) if isinstance(column, str) else column - 1
+        return cells[place].strip() if 0 <= place < len(cells) else ""

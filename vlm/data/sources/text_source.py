@@ -1,0 +1,96 @@
+"""The base of sources of text samples: files of each split, or parts of one file."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlm.data.hold_out import check_fractions, draw, draw_stratified
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split
+from vlm.errors import UserError
+
+
+class Sample(NamedTuple):
+    """A sample of a file: its first line, what is known of it, and the split that the file states for it."""
+
+    line: str
+    known: Mapping[str, Any]
+    split: str | None = None
+
+
+class TextSource(Source):
+    """A source reads its files when it is made. What cannot be used has a line in `skipped`.
+
+    A subclass defines `samples` and calls `_read`. The splits are the files where `val_path` or `test_path` is given,
+    else what the samples state, else drawn, of samples in classes each class keeping its share.
+    """
+
+    def samples(self, path: Path) -> Iterator[Sample]:
+        """The samples of a file, in its order."""
+        raise TypeError(f"{type(self).__name__} reads no file")
+
+    def open(self, name: str) -> Split:
+        return Listed(self._samples[name], partial(self._record, name))
+
+    def _record(self, split: str, sample: tuple[str, Mapping[str, Any]], epoch: int) -> Record:
+        return Record(*sample)
+
+    def _read(
+        self,
+        paths: Mapping[str, str | None],
+        *,
+        val_fraction: float,
+        test_fraction: float,
+        seed: int,
+    ) -> None:
+        """Reads the files of the splits.
+
+        Args:
+            paths: File of each split; None for none.
+        Raises:
+            UserError: A file is missing or holds nothing, or some samples state a split and others do not.
+        """
+        check_fractions(val_fraction, test_fraction)
+        self.skipped: list[str] = []
+        files = {split: _file(split, path) for split, path in paths.items() if path is not None}
+        if "train" not in files:
+            raise UserError("data.path: has no value; give data.path=FILE, of training")
+        found = {split: list(self.samples(path)) for split, path in files.items()}
+        for split, path in files.items():
+            if not found[split]:
+                why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
+                raise UserError(f"{path}: holds no sample that can be used{why}")
+        if len(files) == 1:
+            parts = self._parts(files["train"], found["train"], {"test": test_fraction, "val": val_fraction}, seed)
+        else:
+            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in found.items()}
+        self._samples = {name: parts[name] for name in NAMES if parts.get(name)}
+        self.splits = tuple(self._samples)
+
+    def _parts(
+        self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int
+    ) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
+        """The splits of one file."""
+        rows = [(one.line, one.known) for one in samples]
+        stated = {one.split for one in samples}
+        if None not in stated:
+            return {name: [row for row, one in zip(rows, samples, strict=True) if one.split == name] for name in NAMES}
+        if len(stated) > 1:
+            raise UserError(f"{path}: some rows have a split, others none; give each or none of them one")
+        names = [name for name, _ in rows]
+        if "label" in self.holds:
+            parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)
+        else:
+            parts = draw(names, fractions, seed)
+        return {name: [rows[index] for index in sorted(indices)] for name, indices in parts.items()}
+
+    def _skip(self, path: Path, where: str, what: str, kind: str) -> None:
+        self.skipped.append(Skipped(f"{path}, {where}: {what}", kind))
+
+
+def _file(split: str, path: str) -> Path:
+    setting = "data.path" if split == "train" else f"data.{split}_path"
+    if not Path(path).is_file():
+        what = "is a folder; give a file" if Path(path).is_dir() else f"no such file; set {setting} to one"
+        raise UserError(f"{setting}={path}: {what}")
+    return Path(path)

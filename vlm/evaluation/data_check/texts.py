@@ -1,0 +1,65 @@
+"""What can be wrong with texts and their labels, found before a run meets it."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from vlm.data.records import Source, Split
+from vlm.data.text.input_fields import EncodedField
+from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
+
+KINDS = {"empty text": "empty text", "no label": "text without a label"}
+SHOWN = 60  # characters of a text
+
+
+def text_source_faults(source: Source, samples: int, faults: Faults) -> list[str]:
+    """The lines of a source of texts about what it left out, noted by kind; gives those that are of no kind."""
+    kinds, others = skipped_by_kind(source, KINDS)
+    for kind in KINDS.values():
+        faults.add(kind, kinds[kind], samples + len(source.skipped))
+    return others
+
+
+def text_faults(
+    splits: Mapping[str, Split], field: EncodedField, faults: Faults, *, limit: int | None, drawn: bool
+) -> dict[str, float]:
+    """Texts that are there twice, in two splits or in two classes, too long, or unknown to the tokenizer.
+
+    Args:
+        field: Reads the texts.
+        drawn: Whether a program writes them, which writes some of them again by nature.
+    Returns:
+        The share of tokens of each split that the tokenizer knows.
+    """
+    seen: dict[tuple[str, ...], tuple[str, str, object]] = {}
+    coverage = {}
+    for name, split in splits.items():
+        texts, rows = [], []
+        for record in split.records(limit):
+            own = tuple(field.texts_of(record))
+            here = name, record.id, record.known.get("label")
+            first = seen.setdefault(own, here)
+            same = f"{first[0]}: {first[1]} = {name}: {record.id}: {' | '.join(own)[:SHOWN]}"
+            again, apart = first != here, first[0] != name
+            faults.add("text in two splits", [same] if again and apart else [], 1)
+            faults.add("duplicate text", [same] if again and not apart and not drawn else [], 1)
+            faults.add("one text in two classes", [same] if again and first[2] != here[2] else [], 1)
+            ids = [field.tokenizer.encode(text) for text in own]
+            length = sum(map(len, ids)) + len(ids) + 1
+            long = f"{name}: {record.id}: {length} tokens, more than data.max_len={field.max_len}: {own[0][:SHOWN]}"
+            faults.add("over-long text", [long] if length > field.max_len else [], 1)
+            texts += [(record.id, text) for text in own]
+            rows += ids
+        coverage[name] = cover(name, texts, rows, field.tokenizer, faults)
+    return coverage
+
+
+def tag_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[str]:
+    """Notes words whose tag training lacks; gives a line on the tags."""
+    known = Counter(tag for record in splits["train"].records(limit) for tag in record["tags"])
+    for name, split in splits.items():
+        for record in split.records(limit):
+            pairs = zip(record["words"], record["tags"], strict=True)
+            lines = [f"{name}: {record.id}: {word}/{tag}" for word, tag in pairs if tag not in known]
+            faults.add("tag that train lacks", lines, len(record["tags"]))
+    (most, often), (least, seldom) = known.most_common()[0], known.most_common()[-1]
+    return [f"tags        {len(known)}; {seldom:,} words of {least} to {often:,} of {most}"]

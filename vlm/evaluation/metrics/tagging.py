@@ -1,0 +1,141 @@
+"""Metrics of tagged words: accuracy a word, and precision, recall and F1 of exact spans."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.records import RecordMetric
+
+Tags = Sequence[str]
+OUTSIDE = "O"
+
+
+class Span(NamedTuple):
+    """Words from `start` up to `stop` that are one thing of a kind."""
+
+    kind: str
+    start: int
+    stop: int
+
+
+class Sentence(NamedTuple):
+    """A sentence of an evaluation."""
+
+    words: Sequence[str]
+    tags: Tags
+    predicted: Tags
+
+
+def has_spans(tags: Tags) -> bool:
+    """True where tags mark spans: each is O, or begins with B- or I-, and some do."""
+    return any(tag != OUTSIDE for tag in tags) and all(tag == OUTSIDE or tag[:2] in ("B-", "I-") for tag in tags)
+
+
+def spans(tags: Tags) -> Iterator[Span]:
+    """The spans that B- and I- tags mark, as conlleval and seqeval read them.
+
+    A span begins at B-, and at I- after another kind or after O, and goes on while tags are I- of its kind.
+    """
+    start, kind = 0, None
+    for place, tag in enumerate((*tags, OUTSIDE)):
+        mark, _, own = tag.partition("-")
+        if mark == "I" and own == kind:
+            continue
+        if kind is not None:
+            yield Span(kind, start, place)
+        start, kind = place, own if tag != OUTSIDE else None
+
+
+class TaggingMetric(RecordMetric):
+    """Scores over all words and spans of all processes; what else it gives is of the sentences of the last `compute`.
+
+    Args:
+        classes: The tags that training has; where they mark spans, these are scored too.
+    """
+
+    def __init__(self, *, classes: Tags, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.classes, self.spans = list(classes), has_spans(classes)
+
+    def update(self, ids: Sequence[str], sentences: Sequence[Sentence]) -> None:
+        """Adds some sentences.
+
+        Args:
+            ids: What names each throughout the data set.
+        """
+        self.add((id, *map(list, sentence)) for id, sentence in zip(ids, sentences, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """word_accuracy; and, of exact spans over all kinds together, span_precision, span_recall, span_f1.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self.sentences = {id: Sentence(*row) for id, row in self.rows().items()}
+        if not self.sentences:
+            raise UserError("no sentence to score: the split is empty", status=1)
+        return self.score([sentence.predicted for sentence in self.sentences.values()])
+
+    def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
+        """The scores of tags for the same sentences."""
+        names = ["word_accuracy", *(["span_precision", "span_recall", "span_f1"] if self.spans else [])]
+        values = self._scores(self._counts(predicted).sum(0, keepdims=True))[0]
+        return dict(zip(names, values.tolist(), strict=True))
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
+        counts = self._counts([sentence.predicted for sentence in self.sentences.values()])
+        names = ["word_accuracy", *(["span_f1"] if self.spans else [])]
+        places = [0, *([3] if self.spans else [])]
+        return intervals(names, lambda draws: self._scores(draws @ counts)[:, places], len(counts), seed=seed)
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and number of the words of each tag; and of the spans of each kind."""
+        found: dict[str, np.ndarray] = {}
+        for sentence in self.sentences.values():
+            for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
+                found[tag] = found.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
+                found[taken] = found.get(taken, np.zeros(3)) + np.array([0, 1, 0])
+            if self.spans:
+                true, predicted = set(spans(sentence.tags)), set(spans(sentence.predicted))
+                for span in true | predicted:
+                    row = np.array([span in true and span in predicted, span in predicted, span in true])
+                    found[span.kind] = found.get(span.kind, np.zeros(3)) + row
+        return {name: _figures(*found[name].tolist()) for name in sorted(found)}
+
+    def confusion(self) -> tuple[list[list[int]], list[str]]:
+        """How often each true tag (rows) was taken for each tag (columns), and the tags."""
+        pairs = [pair for one in self.sentences.values() for pair in zip(one.tags, one.predicted, strict=True)]
+        names = sorted({tag for pair in pairs for tag in pair})
+        place = {name: at for at, name in enumerate(names)}
+        matrix = [[0] * len(names) for _ in names]
+        for true, taken in pairs:
+            matrix[place[true]][place[taken]] += 1
+        return matrix, names
+
+    def _counts(self, predicted: Sequence[Tags]) -> Floats:
+        """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
+        rows = []
+        for sentence, tags in zip(self.sentences.values(), predicted, strict=True):
+            right = sum(true == taken for true, taken in zip(sentence.tags, tags, strict=True))
+            true, taken = (set(spans(each)) if self.spans else set() for each in (sentence.tags, tags))
+            rows.append([right, len(tags), len(true & taken), len(taken), len(true)])
+        return np.array(rows, np.float64)
+
+    def _scores(self, counts: Floats) -> Floats:
+        """Scores of sums (R, 5) over sentences; a share of nothing is 0."""
+        right, words, both, taken, true = counts.T
+        accuracy = right / np.maximum(words, 1)
+        if not self.spans:
+            return accuracy[:, None]
+        precision, recall = both / np.maximum(taken, 1), both / np.maximum(true, 1)
+        return np.column_stack([accuracy, precision, recall, 2 * both / np.maximum(taken + true, 1)])
+
+
+def _figures(both: float, taken: float, true: float) -> dict[str, float]:
+    figures = {"precision": both / max(1, taken), "recall": both / max(1, true), "f1": 2 * both / max(1, taken + true)}
+    return {**figures, "count": true}

@@ -1,0 +1,55 @@
+"""Controls of text tasks: what a model would score that counts words and knows nothing of their order."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+Words = Sequence[str]
+
+
+class NaiveBayes:
+    """The multinomial model of bags of words, with add-one smoothing (McCallum and Nigam 1998).
+
+    Args:
+        samples: The words of each training sample, and its class.
+        num_classes: How many classes there are.
+    """
+
+    def __init__(self, samples: Iterable[tuple[Words, int]], num_classes: int) -> None:
+        self.counts: list[Counter[str]] = [Counter() for _ in range(num_classes)]
+        sizes = [0] * num_classes
+        for words, label in samples:
+            sizes[label] += 1
+            self.counts[label].update(words)
+        known = len(set().union(*self.counts)) + 1  # and one for all that were never seen
+        self.totals = [sum(counts.values()) + known for counts in self.counts]
+        self.priors = [math.log(max(size, 1e-9) / max(1, sum(sizes))) for size in sizes]
+
+    def predict(self, words: Words) -> int:
+        """The likeliest class."""
+        scores = [
+            prior + sum(math.log((counts[word] + 1) / total) for word in words)
+            for prior, counts, total in zip(self.priors, self.counts, self.totals, strict=True)
+        ]
+        return scores.index(max(scores))
+
+
+def bag_of(texts: Sequence[str]) -> list[str]:
+    """The words of a text, or of two, told apart by the text that they stand in."""
+    return [f"{place} {word}" for place, text in enumerate(texts) for word in text.lower().split()]
+
+
+def most_frequent_tags(sentences: Iterable[tuple[Words, Words]]) -> tuple[dict[str, str], str]:
+    """The most frequent tag of each word, and that of all words."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    whole: Counter[str] = Counter()
+    for words, tags in sentences:
+        whole.update(tags)
+        for word, tag in zip(words, tags, strict=True):
+            counts[word][tag] += 1
+    return {word: _first(found) for word, found in counts.items()}, _first(whole)
+
+
+def _first(counts: Counter[str]) -> str:
+    """The most frequent; of equal ones the first by name."""
+    return min(counts, key=lambda tag: (-counts[tag], tag))

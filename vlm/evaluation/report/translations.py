@@ -1,0 +1,28 @@
+"""The part of a report about translations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.evaluation.report.sections import SHOWN, Note, Section, Table, random_places
+
+TEXTS = ("text", "translation", "reference")
+
+
+def translation_sections(samples: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> list[Section]:
+    """Translations at random and those whose references the model finds least likely, and how they were scored.
+
+    Args:
+        samples: Texts, translations, references and losses.
+        notes: Lines about the metrics.
+    """
+    kinds = {
+        "Random translations": [samples[at] for at in random_places(len(samples))],
+        "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:SHOWN],
+    }
+    tables = [Section(title, [_table(found)]) for title, found in kinds.items()]
+    return [*tables, Section("Metrics", [Note(note) for note in notes])]
+
+
+def _table(samples: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [[*(sample[name] for name in TEXTS), f"{sample['loss']:.2f}"] for sample in samples]
+    return Table([*TEXTS, "loss"], rows)

@@ -1,0 +1,102 @@
+"""Tagging the words of texts with a trained model: load, split, tag, format; the command `tag`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import InputRows
+from vlm.data.text.inputs import encode_words
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.words import split_words
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.text_rows import rows_of, texts_or_lines
+from vlm.models.text_classifiers import TokenClassifier
+from vlm.nn.step.packed import prepack
+
+COMMAND = {"name": "tag", "help": "Tag the words of texts: one line a text, WORD/TAG WORD/TAG ..."}
+
+
+@torch.inference_mode()
+def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
+    """Probabilities of the tags of all words; validation, evaluation and `vlm tag` all go through here: (T, C)."""
+    return model(rows.tokens, rows.segments, rows.types, rows.places).double().softmax(-1)
+
+
+class Tagger(Predictor):
+    """A trained tagger, ready to use; arguments as in Predictor."""
+
+    task = "tagging"
+    fields = ("tagged",)
+    model: TokenClassifier
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_len = int(about["max_len"])
+        self.classes = ["".join(name) for name in about["classes"]]
+
+    def check(self) -> None:
+        check_outputs(self.probabilities([["a"]]), len(self.classes), "classes")
+        check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        refuse_undecoded(inputs)
+        return tag_texts(self, list(map(split_words, inputs)), records, batch_size=batch_size)
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        yield f"tags        {', '.join(about['classes'])}"
+
+    def probabilities(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """Probabilities (T, C) of the tags of all words of some sentences."""
+        samples = [encode_words(self.tokenizer, self.max_len, words) for words in sentences]
+        return tag_probabilities(self.model, rows_of(samples, self.tokenizer.pad_id, self.device)).cpu()
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
+        """The likeliest tag of each word of some sentences, with its probability."""
+        if not any(sentences):
+            return [[] for _ in sentences]
+        values, places = self.probabilities(sentences).max(-1)
+        found = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
+        ends = accumulate(map(len, sentences), initial=0)
+        return [found[start:stop] for start, stop in pairwise(ends)]
+
+
+def tag_texts(tagger: Tagger, sentences: Sequence[Sequence[str]], records: Records, *, batch_size: int) -> int:
+    """Tags sentences in batches and writes a record for each; returns the exit status."""
+    prepack(tagger.model)
+    for start in range(0, len(sentences), batch_size):
+        batch = sentences[start : start + batch_size]
+        for words, tagged in zip(batch, tagger.tag(batch), strict=True):
+            records.write(_record(records.form, words, tagged))
+    return 0
+
+
+def _record(form: str, words: Sequence[str], tagged: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    tags = [tag for tag, _ in tagged]
+    if form == "jsonl":
+        return {"words": list(words), "tags": tags, "probabilities": [value for _, value in tagged]}
+    if form == "csv":
+        return {"words": " ".join(words), "tags": " ".join(tags)}
+    return {"tagged": " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))}
+
+
+def command(
+    model: ModelOptions,
+    text: Texts = None,
+    words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False,
+) -> int:
+    """Tags texts as the options say; returns the exit status."""
+    lines = texts_or_lines(text)
+    output = Output(model.out, inputs=[model.checkpoint])
+    records = Records(form=model.form, fields=Tagger.fields, output=output)
+    tagger = model.load(Tagger)
+    sentences = [line.split() if words else split_words(line) for line in lines]
+    with output:
+        return tag_texts(tagger, sentences, records, batch_size=model.batch_size)

@@ -1,0 +1,116 @@
+"""Classifying texts with a trained model: load, encode, predict, format; the command `classify`, for texts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import InputRows
+from vlm.data.text.inputs import encode_text
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
+from vlm.inference.output import Output, Records, ranked_record
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.text_rows import rows_of, texts_or_lines
+from vlm.models.text_classifiers import SequenceClassifier
+from vlm.nn.step.packed import prepack
+
+COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."}
+
+
+@torch.inference_mode()
+def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
+    """Probabilities of texts; validation, evaluation and `vlm classify` all go through here: (B, C), float64."""
+    return model(rows.tokens, rows.segments, rows.types).double().softmax(-1)
+
+
+class TextClassifier(Predictor):
+    """A trained classifier of texts or of pairs of texts, ready to use; arguments as in Predictor."""
+
+    task = "text_classification"
+    fields = ("text", "classes")
+    model: SequenceClassifier
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_len, self.pairs = int(about["max_len"]), bool(about["pairs"])
+        self.classes = ["".join(name) for name in about["classes"]]
+
+    def check(self) -> None:
+        check_outputs(self.classify([("a", "b") if self.pairs else ("a",)]), len(self.classes), "classes")
+        encoder: Any = self.model.encoder
+        check_outputs(encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        refuse_undecoded(inputs)
+        return classify_texts(self, self.samples(inputs), records, batch_size=batch_size, top=1)
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        yield f"classes     {', '.join(about['classes'])}{', of pairs of texts' if about['pairs'] else ''}"
+
+    def samples(self, lines: Sequence[str], pairs: Sequence[str] = ()) -> list[tuple[str, ...]]:
+        """The texts of each sample: a line, or the two parts of one at its tab, where no second texts stand apart.
+
+        Raises:
+            UserError: A model of pairs is to read a single text, or another one a pair.
+        """
+        if pairs and not self.pairs:
+            raise UserError("--pair: this model reads single texts; leave it out")
+        if not self.pairs:
+            return [(line,) for line in lines]
+        if pairs:
+            found: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
+        else:
+            found = [tuple(line.split("\t")) for line in lines]
+        if wrong := next((texts for texts in found if len(texts) != 2), None):
+            shown = " ".join(wrong)
+            raise UserError(f"{shown}: this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text")
+        return found
+
+    def classify(self, texts: Sequence[Sequence[str]]) -> Tensor:
+        """Probabilities (B, C) of texts, or of pairs of them."""
+        samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
+        return text_probabilities(self.model, rows_of(samples, self.tokenizer.pad_id, self.device)).cpu()
+
+
+def classify_texts(
+    classifier: TextClassifier, texts: Sequence[Sequence[str]], records: Records, *, batch_size: int, top: int
+) -> int:
+    """Classifies texts in batches and writes a record for each; returns the exit status.
+
+    Args:
+        top: Classes of a text that are written, the most probable first.
+    """
+    prepack(classifier.model)
+    for start in range(0, len(texts), batch_size):
+        batch = texts[start : start + batch_size]
+        values, places = classifier.classify(batch).topk(min(top, len(classifier.classes)))
+        for sample, row, at in zip(batch, values.tolist(), places.tolist(), strict=True):
+            ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+            head = dict(zip(("text", "pair"), sample, strict=False))
+            head = {"text": " | ".join(sample)} if records.form == "text" else head
+            records.write(ranked_record(records.form, head, ranked))
+    return 0
+
+
+def command(
+    model: ModelOptions,
+    text: Texts = None,
+    pair: Annotated[list[str] | None, Option("Second text of a pair, one to each --text.")] = None,
+    top: Annotated[int, Option("Classes of an input that are written.", least=1)] = 1,
+) -> int:
+    """Classifies texts as the options say; returns the exit status."""
+    lines = texts_or_lines(text)
+    refuse_undecoded(pair or ())
+    output = Output(model.out, inputs=[model.checkpoint])
+    records = Records(form=model.form, fields=TextClassifier.fields, output=output)
+    classifier = model.load(TextClassifier)
+    with output:
+        samples = classifier.samples(lines, pair or ())
+        return classify_texts(classifier, samples, records, batch_size=model.batch_size, top=top)

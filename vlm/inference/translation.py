@@ -1,0 +1,134 @@
+"""Translating texts with a trained model: load, encode, predict, format; the command `translate`."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import pack
+from vlm.data.text.documents import read_lines
+from vlm.data.text.inputs import encode_text
+from vlm.decoding.options import Decoding
+from vlm.errors import UserError, print_error
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, TraceFile, refuse_undecoded
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import check_outputs
+from vlm.inference.writing import Trace, Writer, write_texts
+from vlm.models.context import Context
+from vlm.models.encoder_decoder import TextToText
+
+COMMAND = {"name": "translate", "help": "Translate texts: lines of files or of stdin, one translation a line."}
+
+
+def encode_texts(model: TextToText, tokens: Tensor, segments: Tensor, types: Tensor | None = None) -> Context:
+    """The context of rows of a text each, in the precision of the weights: (B, S) -> states (B, S, D)."""
+    with torch.autocast(tokens.device.type, enabled=False):
+        return model.encode(tokens, segments, types)
+
+
+class Translator(Writer):
+    """A trained translation model, ready to use; arguments as in Predictor. Its inputs are texts."""
+
+    task = "translation"
+    fields, names = ("translation",), ("text", "translation")
+    model: TextToText
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.max_len = int(about["max_len"])
+
+    def check(self) -> None:
+        begin = torch.tensor([[self.tokenizer.bos_id]], device=self.device)
+        hidden = self.model.decoder(begin, None, self.encode([""]))
+        check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        refuse_undecoded(inputs)
+        return translate_texts(self, inputs, records, batch_size=batch_size, decoding=Decoding())
+
+    @torch.inference_mode()
+    def encode(self, inputs: Sequence[str]) -> Context:
+        texts = [[encode_text(self.tokenizer, self.max_len, text).ids] for text in inputs]
+        tokens, segments = pack(texts, self.tokenizer.pad_id)
+        return encode_texts(self.model, tokens.to(self.device), segments.to(self.device))
+
+    def keys(self, inputs: Sequence[str]) -> Sequence[str]:
+        return inputs
+
+    def fits(self, text: str) -> bool:
+        """True for a text that the model reads whole."""
+        return len(self.tokenizer.encode(text)) + 2 <= self.max_len
+
+
+def translate_texts(
+    translator: Translator,
+    texts: Sequence[str],
+    records: Records,
+    *,
+    batch_size: int,
+    decoding: Decoding,
+    trees: dict[str, Any] | None = None,
+) -> int:
+    """Translates texts and writes a record for each translation, as they come; returns the exit status.
+
+    A text that the model does not read whole is named on stderr, and translated as far as it is read.
+
+    Args:
+        batch_size, trees: As in `write_texts`.
+    """
+    long = [number for number, text in enumerate(texts, start=1) if not translator.fits(text)]
+    room = translator.max_len - 2
+    for number in long:
+        print_error(f"text {number}: has more than the {room} tokens that the model reads; its end was left out")
+
+    def batches() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+        for start in range(0, len(texts), batch_size):
+            yield (texts[start : start + batch_size],) * 2
+
+    options: Any = {"count": len(texts), "batch_size": batch_size, "decoding": decoding, "trees": trees}
+    write_texts(translator, batches(), records, **options)
+    return 1 if long else 0
+
+
+def read_texts(files: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Texts, and the lines of files, or of stdin where there are neither; only a line feed ends a line of a file.
+
+    Raises:
+        UserError: There is no text, a file cannot be read, or a text is not UTF-8.
+    """
+    lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
+    for file in files:
+        found = "".join(read_lines(Path(file))).split("\n")
+        lines += [line.rstrip("\r") for line in (found if found[-1] else found[:-1])]
+    lines = [*texts, *lines]
+    if not lines:
+        raise UserError("there is no text; give --text TEXT, a file, or a text a line on stdin")
+    refuse_undecoded(lines)
+    return lines
+
+
+def command(
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None,
+    text: Annotated[list[str] | None, Option("A text; may be repeated.")] = None,
+    prefix: Prefix = "",
+    trace: TraceFile = None,
+) -> int:
+    """Translates texts as the options say; returns the exit status."""
+    texts = read_texts(files or [], text or [])
+    output = Output(model.out, inputs=[*(files or []), model.checkpoint])
+    traced = Trace(trace, beam=decoding.beam, inputs=[*(files or []), model.checkpoint])
+    records = Records(form=model.form, fields=Translator.fields, output=output)
+    translator = model.load(Translator)
+    search = decoding.search(decoding.rules(translator.tokenizer, prefix), sample=bool(decoding.sample))
+    with output, traced:
+        try:
+            return translate_texts(
+                translator, texts, records, batch_size=model.batch_size, decoding=search, trees=traced.trees
+            )
+        finally:
+            traced.finish()

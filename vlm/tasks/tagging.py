@@ -1,0 +1,136 @@
+"""Tagging: the model reads a text and gives each of its words a tag."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+
+from vlm.data.batch import IGNORE, Batch
+from vlm.data.text.input_fields import TagField, WordsField
+from vlm.errors import Share
+from vlm.evaluation.metrics.tagging import Sentence, TaggingMetric
+from vlm.evaluation.metrics.text_controls import most_frequent_tags
+from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
+from vlm.inference.tagging import tag_probabilities
+from vlm.models.flop import Work
+from vlm.models.text_classifiers import TokenClassifier
+from vlm.training.data_module import Data
+from vlm.training.losses import Term
+from vlm.training.optim import Optimization
+from vlm.training.show import row_lines, text_shape
+from vlm.training.task import Task
+
+
+class Tagging(Task):
+    """Trains by the cross-entropy of each word's tag, read at its first piece.
+
+    Args:
+        model, optimization, seed, freeze: As in Task; the model is a TokenClassifier.
+        fields: words, and tags.
+        label_smoothing: Share of the target spread evenly over the tags.
+    """
+
+    name = "tagging"
+    headlines = ("word_accuracy", "span_f1")
+    curves = ("word_accuracy", "span_f1")
+    unit = counted_unit = "words"
+    model: TokenClassifier
+
+    def __init__(
+        self,
+        *,
+        model: TokenClassifier,
+        fields: Mapping[str, Any],
+        seed: int,
+        optimization: Optimization | None = None,
+        freeze: Sequence[str] = (),
+        label_smoothing: Share = 0.0,
+    ) -> None:
+        super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
+        self.words: WordsField = fields["words"]
+        tags: TagField = fields["tags"]
+        self.classes, self.label_smoothing = list(tags.classes), label_smoothing
+        self.metric = TaggingMetric(classes=self.classes)
+
+    def size(self, batch: Batch) -> int:
+        return sum(batch["words"].counts)
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["words"].tokens.shape)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        rows, tags = batch["words"], batch["tags"]
+        logits = self.model(rows.tokens, rows.segments, rows.types, rows.places).float()
+        options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": self.label_smoothing}
+        return {"words": Term(F.cross_entropy(logits, tags.labels, reduction="sum", **options), tags.count)}
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        rows, tags = batch["words"], batch["tags"]
+        probabilities = tag_probabilities(self.model, rows)
+        loss = F.nll_loss(probabilities.log(), tags.labels, reduction="sum", ignore_index=IGNORE)
+        self.add_loss({"words": Term(loss, tags.count)})
+        names = [self.classes[at] for at in probabilities.argmax(-1).tolist()]
+        predicted = [names[start:stop] for start, stop in pairwise(accumulate(rows.counts, initial=0))]
+        self.metric.update(batch.ids, list(map(Sentence, rows.texts, tags.tags, predicted)))
+
+    test_step = validation_step
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute()
+        sentences = list(self.metric.sentences.values())
+        shown = [sentences[at] for at in random_places(len(sentences))]
+        self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
+        if final:
+            results |= self.metric.intervals(seed=self.seed) | self._controls(sentences)
+        return results
+
+    def _controls(self, sentences: Sequence[Sentence]) -> dict[str, float]:
+        """Scores of each word's most frequent tag in train, and of the most frequent tag of all."""
+        train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
+        frequent, first = most_frequent_tags((record["words"], record["tags"]) for record in train)
+        of_words = [[frequent.get(word, first) for word in one.words] for one in sentences]
+        controls = {"frequent": of_words, "constant": [[first] * len(one.words) for one in sentences]}
+        scores = {control: self.metric.score(tags) for control, tags in controls.items()}
+        return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return [{"id": id, **one._asdict()} for id, one in self.metric.sentences.items()]
+
+    def details(self) -> dict[str, Any]:
+        matrix, classes = self.metric.confusion()
+        return {"tags": self.metric.per_class(), "confusion": matrix, "classes": classes}
+
+    def report(self) -> list[Section]:
+        """The confusion matrix, the scores of each tag and kind of span, and some sentences with mistakes."""
+        names = ("precision", "recall", "f1", "count")
+        rows = [
+            [tag, *(f"{row[name]:.1%}" for name in names[:3]), f"{row['count']:,.0f}"]
+            for tag, row in self.metric.per_class().items()
+        ]
+        wrong = [one for one in self.metric.sentences.values() if list(one.tags) != list(one.predicted)]
+        shown = [[_line(wrong[at])] for at in random_places(len(wrong))[:SHOWN]]
+        mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], shown)])] if shown else []
+        table = Table(["tag", "precision", "recall", "F1", "number"], rows)
+        return [Section("Tags", [Confusion(*self.metric.confusion()), table]), *mistakes]
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["words"]
+        names = " ".join(batch["tags"].tags[0][:tokens])
+        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
+        return [*lines, *row_lines(rows, self.words.tokenizer, shown=tokens), f"  tags      {names}"]
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm tag --text {shlex.quote(' '.join(data.split(data.final_split).record(0)['words']))}"
+
+
+def _line(one: Sentence) -> str:
+    """A sentence with its tags; where one is wrong, the true one stands beside it."""
+    triples = zip(one.words, one.predicted, one.tags, strict=True)
+    return " ".join(f"{word}/{taken}" + ("" if taken == true else f"({true})") for word, taken, true in triples)

@@ -1,0 +1,136 @@
+"""Translation, and any other text to text: the model reads a text and writes another."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.data.batch import Batch
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Share
+from vlm.evaluation.metrics.translation import TranslationMetric
+from vlm.evaluation.report.sections import Section
+from vlm.evaluation.report.translations import translation_sections
+from vlm.inference.translation import encode_texts
+from vlm.inference.writing import likeliest
+from vlm.models.encoder_decoder import TextToText
+from vlm.models.flop import Work
+from vlm.nn.step.replay import StepperPool
+from vlm.training.data_module import Data
+from vlm.training.losses import Term, row_losses, token_loss
+from vlm.training.optim import Optimization
+from vlm.training.show import caption_line, first_row, text_shape
+from vlm.training.task import Task
+
+PAIRS = 20_000  # of train that the dictionary, a control, is learned from
+
+
+class Translation(Task):
+    """Trains by next-token prediction, validates by translating freely.
+
+    Args:
+        model, optimization, seed, freeze: As in Task; the model is a TextToText.
+        fields: text, and translation.
+        label_smoothing: Share of the target spread evenly over the vocabulary.
+        max_tokens: Longest translation that is decoded, in tokens.
+        val_texts: Texts that a validation translates; None for all.
+    """
+
+    name = "translation"
+    headlines = ("bleu", "chrf", "exact_match")
+    curves = ("bleu", "chrf", "exact_match", "length_ratio")
+    unit = "texts"
+    model: TextToText
+
+    def __init__(
+        self,
+        *,
+        model: TextToText,
+        fields: Mapping[str, Any],
+        seed: int,
+        max_tokens: Count,
+        optimization: Optimization | None = None,
+        freeze: Sequence[str] = (),
+        label_smoothing: Share = 0.0,
+        val_texts: Count | None = None,
+    ) -> None:
+        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        self.max_tokens, self.val_texts = max_tokens, val_texts
+        self.label_smoothing, self.metric = label_smoothing, TranslationMetric()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads and writes texts of both sides."""
+        return self.fields["translation"].tokenizer  # type: ignore[return-value]
+
+    def work(self, batch: Batch) -> Work:
+        texts, rows = batch["text"].tokens, batch["translation"].tokens
+        return Work(rows=len(rows), length=rows.shape[1], read=texts.shape[1])
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        texts, rows = batch["text"], batch["translation"]
+        hidden = self.model(texts.tokens, rows.tokens, rows.segments, texts.segments, texts.types)
+        smoothing = self.label_smoothing
+        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+        self.steps = StepperPool()  # a GPU records a decode step once for all batches
+
+    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
+        """The loss on a batch's translations and, up to a limit, those that the model writes, of one encoding."""
+        texts, rows, model = batch["text"], batch["translation"], self.model
+        context = encode_texts(model, texts.tokens, texts.segments, texts.types)
+        with torch.autocast(self.device.type, enabled=False):
+            hidden = model.decoder(rows.tokens, rows.segments, context)
+            sums, counts = row_losses(hidden, rows.targets, model.head_parts)
+        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
+        if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
+            return
+        found = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in found]
+        references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
+        for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
+            self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.evaluation_step(batch, self.val_texts)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.evaluation_step(batch, None)
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        del self.steps  # and its memory
+        results = self.metric.compute()
+        if final:
+            train = self.trainer.datamodule.split("train").records(PAIRS)  # type: ignore[attr-defined]
+            results |= self.metric.dictionary((record["text"], record["translation"]) for record in train)
+            results |= self.metric.intervals(seed=self.seed)
+        return results
+
+    def notes(self) -> list[str]:
+        return [f"{name:<12}{signature}" for name, signature in self.metric.signatures().items()]
+
+    def details(self) -> dict[str, Any]:
+        return {"signatures": self.metric.signatures(), "texts": self.metric.samples}
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return [{"id": id, "translation": row["translation"]} for id, row in self.metric.samples.items()]
+
+    def report(self) -> list[Section]:
+        return translation_sections(list(self.metric.samples.values()), self.notes())
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        texts, rows = batch["text"], batch["translation"]
+        lines = [f"batch       {text_shape(one.tokens, one.segments)}" for one in (texts, rows)]
+        lines += [f"sample      {batch.ids[0]}", f"  text      {self.tokenizer.decode(texts.tokens[0].tolist())}"]
+        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="written", shown=tokens)
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm translate --text {shlex.quote(data.split(data.final_split).record(0)['text'])}"
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), "max_tokens": self.max_tokens}
