@@ -54,12 +54,7 @@ def answer_questions(
     prompts = [[tokenizer.bos_id, *tokenizer.encode(question)[-room:]] for asked in questions for question in asked]
     rows = [row for row, asked in enumerate(questions) for _ in asked]
     answers = [Answer() for _ in prompts]
-    options: Any = {
-        "sampling": Sampling(temperature=0.0),
-        "max_tokens": max_tokens,
-        "eos_id": tokenizer.eos_id,
-        "seed": 0,
-    }
+    options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
     beside = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
     # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
     with torch.autocast(context.states.device.type, enabled=False):

@@ -81,3 +81,10 @@ def test_splits_share_no_combination_and_epochs_differ(source):
     assert train.record(0, 1)["questions"] != train.record(0, 0)["questions"]
     assert test.record(0, 1)["questions"] == test.record(0, 0)["questions"]
     assert train.record(0, 1).id != train.record(0, 0).id
+
+
+def test_training_scenes_may_have_several_questions_of_a_kind():
+    source = SceneQuestions(**OPTIONS, train_scenes=50, val_scenes=1, test_scenes=50, questions_per_kind=2)
+    train, test = ([record["questions"] for record in source.split(name).records()] for name in ("train", "test"))
+    assert all(len(set(questions)) == len(questions) for questions in train)
+    assert any(len(questions) == 8 for questions in train) and max(map(len, test)) == 4

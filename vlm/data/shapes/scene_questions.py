@@ -24,9 +24,10 @@ class SceneQuestions(Source):
         yes_no      is the small red cross above the large blue circle?   no
 
     Splits share no combination of objects. A question alone tells little: a thing asked for is as likely to be there
-    as not, and each colour as any other.
+    as not, and each color as any other.
 
     Args:
+        questions_per_kind: Questions of each kind about a training scene, less those that come twice; others have one.
         others: As in Shapes.
     Raises:
         UserError: As in Shapes.
@@ -50,8 +51,9 @@ class SceneQuestions(Source):
         train_scenes: Count,
         val_scenes: Count,
         test_scenes: Count,
+        questions_per_kind: Count = 1,
     ) -> None:
-        self.seed, self.shapes, self.colors = seed, shapes, colors
+        self.seed, self.shapes, self.colors, self.questions_per_kind = seed, shapes, colors, questions_per_kind
         self._source = Shapes(
             seed=seed,
             image_size=image_size,
@@ -82,8 +84,9 @@ class QuestionsSplit(Split):
     def record(self, index: int, epoch: int = 0) -> Record:
         scene, name = self.scenes.scene(epoch, index), self.scenes.name_of(epoch, index)
         rng = numpy_rng("scene questions", self.source.seed, name)
-        asked = [ask(scene, self.source, rng) for ask in KINDS.values()]
-        questions = [question for question in asked if question is not None]
+        times = self.source.questions_per_kind if self.fresh else 1
+        asked = [ask(scene, self.source, rng) for ask in KINDS.values() for _ in range(times)]
+        questions = list(dict.fromkeys(question for question in asked if question is not None))
         return Record(name, {"questions": questions}, partial(draw, scene), None, lambda: str(scene))
 
 
