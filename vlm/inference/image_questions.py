@@ -51,7 +51,9 @@ def answer_questions(
         context: The encoded images, a row each.
     """
     room = model.decoder.max_len - 1 - max_tokens
-    prompts = [[tokenizer.bos_id, *tokenizer.encode(question)[-room:]] for asked in questions for question in asked]
+    prompts = [
+        [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]] for asked in questions for question in asked
+    ]
     rows = [row for row, asked in enumerate(questions) for _ in asked]
     answers = [Answer() for _ in prompts]
     options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
@@ -79,7 +81,7 @@ class Answerer(Captioner):
 
     def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
         """The answers to the same questions about each of a batch of images that `pixels` made."""
-        context = self.encode(torch.stack(list(pixels)))
+        context = self.encode(pixels)
         return answer_questions(
             self.model, self.tokenizer, context, [questions] * len(pixels), max_tokens=self.max_tokens
         )
