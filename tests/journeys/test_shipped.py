@@ -86,6 +86,7 @@ OPTIONS = [options for task in TASKS for options in options_of(task)]
 ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)]
+TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 COMMANDS = sorted(
     {
         line.removeprefix("$ ")
@@ -210,6 +211,10 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
+    (tmp_path / "pairs").mkdir()
+    for name, count in (("train", 40), ("val", 8), ("test", 8)):
+        (tmp_path / "pairs" / f"{name}.en").write_text("a red circle\na blue cross\n" * count)
+        (tmp_path / "pairs" / f"{name}.de").write_text("ein roter Kreis\nein blaues Kreuz\n" * count)
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
@@ -221,8 +226,12 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
     program, *arguments = shlex.split(command)
     arguments = arguments[1:] if program == "python" else arguments
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
-        text = name == "language_modeling" or name.startswith("shakespeare")
-        shutil.copytree(trained_text if text else trained_classifier, place / "runs" / name / "DATE_TIME")
+        run = place / "runs" / name / "DATE_TIME"
+        if name in ("classification", "flowers", "shakespeare_cpu"):
+            shutil.copytree(trained_text if name == "shakespeare_cpu" else trained_classifier, run)
+        else:
+            (run / "checkpoints").mkdir(parents=True)
+            shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")
     if "data=webdataset" in command:
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
     wrong = "dpeth" in command

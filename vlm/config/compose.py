@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from vlm.config.links import FORMULAS, links
-from vlm.config.override import apply, check_effective, parse, plain, quote, update
+from vlm.config.override import apply, parse, plain, quote, update
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -89,14 +89,14 @@ def resolved(whole: tuple[DictConfig, list[str]], check: Check | None, suit: Che
 
 
 def override(
-    config: dict[str, Any], overrides: list[str], *, unread: Callable[[str], bool] | None = None
+    config: dict[str, Any], overrides: list[str], *, verify: Callable[..., None] | None = None
 ) -> dict[str, Any]:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
     Args:
-        unread: Whether the command does not read a key; with it, overrides that change nothing are refused.
+        verify: Is passed the config before, that after, and for each overridden key those that took its value.
     Raises:
-        UserError: With a line for each that cannot be applied, or changes nothing.
+        UserError: With a line for each that cannot be applied.
     """
     values, chosen, faults = [], {}, []
     with explained(SHIPPED):
@@ -122,8 +122,8 @@ def override(
         raise UserError("\n".join([*faults, str(fault)])) from fault
     if faults:
         raise UserError("\n".join(faults))
-    if unread is not None:
-        check_effective(config, applied, taken | {key: [] for key in chosen}, unread)
+    if verify is not None:
+        verify(config, applied, taken | {key: [] for key in chosen})
     return applied
 
 

@@ -82,7 +82,8 @@ def feed(config: dict[str, Any], links: dict[str, Any], keys: Collection[str]) -
         while waiting:
             for place, source, target in _places(links, waiting.pop()):
                 if has(config, place) and place not in (*keys, *taken[key]):
-                    put(config, place, _value(config, links, source, target))
+                    holder, name = _holder(config, place)
+                    holder[name] = _value(config, links, source, target)
                     taken[key].append(place)
                     waiting.append(place)
     return taken
@@ -157,9 +158,13 @@ def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
 
 def has(config: Any, key: str) -> bool:
     """True where a config has a key."""
-    *parents, name = key.split(".")
-    holder = select(config, ".".join(parents)) if parents else config
+    holder, name = _holder(config, key)
     return isinstance(holder, dict) and name in holder
+
+
+def _holder(config: Any, key: str) -> tuple[Any, str]:
+    parent, _, name = key.rpartition(".")
+    return (select(config, parent) if parent else config), name
 
 
 def select(config: Any, key: str, default: Any = None) -> Any:
@@ -169,11 +174,3 @@ def select(config: Any, key: str, default: Any = None) -> Any:
             return default
         config = config[part]
     return config
-
-
-def put(config: dict[str, Any], key: str, value: Any) -> None:
-    """Sets the value at a dotted key whose parents are there."""
-    *parents, name = key.split(".")
-    for part in parents:
-        config = config[part]
-    config[name] = value

@@ -3,7 +3,7 @@ applied to a config that was composed or saved."""
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from vlm.config.links import feed, has, select, split_links, walk, without
+from vlm.config.links import feed, split_links, walk, without
 from vlm.config.target import arguments, find, supplies
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, did_you_mean, nearest
@@ -41,24 +41,6 @@ def quote(override: str, sweeping: bool = False) -> str:
     if not value or _is_plain(key, value, parse(override), sweeping):
         return override
     return f"{key}={QuotedString(_literal(value, force=os.path.lexists(value)), Quote.single).with_quotes()}"
-
-
-def split_option(argv: list[str], name: str = "resume") -> tuple[str | None, list[str]]:
-    """Takes ``NAME=VALUE`` out of a command line, of an option that is no value of the config.
-
-    Raises:
-        UserError: It stands there twice.
-    """
-    options = [arg for arg in argv if arg.lstrip("+").startswith(f"{name}=")]
-    if len(options) > 1:
-        raise UserError(f"{name} is given {len(options)} times ({' '.join(options)}); give it once")
-    if not options:
-        return None, argv
-    value = options[0].partition("=")[2]
-    parsed = parse(options[0])
-    if parsed is not None and value[:1] in ("'", '"') and not os.path.lexists(value):
-        value = str(parsed.value())
-    return (None if value in ("", "null") else value), [arg for arg in argv if arg is not options[0]]
 
 
 def apply(
@@ -127,30 +109,6 @@ def _delete(tree: DictConfig, key: str) -> None:
     holder = OmegaConf.select(tree, parent) if parent else tree
     with open_dict(tree):
         del holder[name]
-
-
-def check_effective(
-    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Callable[[str], bool]
-) -> None:
-    """Refuses overrides that change nothing.
-
-    Args:
-        before: The config that was saved.
-        after: The same with the overrides applied.
-        taken: Overridden key -> the keys that took its value.
-        unread: Whether the command does not read a key.
-    Raises:
-        UserError: With a line for each override that changes nothing.
-    """
-    faults = []
-    for key, places in taken.items():
-        read = [place for place in (key, *places) if not unread(place)]
-        if not read:
-            faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
-        elif all(select(before, place) == select(after, place) and has(after, place) for place in read):
-            faults.append(f"{key}: is {short_text(select(before, key))} already and changes nothing; leave it out")
-    if faults:
-        raise UserError("\n".join(faults))
 
 
 def plain(tree: DictConfig) -> dict[str, Any]:
@@ -247,10 +205,3 @@ def _literal(value: str, force: bool) -> str:
         except GrammarParseError:
             pass
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
-
-
-def short_text(value: Any) -> str:
-    if isinstance(value, dict):
-        value = value.get("_target_", "a group of values")
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Unpack, cast
 
 import torch
@@ -10,13 +9,13 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, block_flop, cross_flop, linear_flop
+from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
-from vlm.nn.mask import Mask, as_bias, causal_within, with_prefix
+from vlm.nn.mask import Mask, as_bias, with_prefix, within_segments
 from vlm.nn.position import LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import KeyValueCache, as_cached
@@ -64,7 +63,7 @@ class Decoder(nn.Module):
         if context_dim is not None and prefix is not None:
             raise ValueError("context_dim is for cross-attention, prefix for a prefix; set one of them to null")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
-        self.max_len = max_len
+        self.max_len, self.context_dim = max_len, context_dim
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
@@ -74,16 +73,26 @@ class Decoder(nn.Module):
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, context: Context | None = None) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one segment."""
+    def forward(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        context: Context | None = None,
+        bounds: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of whole rows; without segments, each row is one segment.
+
+        Args:
+            bounds: Of the segments, as in `TextRows`, where they are known: a GPU then needs no mask.
+        """
         length = tokens.shape[1]
         if segments is None:
             places = torch.arange(length, device=tokens.device)
             mask: Mask = "causal"
         else:
-            places, mask = positions_within(segments), causal_within(segments)
-        # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
-        changing = context is not None or not self.training
+            places, mask = positions_within(segments), within_segments(segments, bounds)
+        # Rows of captions, documents in rows and rows of evaluations are of all lengths; else rows are of one.
+        changing = context is not None or segments is not None or not self.training
         with changing_lengths(tokens.device) if changing else nullcontext():
             if self.prefix is None or context is None:
                 return self.norm(self._through(*self._embedded(places, tokens), mask, context))
@@ -114,19 +123,9 @@ class Decoder(nn.Module):
         return cast(Iterable[DecoderBlock], self.blocks)
 
     def flop(self, image_size: int = 0) -> Flop:
-        own = [block_flop(block) for block in self._blocks()]
-        token, pair = sum(token for token, _ in own), sum(pair for _, pair in own)
-        cross = [cross_flop(block.cross_attn) for block in self._blocks() if block.cross_attn is not None]
-        flop = Flop(
-            token=token + sum(token for token, _, _ in cross),
-            pair=pair,
-            state=sum(state for _, state, _ in cross),
-            context_pair=sum(pair for _, _, pair in cross),
-            head=linear_flop(self.vocabulary_head) + (2 * self.token_embed.weight.numel() if self._tied else 0),
-        )
-        if self.prefix is None:
-            return flop
-        return replace(flop, state=token + linear_flop(self.prefix), state_pair=pair, context_pair=2 * pair)
+        width = self.context_dim if self.prefix is None else self.prefix.context_dim
+        head = 0 if self.vocabulary_head is None else self.vocabulary_head.transform_flop
+        return decoder_flop(self, width) + Flop(head=2 * self.head_parts.weight.numel() + head)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)

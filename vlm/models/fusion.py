@@ -28,7 +28,7 @@ class Prefix(nn.Module):
         self, *, dim: Count, context_dim: Count, norm: bool = False, norm_eps: float = 1e-5, counted: bool = False
     ) -> None:
         super().__init__()
-        self.counted = counted
+        self.context_dim, self.counted = context_dim, counted
         self.project = nn.Identity() if context_dim == dim else nn.Linear(context_dim, dim)
         self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, block_flop
+from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
@@ -82,5 +82,5 @@ class TextEncoder(nn.Module):
         return self.dropout(self.embed_norm(x))  # (B, L, D)
 
     def flop(self, image_size: int = 0) -> Flop:
-        own = [block_flop(block) for block in self.blocks]
-        return Flop(token=sum(token for token, _ in own), pair=sum(pair for _, pair in own))
+        token, pair = text_flop(self)
+        return Flop(token=token, pair=pair)

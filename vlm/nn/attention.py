@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
-from vlm.nn.mask import Mask, as_bias, dense
+from vlm.nn.mask import Mask, Texts, as_bias, dense
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
@@ -36,13 +36,15 @@ def attention(
     heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
 
     Args:
-        mask: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
+        mask: What may be attended to, as in Mask. "causal" aligns the last query with the last key.
         bias: Added to the scaled products, (N, L, S).
         scale: Factor of the products; by default 1 / √K.
         dropout: Probability of dropping an attention weight.
     Shapes:
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
+    if isinstance(mask, Texts) and bias is None and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+        return _text_by_text(q, k, v, mask, scale)
     if _plainly(q, k, dropout):
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
         return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
@@ -52,6 +54,22 @@ def attention(
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=dense(q, k, mask, bias), **options)
+
+
+def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
+    """Attention inside texts, by a kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2).
+
+    Shapes:
+        q (B, N, L, K), k and v (B, N or a divisor, L, K) -> (B, N, L, K)
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, _, length, _ = q.shape
+    k, v = _spread(k, q), _spread(v, q)
+    q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
+    # The length of a row stands for that of the longest text, which changes from batch to batch.
+    out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
+    return out.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @contextmanager

@@ -1,14 +1,42 @@
 """Masks: which keys each query may attend to. Shapes as in `vlm.nn.attention`."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
-# broadcastable to (B, N, L, S) where True means "may attend".
-Mask = Tensor | Literal["causal"] | None
+
+class Texts(NamedTuple):
+    """Causal attention inside each text of packed rows, as a GPU computes it without a mask.
+
+    Shapes:
+        segments (B, L); bounds int32 (N + 1,): where each text begins in the rows end to end, and their end
+    """
+
+    segments: Tensor
+    bounds: Tensor
+
+
+# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), those of these within
+# its text (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
+Mask = Tensor | Literal["causal"] | Texts | None
+
+
+def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
+    """Causal attention inside each segment: on a GPU by the bounds of texts, where they are known; else by a mask.
+
+    Shapes:
+        segments (B, L), bounds as in Texts
+    """
+    if bounds is None or not has_text_kernel(segments.device):
+        return causal_within(segments)
+    return Texts(segments, bounds)
+
+
+def has_text_kernel(device: torch.device) -> bool:
+    """True for a device whose kernels take bounds of texts in the place of a mask."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def within(segments: Tensor) -> Tensor:
@@ -74,6 +102,8 @@ def as_bias(seen: Tensor, like: Tensor) -> Tensor:
 
 def dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
     """A mask and a bias as one tensor: a bool mask, or what is added to products."""
+    if isinstance(mask, Texts):
+        mask = causal_within(mask.segments)
     if isinstance(mask, str):
         mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
     if bias is None or mask is None:

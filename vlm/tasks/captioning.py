@@ -11,7 +11,8 @@ from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
 from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
-from vlm.inference.captioning import caption_pixels
+from vlm.inference.captioning import encode_pixels
+from vlm.inference.writing import likeliest
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
@@ -66,13 +67,12 @@ class Captioning(ImageTextTask):
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
-        losses = self.add_losses(batch, controls=controls)
+        pixels, rows = batch["images"], batch["captions"]
+        context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
+        losses = self.add_losses(batch, context, controls=controls)
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        pixels, rows = batch["images"], batch["captions"]
-        captions = caption_pixels(
-            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
-        )
+        captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)

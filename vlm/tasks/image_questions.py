@@ -1,7 +1,6 @@
 """Questions about images: the model reads an image and a question, and writes the answer."""
 
 import shlex
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from vlm.errors import printable
 from vlm.evaluation.metrics.answers import AnswerMetric
 from vlm.evaluation.report.answers import answer_sections
 from vlm.evaluation.report.sections import Section
+from vlm.inference.captioning import encode_pixels
 from vlm.inference.image_questions import answer_questions
-from vlm.inference.predictor import normalized
 from vlm.models.context import Context
-from vlm.models.encoder_decoder import encode_in_parts
 from vlm.training.data_module import Data
 from vlm.training.grounding import BATCHES
 from vlm.training.image_text import ImageTextTask
@@ -44,28 +42,21 @@ class ImageQuestions(ImageTextTask):
 
     def evaluation_step(self, batch: Batch, *, controls: bool, final: bool) -> None:
         """The loss on a batch's answers, and those that the model writes; beside other images too if it is final."""
-        self.add_losses(batch, controls=controls)
+        context = encode_pixels(self.model, self.preprocess, batch["images"])  # once, for its losses and its answers
+        self.add_losses(batch, context, controls=controls)
         if not batch.ids:
             return
         asked: list[list[Question]] = list(batch["questions"].references)
-        contexts = self._contexts(batch)
-        answers = [self._answer(next(contexts), asked)]
-        answers += [self._answer(context, asked) for context in contexts] if final else 2 * answers
+        size, device = len(batch.ids), self.device
+        answers = [self._answer(context, asked)] * 3
+        if final:
+            others = context.rows(torch.arange(size, device=device).roll(size // 2))
+            blank = self.blank(batch["images"]).rows(torch.zeros(size, dtype=torch.long, device=device))
+            answers[1:] = [self._answer(other, asked) for other in (others, blank)]
         self.answers.update(batch.ids, asked, *answers)
         for id, questions, texts in zip(batch.ids, asked, answers[0], strict=True):
             lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
             self.samples.append({"image_id": id, "line": "   ".join(lines)})
-
-    @torch.inference_mode()
-    def _contexts(self, batch: Batch) -> Iterator[Context]:
-        """The images of a batch, encoded; then that of another image for each, and that of a blank one."""
-        size, device = len(batch.ids), self.device
-        images = normalized(self.model, self.preprocess, batch["images"])
-        with torch.autocast(device.type, enabled=False):
-            yield (own := encode_in_parts(self.model, images))
-            yield own.rows(torch.arange(size, device=device).roll(size // 2))
-            blank = self.model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
-            yield blank.rows(torch.zeros(size, dtype=torch.long, device=device))
 
     def _answer(self, context: Context, asked: list[list[Question]]) -> list[list[str]]:
         texts = [[question.text for question in questions] for questions in asked]

@@ -76,7 +76,7 @@ class LanguageModeling(Task):
     def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
         """Summed cross-entropy in nats, and the number of tokens predicted."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
-        hidden = self.model(rows.tokens[:, :-1], segments)
+        hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
         return token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=label_smoothing)
 
     def loss(self, batch: Batch) -> dict[str, Term]:

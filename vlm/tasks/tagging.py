@@ -12,7 +12,7 @@ from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.input_fields import TagField, WordsField
 from vlm.errors import Share
 from vlm.evaluation.metrics.tagging import Sentence, TaggingMetric
-from vlm.evaluation.metrics.text_controls import most_frequent_tags
+from vlm.evaluation.metrics.text_controls import tag_controls
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
 from vlm.inference.tagging import tag_probabilities
 from vlm.models.flop import Work
@@ -88,17 +88,10 @@ class Tagging(Task):
         shown = [sentences[at] for at in random_places(len(sentences))]
         self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
         if final:
-            results |= self.metric.intervals(seed=self.seed) | self._controls(sentences)
+            train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
+            results |= self.metric.intervals(seed=self.seed)
+            results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
         return results
-
-    def _controls(self, sentences: Sequence[Sentence]) -> dict[str, float]:
-        """Scores of each word's most frequent tag in train, and of the most frequent tag of all."""
-        train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
-        frequent, first = most_frequent_tags((record["words"], record["tags"]) for record in train)
-        of_words = [[frequent.get(word, first) for word in one.words] for one in sentences]
-        controls = {"frequent": of_words, "constant": [[first] * len(one.words) for one in sentences]}
-        scores = {control: self.metric.score(tags) for control, tags in controls.items()}
-        return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"id": id, **one._asdict()} for id, one in self.metric.sentences.items()]

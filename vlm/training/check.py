@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from vlm.config.check import check as check_nodes
-from vlm.config.check import misfit
+from vlm.config.check import product
 from vlm.config.links import origins
-from vlm.config.target import find, limit
+from vlm.config.target import find, limit, parameters
+from vlm.config.types import fits, show
 from vlm.errors import SUPPLIED, Count, Limit, Range, Rate, UserError
 
 Batches = Annotated[int | float | None, Range(0)]
@@ -84,11 +85,10 @@ def check(config: dict[str, Any]) -> None:
 
 def model_faults(config: dict[str, Any]) -> list[str]:
     """A line where the model is not of the kind that the task trains."""
-    wrong = misfit(config["model"], config["task"], "model")
-    if wrong is None:
+    model, wanted = product(config["model"]), parameters(find(config["task"]["_target_"])).get("model")
+    if wanted is None or fits(model, wanted.annotation):
         return []
-    given, wanted = wrong
-    what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
+    what = f"model: {model} does not fit task={config['task_name']}, which needs a {show(wanted.annotation)}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
 
 

@@ -1,5 +1,6 @@
 """Evaluating a checkpoint as training's own test does."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.training.data_module import Data
+from vlm.training.overrides import check_effective
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -69,7 +71,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = override(config, overrides, unread=unread)
+    config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size

@@ -3,10 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count, Share
+from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
@@ -73,13 +77,23 @@ class ImageTextTask(Task):
         super().on_evaluation_start()
         self.grounding = GroundingLosses(self.device)
 
-    def add_losses(self, batch: Batch, *, controls: bool) -> list[float]:
-        """Adds the loss of a batch to that of the split, under control too if asked to; returns each image's."""
+    def add_losses(self, batch: Batch, context: Context, *, controls: bool) -> list[float]:
+        """Adds the loss of a batch to that of the split, under control too if asked to; returns each image's.
+
+        Args:
+            context: The batch's images, encoded.
+        """
         self.unread += [sample.reason for sample in batch.bad]
-        images, rows = self.preprocess.normalize(batch["images"]), batch[self.written]
-        own, losses = self.grounding.read(self.model, images, rows, controls=controls)
+        blank = self.blank(batch["images"]) if controls else None
+        own, losses = self.grounding.read(self.model, context, batch[self.written], blank=blank)
         self.add_loss({"tokens": Term(*own)})
         return losses
+
+    @torch.inference_mode()
+    def blank(self, pixels: Tensor) -> Context:
+        """The context of an image of the mean color, which is 0 once normalised."""
+        with torch.autocast(pixels.device.type, enabled=False):
+            return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch[self.written]

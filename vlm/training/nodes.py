@@ -1,5 +1,6 @@
 """The parts of a config that are built, without the keys that others only refer to."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vlm.config.build import takes
@@ -21,3 +22,13 @@ def _built(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _built(child) for name, child in value.items() if name != "init_from"}
     return value
+
+
+def supply(value: Any, supplied: Mapping[str, Any]) -> Any:
+    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
+    if isinstance(value, list):
+        return [supply(child, supplied) for child in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {key: supply(child, supplied) for key, child in value.items()}
+    return filled | ({name: supplied[name] for name in supplied if takes(value, name)} if "_target_" in value else {})

@@ -1,18 +1,15 @@
 """Going on with a run exactly where it was."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vlm.checkpoint.stored import thaw
-from vlm.config.links import select
-from vlm.config.override import apply, parse, quote, short_text
 from vlm.errors import UserError
+from vlm.training.overrides import check_resume_overrides
 from vlm.training.processes import broadcast_choice, is_rank_zero
 from vlm.training.run_folder import check_same_run, lock, run_folders
 
-RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
 
 
@@ -141,44 +138,3 @@ def finished(loaded: dict[str, Any], config: dict[str, Any]) -> bool:
     return bool(
         (epochs and epochs > 0 and epochs_done(loaded) >= epochs) or (steps > 0 and loaded["global_step"] >= steps)
     )
-
-
-def check_resume_overrides(overrides: list[str], saved_config: dict[str, Any]) -> dict[str, Any]:
-    """The config that a resumed run goes on with: the saved one, with the values that may change.
-
-    Raises:
-        UserError: Other values are given, or keys that there are not.
-    """
-    faults = [fault for text in overrides for fault in _resume_fault(text, saved_config)]
-    if faults:
-        raise UserError("\n".join(faults))
-    config, taken = apply(saved_config, overrides)
-    fixed = [(key, place) for key, places in taken.items() for place in places if not _resumable(place)]
-    for key, place in fixed:
-        if select(config, place) != select(saved_config, place):
-            raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
-    return config
-
-
-def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
-    if text.startswith("-"):
-        yield f"{text}: does not go with resume, which takes the saved config as it is"
-        return
-    parsed = parse(quote(text))
-    if parsed is None:
-        yield f"{text}: is not of the form KEY=VALUE"
-        return
-    key = parsed.key_or_group
-    if not _resumable(key):
-        given = short_text(None if parsed.is_delete() else text.partition("=")[2])
-        before = short_text(select(saved, key.replace("/", "."), "not set"))
-        yield (
-            f"{key}: was {before} and cannot become {given} in a resumed run; leave it out, or "
-            f"start a new run (only {', '.join(RESUMABLE)} may change)"
-        )
-    elif key in RESUMABLE and isinstance(parsed.value(), str):
-        yield f"{text}: a group cannot be chosen anew in a resumed run; set its values, such as trainer.accelerator=cpu"
-
-
-def _resumable(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)

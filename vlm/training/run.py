@@ -11,7 +11,7 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import contained, freeze
-from vlm.config.build import build, spec, supply
+from vlm.config.build import build, spec
 from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
@@ -28,10 +28,11 @@ from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.training.data_module import Data
+from vlm.training.device_images import keep_images
 from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
-from vlm.training.nodes import data_node, model_node
+from vlm.training.nodes import data_node, model_node, supply
 from vlm.training.optim import Optimization
 from vlm.training.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.results import keep_results
@@ -255,6 +256,8 @@ class Run:
             clean(self.folder)
         if self.data.cache_features:
             keep_features(self, self.cache)
+        if self.data.images_on_device:
+            keep_images(self)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
