@@ -277,7 +277,7 @@ def test_contents_that_fit_only_their_fingerprint_are_refused(cls):
     # Somebody else's model with a right hash: every class checks what it is given, and none crashes.
     for learned in (b"ba", b"\xff\xfe", b"\0" * 64):
         state = {"class": cls.__name__, "options": {"lowercase": False}, "learned": learned.decode("latin1")}
-        fingerprint = module._fingerprint(cls.__name__, {"lowercase": False}, learned)
+        fingerprint = module.fingerprint_of(cls.__name__, {"lowercase": False}, learned)
         with pytest.raises(UserError, match="tokenizer is damaged"):
             tokenizer_from_state(state | {"fingerprint": fingerprint})
 
