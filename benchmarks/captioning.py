@@ -1,6 +1,6 @@
 """Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
 
-    python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--out FILE.json]
+    python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--device cuda] [--out FILE.json]
     python benchmarks/captioning.py --root FOLDER --pairs 80 --rounds 19       # as many captions a step: loss curves
 
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
@@ -9,7 +9,7 @@ batch, in float32, with AdamW as torch chooses to run it and a DataLoader with a
 vocabulary and AdamW's settings are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
 takes. Blocks of steps of both alternate in one process; ratios are medians over blocks. Losses are means over the
 captions that each has learned so far; memory is the most that each needs in a process of its own, beyond what it held
-once data and model were built (Linux).
+once data and model were built (Linux). On a GPU the peer computes in bfloat16, and events are timed.
 """
 
 import argparse
@@ -94,9 +94,10 @@ def peer_model(shape: dict[str, int]) -> VisionEncoderDecoderModel:
 class Peer:
     """A training step of the peer, and what its captions' losses were."""
 
-    def __init__(self, data: Any, shape: dict[str, int], batch: int) -> None:
-        self.batch, self.losses = batch, []
-        self.model = peer_model(shape)
+    def __init__(self, data: Any, shape: dict[str, int], batch: int, device: str = "cpu") -> None:
+        self.batch, self.device = batch, device
+        self.losses: list[Tensor] = []
+        self.model = peer_model(shape).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
         self.batches = self._read(
             DataLoader(
@@ -110,42 +111,46 @@ class Peer:
             yield from loader
 
     def step(self) -> None:
-        pixels, ids = next(self.batches)
+        pixels, ids = (part.to(self.device) for part in next(self.batches))
         labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
-        logits = self.model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            logits = self.model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.item())
+        self.losses.append(loss.detach())
 
 
-def config_of(root: str, name: str, images: int, precision: str, runs: str) -> dict[str, Any]:
+def config_of(root: str, name: str, images: int, precision: str, runs: str, device: str = "cpu") -> dict[str, Any]:
     shape = SHAPES[name]
     given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
     given += ["model=small", *(f"model.size.{key}={value}" for key, value in shape.items() if key != "image_size")]
-    given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", "data.num_workers=1", f"optim.lr={LR}"]
-    given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99", "trainer=cpu"]
+    given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", f"optim.lr={LR}"]
+    given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]
+    given += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
     given += [f"trainer.precision={precision}"]
     given += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
     return compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
 def compare(
-    root: str, name: str, *, images: int, pairs: int, precision: str, block: int, rounds: int
+    root: str, name: str, *, images: int, pairs: int, precision: str, block: int, rounds: int, device: str
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(config_of(root, name, images, precision, runs))
-        peer = Peer(run.data, SHAPES[name], pairs)
+        run = Run(config_of(root, name, images, precision, runs, device))
+        peer = Peer(run.data, SHAPES[name], pairs, device)
         captions = len(run.data.split("train").record(0)["captions"]) * images
-        timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs))
+        timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs), device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
         with open(run.folder / "metrics.csv", newline="") as file:
             losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
     if captions == pairs:
-        curves(losses, peer.losses, captions)
+        curves(losses, [float(loss) for loss in peer.losses], captions)
+    if device == "cuda":
+        return timed.result()
     return timed.result() | {
         f"{side}_mb": memory(root, name, side, images, pairs, precision) for side in ("ours", "peer")
     }
@@ -196,6 +201,7 @@ def main() -> None:
     parser.add_argument("--precision", default="null", help="Lightning's name; null: what trainer=cpu takes")
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     parser.add_argument("--memory", choices=("ours", "peer"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -209,10 +215,12 @@ def main() -> None:
         "precision": args.precision,
         "block": args.block,
         "rounds": args.rounds,
+        "device": args.device,
     }
     row = compare(args.root, args.shape, **options)
     report({f"shape {args.shape}, a caption": row}, args.out)
-    print(f"peak memory: ours {row['ours_mb']:.0f} MB, peer {row['peer_mb']:.0f} MB")
+    if "ours_mb" in row:
+        print(f"peak memory: ours {row['ours_mb']:.0f} MB, peer {row['peer_mb']:.0f} MB")
 
 
 if __name__ == "__main__":

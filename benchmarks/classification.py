@@ -1,11 +1,11 @@
 """Training a ViT classifier: ours against a bare step with timm's model of the same sizes.
 
-    python benchmarks/classification.py --root FOLDER [--model vit_tiny vit_small] [--out FILE.json]
+    python benchmarks/classification.py --root FOLDER [--model vit_tiny vit_small] [--device cuda] [--out FILE.json]
 
 Ours is the whole of `python train.py task=classification data=image_folder`: files decoded and augmented by a worker,
 Lightning, logging, progress bar. The peer is timm's vit_tiny_patch16_224 or vit_small_patch16_224 on random pixels that
 are in memory already: cross-entropy, clipping, AdamW as torch chooses to run it. Blocks of steps of both alternate in
-one process; ratios are medians over blocks.
+one process; ratios are medians over blocks. On a GPU both compute in bfloat16, and events are timed.
 """
 
 import argparse
@@ -32,14 +32,16 @@ from vlm.training.train import quiet
 MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
 
 
-def peer_step(name: str, classes: int, batch: int) -> Callable[[], None]:
+def peer_step(name: str, classes: int, batch: int, device: str) -> Callable[[], None]:
     """A training step of the peer."""
-    model = timm.create_model(f"{name}_patch16_224", num_classes=classes)
+    model = timm.create_model(f"{name}_patch16_224", num_classes=classes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(classes, (batch,))
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    labels = torch.randint(classes, (batch,), device=device)
 
     def step() -> None:
-        loss = F.cross_entropy(model(images), labels)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = F.cross_entropy(model(images), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -48,15 +50,17 @@ def peer_step(name: str, classes: int, batch: int) -> Callable[[], None]:
     return step
 
 
-def compare(root: str, name: str, *, batch: int, block: int, rounds: int) -> dict[str, float]:
+def compare(root: str, name: str, *, batch: int, block: int, rounds: int, device: str) -> dict[str, float]:
     dim, heads = MODELS[name]
     with tempfile.TemporaryDirectory() as runs:
         given = ["task=classification", "data=image_folder", f"data.root={root}", "data.image_size=224"]
-        given += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}", "trainer=cpu"]
+        given += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}"]
         given += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
-        given += [f"data.batch_size={batch}", "data.num_workers=1", f"runs={runs}", "schedule=constant"]
+        given += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
+        given += [f"data.batch_size={batch}", f"runs={runs}", "schedule=constant"]
         run = Run(compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
-        timed = Interleaved(peer_step(name, len(run.data.source.classes), batch), block=block, rounds=rounds)
+        peer = peer_step(name, len(run.data.source.classes), batch, device)
+        timed = Interleaved(peer, block=block, rounds=rounds, device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
     return timed.result()
@@ -69,10 +73,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--block", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
     quiet()
-    options = {"batch": args.batch, "block": args.block, "rounds": args.rounds}
+    options = {"batch": args.batch, "block": args.block, "rounds": args.rounds, "device": args.device}
     report({name: compare(args.root, name, **options) for name in args.model}, args.out)
 
 

@@ -2,12 +2,14 @@
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
+
+from vlm.training.callbacks.step_times import between, finish, mark
 
 
 class Interleaved(L.Callback):
@@ -18,32 +20,44 @@ class Interleaved(L.Callback):
         block: Steps of a block.
         rounds: Blocks of each that count, after one that does not.
         units: What a step of ours and one of the peer's do, such as captions; times are a unit's.
+        device: "cpu" or "cuda", where events are timed.
     """
 
-    def __init__(self, peer: Callable[[], Any], *, block: int, rounds: int, units: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self,
+        peer: Callable[[], Any],
+        *,
+        block: int,
+        rounds: int,
+        units: tuple[int, int] = (1, 1),
+        device: str = "cpu",
+    ) -> None:
         self.peer, self.block, self.rounds, self.units = peer, block, rounds, units
-        self.ours: list[float] = []
-        self.theirs: list[float] = []
-        self._start = 0.0
+        self.device = torch.device(device)
+        self.ours: list[tuple[Any, Any]] = []  # begin and end of each block
+        self.theirs: list[tuple[Any, Any]] = []
+        self._start: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start = time.perf_counter()
+        self._start = mark(self.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if trainer.global_step % self.block:
             return
-        self.ours.append((time.perf_counter() - self._start) / self.block / self.units[0])
-        start = time.perf_counter()
+        self.ours.append((self._start, mark(self.device)))
+        start = mark(self.device)
         for _ in range(self.block):
             self.peer()
-        self.theirs.append((time.perf_counter() - start) / self.block / self.units[1])
+        self.theirs.append((start, mark(self.device)))
         if len(self.ours) > self.rounds:
             trainer.should_stop = True
-        self._start = time.perf_counter()
+        self._start = mark(self.device)
 
     def result(self) -> dict[str, float]:
         """Seconds a unit of both, and how many times as fast ours is: median, least and most of the ratios."""
-        ours, theirs = self.ours[1:], self.theirs[1:]
+        finish(self.device)
+        pairs = zip((self.ours, self.theirs), self.units, strict=True)
+        ours, theirs = ([between(*ends) / 1e3 / self.block / unit for ends in blocks[1:]] for blocks, unit in pairs)
         ratios = sorted(peer / own for own, peer in zip(ours, theirs, strict=True))
         return {
             "ours_s": statistics.median(ours),

@@ -1,12 +1,12 @@
 """Language modelling at the shapes of nanoGPT's run on a CPU: our training against plain steps and Hugging Face's.
 
-    python benchmarks/language_modeling.py --text FILE [--out FILE.json]
+    python benchmarks/language_modeling.py --text FILE [--device cuda] [--out FILE.json]
 
 Ours is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar, checkpoints.
 The peers are bare steps in float32: batches cut from an array in memory, cross-entropy, clipping, AdamW as torch
 chooses to run it; the model is a GPT-2 block by block with F.scaled_dot_product_attention, or GPT2LMHeadModel of
 transformers as it comes but for its sizes and dropout. Ours computes in float32 too, or in what trainer=cpu takes, also
-with compile=true.
+with compile=true. On a GPU the peers compute in bfloat16, and events are timed.
 Blocks of steps of both alternate in one process; ratios are medians over blocks.
 """
 
@@ -59,7 +59,7 @@ class PlainGPT(nn.Module):
         self.norm = nn.LayerNorm(DIM, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
@@ -77,9 +77,9 @@ class HuggingFace(nn.Module):
 PEERS = {"plain": PlainGPT, "GPT2LMHeadModel": HuggingFace}
 
 
-def bare_step(name: str, ids: np.ndarray, vocab_size: int) -> Callable[[], None]:
+def bare_step(name: str, ids: np.ndarray, vocab_size: int, device: str) -> Callable[[], None]:
     """A training step of a peer."""
-    model = PEERS[name](vocab_size)
+    model = PEERS[name](vocab_size).to(device)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -89,8 +89,9 @@ def bare_step(name: str, ids: np.ndarray, vocab_size: int) -> Callable[[], None]
         starts = torch.randint(len(ids) - WINDOW, (BATCH,))
         x = torch.stack([torch.from_numpy(ids[i : i + WINDOW].astype(np.int64)) for i in starts])
         y = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + WINDOW].astype(np.int64)) for i in starts])
-        logits = model(x)
-        loss = F.cross_entropy(logits.view(-1, vocab_size), y.view(-1))
+        x, y = x.to(device), y.to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = F.cross_entropy(model(x).view(-1, vocab_size), y.view(-1))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -103,18 +104,20 @@ def bare_step(name: str, ids: np.ndarray, vocab_size: int) -> Callable[[], None]
 WAYS = {"fp32": ("32-true", "null"), "default": ("null", "null"), "default, compiled": ("null", "true")}
 
 
-def compare(text: str, peer: str, way: str, *, block: int, rounds: int) -> dict[str, float]:
+def compare(text: str, peer: str, way: str, *, block: int, rounds: int, device: str) -> dict[str, float]:
     precision, compiled = WAYS[way]
     with tempfile.TemporaryDirectory() as runs:
-        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}", "trainer=cpu"]
+        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}"]
+        given += ["trainer=gpu" if device == "cuda" else "trainer=cpu"]
         given += [f"trainer.precision={precision}", f"compile={compiled}"]
         config = compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         field = run.data.fields["text"]
         timed = Interleaved(
-            bare_step(peer, field.tokens("train").tokens, field.tokenizer.vocab_size),
+            bare_step(peer, field.tokens("train").tokens, field.tokenizer.vocab_size, device),
             block=block,
             rounds=rounds,
+            device=device,
         )
         run.trainer.callbacks.append(timed)
         run.fit()
@@ -126,10 +129,11 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--block", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
     quiet()
-    options = {"block": args.block, "rounds": args.rounds}
+    options = {"block": args.block, "rounds": args.rounds, "device": args.device}
     rows = {f"{peer}, ours {way}": compare(args.text, peer, way, **options) for peer in PEERS for way in WAYS}
     report(rows, args.out)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-OWN = {"helpers", "journeys", "reliability"}  # helpers hold no tests; the others cross the whole package
+OWN = {"helpers", "journeys", "reliability", "benchmarks"}  # helpers hold no tests; the others cross the whole package
 
 
 def folders(root: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Kernels that scaled_dot_product_attention chooses on this GPU for each of our uses, and the time of each kernel.
 
-    python benchmarks/gpu/attention_kernels.py [--runs 10]
+    python benchmarks/gpu/attention_kernels.py [--runs 10] [--out FILE.json]
 
 bfloat16, forward and, where a training does it, backward. The first call of a kernel is timed by itself: cuDNN makes a
 plan in it. The peak is that of a product of two 8192 x 8192 matrices.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from device import milliseconds, require_gpu
+from device import keep, milliseconds, require_gpu
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -57,8 +57,8 @@ def tensor(use: Use, length: int) -> Tensor:
     return made.requires_grad_(use.queries > 1)
 
 
-def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> str:
-    """The time of a use by one kernel, and of its first call."""
+def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> tuple[float, float] | None:
+    """Milliseconds of a use by one kernel, and of its first call; None where the kernel cannot."""
     q, k, v = tensor(use, use.queries), tensor(use, use.keys), tensor(use, use.keys)
     mask = None
     if use.masked:
@@ -77,22 +77,36 @@ def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> str:
             attend()
             torch.cuda.synchronize()
             first = time.perf_counter() - start
-            return f"{milliseconds(attend, runs=runs):.3f} ms (first {1e3 * first:.0f})"
+            return milliseconds(attend, runs=runs), 1e3 * first
     except RuntimeError:
+        return None
+
+
+def chosen(times: dict[str, tuple[float, float] | None]) -> str:
+    """The kernel that takes as long as torch's own choice, to a fifth; there may be two, and the nearer one counts."""
+    others = {name: pair[0] for name, pair in times.items() if pair is not None and name != "default"}
+    default = times["default"]
+    if default is None or not others:
         return "none"
+    return min(others, key=lambda name: abs(others[name] - default[0]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--out")
     args = parser.parse_args()
     require_gpu()
     print(torch.__version__, torch.cuda.get_device_name(), "cuDNN", torch.backends.cudnn.version())
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     print(f"peak in bfloat16: {2 * 8192**3 / milliseconds(lambda: square @ square, runs=args.runs) / 1e9:.0f} TFLOP/s")
+    figures = {}
     for name, use in USES.items():
-        cells = [f"{kernel} {time_of(use, backend, args.runs)}" for kernel, backend in KERNELS.items()]
-        print(f"{name:30s}{'; '.join(cells)}", flush=True)
+        times = {kernel: time_of(use, backend, args.runs) for kernel, backend in KERNELS.items()}
+        figures[name] = {"chosen": chosen(times), "times": times}
+        cells = [f"{kernel} {pair[0]:.3f} ms (first {pair[1]:.0f})" for kernel, pair in times.items() if pair]
+        print(f"{name:30s}{figures[name]['chosen']:10s}{'; '.join(cells)}", flush=True)
+    keep(figures, args.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Captions a second on a GPU: ours against generate of transformers, both in bfloat16, 32 tokens forced; then a queue.
 
-    python benchmarks/gpu/decoding_speed.py [--shapes S M] [--no-cudnn] [--rounds 3] [--queue 1024]
+    python benchmarks/gpu/decoding_speed.py [--shapes S M] [--cases 64x1 64x4] [--no-cudnn] [--rounds 3] [--queue 1024]
+                                            [--out FILE.json]
 
 The models are those of benchmarks/generate.py. The first call of each is timed by itself: ours records its step in it.
-In the queue the most frequent token ends a caption, so that captions end at different steps.
+A case is IMAGESxBEAMS. In the queue the most frequent token ends a caption, so that captions end at different steps.
 """
 
 import argparse
@@ -18,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import generate as cpu
 import torch
-from device import require_gpu
+from device import keep, require_gpu
 from torch import Tensor
 
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.models.encoder_decoder import VisionLanguageModel
 
-CASES = ((1, 1), (8, 1), (32, 1), (256, 1), (8, 4), (64, 4))  # images, beams
+CASES = ("1x1", "64x1", "256x1", "1x4", "64x4", "256x4")  # images x beams
 QUEUE_ROWS = (64, 256)
 DTYPE = torch.bfloat16
 
@@ -61,7 +62,7 @@ def on_gpu(shape: str, rows: int) -> tuple[Any, Any]:
     return ours.to("cuda", DTYPE), theirs.to("cuda", DTYPE)
 
 
-def compare(shape: str, batch: int, beam: int, rounds: int) -> None:
+def compare(shape: str, batch: int, beam: int, rounds: int) -> dict[str, float]:
     ours, theirs = on_gpu(shape, batch * beam)
     images, tokens = pixels(shape, batch), cpu.TOKENS
     decoding = Decoding(beam=beam, max_tokens=tokens - 1, logprobs=False)
@@ -73,6 +74,7 @@ def compare(shape: str, batch: int, beam: int, rounds: int) -> None:
         f"{shape} batch {batch} beam {beam}: ours {1e3 * own:.1f} ms (first {first:.2f} s), peer {1e3 * other:.1f} ms "
     )
     print(f"   (first {peer_first:.2f} s), {other / own:.2f} times as fast, same {same} of {batch}", flush=True)
+    return {"ours_s": own, "peer_s": other, "ratio": other / own, "first_s": first, "same": same, "images": batch}
 
 
 def queue(shape: str, count: int) -> None:
@@ -88,18 +90,24 @@ def queue(shape: str, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=list(cpu.SHAPES), default=list(cpu.SHAPES))
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="IMAGESxBEAMS")
     parser.add_argument("--no-cudnn", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--queue", type=int, default=1024, help="images of the queue")
+    parser.add_argument("--queue", type=int, default=1024, help="images of the queue; 0 leaves it out")
+    parser.add_argument("--out")
     args = parser.parse_args()
     require_gpu()
     if args.no_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
     cpu.prepack = cpu.prepack_for_decoding = lambda *_, **__: None  # they lay weights out for a CPU
+    figures = {}
     for shape in args.shapes:
-        for batch, beam in CASES:
-            compare(shape, batch, beam, args.rounds)
-        queue(shape, args.queue)
+        for case in args.cases:
+            batch, beam = map(int, case.split("x"))
+            figures[f"{shape} {case}"] = compare(shape, batch, beam, args.rounds)
+        if args.queue:
+            queue(shape, args.queue)
+    keep(figures, args.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The GPU that these scripts need."""
 
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,3 +32,9 @@ def milliseconds(work: Callable[[], object], *, runs: int = 10, warm_up: int = 3
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / runs
+
+
+def keep(figures: dict[str, Any], out: str | None) -> None:
+    """Writes figures as JSON."""
+    if out is not None:
+        Path(out).write_text(json.dumps(figures, indent=1) + "\n")

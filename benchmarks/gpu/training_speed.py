@@ -1,12 +1,13 @@
 """Figures of `vlm bench` for one case as JSON, with variants that show the worth of a change.
 
-    python benchmarks/gpu/training_speed.py CASE [--text FILE] [--cifar FILE.tar] [--vocab 50304] [--memory] [--signals]
-                                            [--no-cudnn] [--tf32] [--profile] [--steps 20] [OVERRIDES]
+    python benchmarks/gpu/training_speed.py CASE [--text FILE] [--cifar FILE.tar] [--images FOLDER] [--vocab 50304]
+                                            [--memory] [--signals] [--no-cudnn] [--tf32] [--profile] [--steps 20]
+                                            [--out FILE.json] [OVERRIDES]
 
 CASE: gpt2 (124 million parameters, rows of 1,024 characters, GPT-2's vocabulary), lm10m (experiment=shakespeare_gpu),
-vits (ViT-S on drawn images), cifar (experiment=cifar10), captioner (shape M). With --memory all batches are the first
-one, so that the GPU is always fed. --signals takes the callback that `vlm bench` leaves out. --profile prints the
-kernels that take most of four steps.
+vits (ViT-S on drawn images), jpeg (the same on photos, a folder a class), cifar (experiment=cifar10), captioner (shape
+M). With --memory all batches are the first one, so that the GPU is always fed. --signals takes the callback that
+`vlm bench` leaves out. --profile prints the kernels that take most of four steps.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from device import require_gpu
+from device import keep, require_gpu
 from torch.profiler import ProfilerActivity, profile
 
 from vlm.cli import bench
@@ -26,13 +27,15 @@ from vlm.training.data_module import Data
 from vlm.training.train import quiet
 
 TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
-CLASSIFIER = ["task=classification", "data=shapes_classes", "model=classifier_small", "data.image_size=224"]
+CLASSIFIER = ["task=classification", "model=classifier_small", "data.image_size=224", "data.batch_size=512"]
+CLASSIFIER += ["trainer=gpu"]
 CAPTIONER = ["data=shapes", "data.source.captions_per_image=5", "data.image_size=224", "model=small"]
 CAPTIONER += ["model.size.dim=384", "model.size.num_heads=6", "model.size.encoder_depth=12"]
 CASES = {
     "gpt2": [*TEXT, "model=gpt2", "data.max_len=1024", "data.batch_size=64", "optim.lr=6e-4"],
     "lm10m": ["experiment=shakespeare_gpu"],
-    "vits": [*CLASSIFIER, "data.batch_size=512", "trainer=gpu"],
+    "vits": ["data=shapes_classes", *CLASSIFIER],
+    "jpeg": ["data=image_folder", *CLASSIFIER],
     "cifar": ["experiment=cifar10", "trainer=gpu"],
     "captioner": [*CAPTIONER, "data.batch_size=128", "trainer=gpu"],
 }
@@ -98,21 +101,27 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--text", help="for gpt2 and lm10m: a file of text")
     parser.add_argument("--cifar", help="for cifar: CIFAR-10 as a tar of class folders")
+    parser.add_argument("--images", help="for jpeg: a folder of photos in class folders")
     parser.add_argument("--vocab", type=int, help="size of the vocabulary, such as 50304, a multiple of 64")
     for variant in ("memory", "signals", "no-cudnn", "tf32", "profile"):
         parser.add_argument(f"--{variant}", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_intermixed_args()  # overrides may follow options
-    place = {"gpt2": args.text, "lm10m": args.text, "cifar": args.cifar}.get(args.case, "")
-    if place is None:
-        parser.error(f"{args.case} needs {'--cifar' if args.case == 'cifar' else '--text'}")
+    need = {"gpt2": "text", "lm10m": "text", "cifar": "cifar", "jpeg": "images"}.get(args.case)
+    place = getattr(args, need) if need else None
+    if need and place is None:
+        parser.error(f"{args.case} needs --{need}")
     require_gpu()
     quiet()
     vary(args)
-    given = [*CASES[args.case], *([f"data.path={place}"] if place else []), *args.overrides]
+    key = "root" if args.case == "jpeg" else "path"
+    given = [*CASES[args.case], *([f"data.{key}={place}"] if place else []), *args.overrides]
     found = bench.measure(compose(given), steps=args.steps)
-    print(args.case, json.dumps({name: found[name] for name in (*KEPT, "peak_memory_gib") if name in found}))
+    kept = {name: found[name] for name in (*KEPT, "peak_memory_gib") if name in found}
+    print(args.case, json.dumps(kept))
+    keep(kept, args.out)
 
 
 if __name__ == "__main__":

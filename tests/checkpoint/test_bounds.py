@@ -8,8 +8,8 @@ import hostile_files as files
 import pytest
 
 from vlm.checkpoint.save import write
+from vlm.checkpoint.stored import contained
 from vlm.cli.main import run as vlm
-from vlm.config.stored import contained
 from vlm.training import evaluate, resume, run  # noqa: F401  imported before the clock runs
 from vlm.training.fit import main as train
 

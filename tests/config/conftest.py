@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import vlm.training.check  # noqa: F401 limits the arguments of Lightning's classes and torch's
 from vlm.config import command, compose, target
 from vlm.errors import UserError
 
@@ -39,7 +40,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Required, TypedDict, Unpack
 
 from vlm.errors import Count, Range, Rate, Share, Supplied
 
@@ -118,6 +119,7 @@ class Limited:
 
 
 class BlockOptions(TypedDict, total=False):
+    heads: Required[Count]
     rate: Rate
     window: tuple[int, int] | None
     kind: Literal["max", "min"]

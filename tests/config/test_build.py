@@ -53,8 +53,6 @@ def test_build_leaves_its_node_as_it_was():
 @pytest.mark.parametrize(
     ("config", "given", "said"),
     [
-        (node("ViT"), {"vocab_size": 3}, "model.dim: missing; ViT needs it"),
-        (node("ViT", dim=1), {"dim": 3}, "model.dim: is filled in by the program; remove it"),
         (node("Picky", heads=3), {}, "model: 3 heads do not divide the width"),
         (
             node("Model", anything=node("Picky", heads=3)),

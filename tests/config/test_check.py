@@ -217,7 +217,12 @@ def test_limits_stand_with_the_type(rest, said):
     ],
 )
 def test_options_that_are_passed_on_are_checked_by_name(rest, said):
-    assert faults({"x": node("Stack", dim=1, **rest)}) == ([] if said is None else [f"x.{said}"])
+    assert faults({"x": node("Stack", dim=1, **{"heads": 2, **rest})}) == ([] if said is None else [f"x.{said}"])
+
+
+def test_options_that_are_passed_on_may_be_required():
+    assert faults({"x": node("Stack", dim=1)}) == ["x.heads: missing; Stack needs it"]
+    assert faults({"x": node("Stack", dim=1, heads=0)})[0].startswith("x.heads: 0 is out of range")
 
 
 def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():
@@ -225,9 +230,17 @@ def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():
     assert faults({"x": node("Limited", vocab_size=5)}) == ["x.vocab_size: is filled in by the program; remove it"]
 
 
-def test_a_completed_node_may_leave_arguments_out_and_the_nodes_below_may_not():
-    config = {"model": node("Model", encoder=node("ViT"))}
-    assert faults(config, completed=["model"]) == ["model.encoder.dim: missing; ViT needs it"]
+def test_a_node_may_leave_out_what_the_program_supplies_to_it_by_name():
+    config = {"model": node("Model", encoder=node("ViT")), "task": node("ViT")}
+    lines = ["model.encoder.dim: missing; ViT needs it", "task.dim: missing; ViT needs it"]
+    assert faults(config, supplied={"model": ["vocab_size", "dim"]}) == lines
+
+
+def test_what_the_program_supplies_to_a_part_is_no_argument_of_the_whole_either():
+    config = {"x": node("Model", vocab_size=5, anything=node("Limited"), share=1)}
+    assert faults(config) == ["x.share: unknown; did you mean where?"]
+    config = {"x": node("ViT", dim=1, vocab_size=5, anything=node("Limited"))}
+    assert "x.vocab_size: is filled in by the program; remove it" in faults(config)
 
 
 def test_every_node_is_looked_at_once(monkeypatch):
@@ -235,6 +248,11 @@ def test_every_node_is_looked_at_once(monkeypatch):
 
     looked = []
     look = checks._node_faults
-    monkeypatch.setattr(checks, "_node_faults", lambda at, path, *rest: (looked.append(path), look(at, path, *rest))[1])
+
+    def counted(node, raw, supplied):
+        looked.append(raw["_target_"].rpartition(".")[2])
+        return look(node, raw, supplied)
+
+    monkeypatch.setattr(checks, "_node_faults", counted)
     assert faults({"a": node("Model", vocab_size=1, parts=[node("ViT", dim=1)], encoder=node("ViT", dim=1))}) == []
-    assert sorted(looked) == ["a", "a.encoder", "a.parts.0"]
+    assert sorted(looked) == ["Model", "ViT", "ViT"]

@@ -70,9 +70,17 @@ class TestOverride:
             ("data=flikr8k", "did you mean flickr8k"),
             ("experiment=long", "changes the whole config"),
             ("data.rot=1", "data.rot: unknown; did you mean root?"),
+            ("model.encoder=vit", "an option is chosen with a slash; write model/encoder=vit"),
             ("seed=1,2", "with one value"),
         ],
     )
     def test_refuses_what_it_cannot_apply(self, given, said):
         with pytest.raises(UserError, match=re.escape(said)):
             override(compose([]), [given])
+
+    def test_names_every_fault_at_once(self):
+        with pytest.raises(UserError) as caught:
+            override(compose([]), ["data.rot=1", "data=flikr8k"])
+        option, key = str(caught.value).splitlines()
+        assert option.startswith("data=flikr8k: unknown; choose from captions")
+        assert key == "data.rot: unknown; did you mean root?"

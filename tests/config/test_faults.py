@@ -27,6 +27,7 @@ class TestFaults:
             ),
             (["optim.fused=true"], "optim.fused: is not in this config; write +optim.fused=VALUE to add it"),
             (["seed.x=1"], "seed: is 0 and has no x"),
+            (["optim.lr=1", "optim.lr.x=2"], "optim.lr: is 1 and has no x"),
             (["+seed=1"], "seed: is in the config already; leave out the + to change it"),
             (["~optimm"], "optimm: unknown; did you mean optim?"),
             (["seed=1,2"], "seed=1,2: has several values; add -m to run each, or write [...] around them for a list"),

@@ -7,8 +7,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm.config.override import apply, check_resume_overrides, quote, split_option
+from vlm.config.override import apply, quote
 from vlm.errors import UserError
+from vlm.training.overrides import check_resume_overrides, split_option
 
 SAVED = {
     "seed": 3,

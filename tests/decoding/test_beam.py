@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from vlm.decoding.beam import best, part_size
 from vlm.decoding.constraints import Rules
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
@@ -250,3 +251,14 @@ def test_a_text_ends_where_the_rules_leave_no_token(make_decoder, make_context, 
     for texts in search(decoder, make_context(6), decoding, bos_id=BOS, eos_id=EOS):
         for text in texts:
             assert sorted(text.tokens[:3]) == [0, 3, 4] and text.tokens[3:] in ([], [EOS])
+
+
+@pytest.mark.parametrize("count", [1, 8, 20])
+@pytest.mark.parametrize("size", [69, 8_000, 4 * 8_000, 3 * 50_257, 4 * 7_919, 7_919])
+def test_the_best_are_those_of_a_whole_sort(size, count):
+    scores = torch.randn(3, size)
+    scores[1, 5:] = -torch.inf  # a text with few tokens left
+    places = best(scores, count)
+    assert all(len(set(row)) == count for row in places.tolist())
+    torch.testing.assert_close(scores.gather(1, places), scores.sort(descending=True).values[:, :count])
+    assert size % part_size(size) == 0

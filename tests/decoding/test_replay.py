@@ -1,5 +1,7 @@
 """A decode step that can be recorded once and replayed: the same texts, by steps that are all alike."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from emulated_graph import emulate
@@ -125,10 +127,13 @@ def test_every_step_launches_the_same(make_decoder, context, positions, beams):
 
 LONG = 24  # steps, so that most of them are replayed
 ALL_RULES = Rules(no_repeat_ngram=2, repetition_penalty=1.2, min_tokens=2, banned=((3,), (4, 5)), prefix=(6,))
+REQUIRED = (((8, 9), (10,)), ((9, 9, 11),))
 LONG_SEARCHES = {
     **SEARCHES,
     "all rules": {"rules": ALL_RULES},
     "sample, all rules": {"sampling": Sampling(), "results": 2, "rules": ALL_RULES},
+    "required, all rules": {"beam": 4, "results": 2, "rules": replace(ALL_RULES, required=REQUIRED)},
+    "sample, required": {"sampling": Sampling(), "results": 2, "rules": Rules(prefix=(6,), required=REQUIRED)},
     "groups, all rules": {"beam": 4, "groups": 2, "results": 3, "rules": ALL_RULES},
 }
 SLOW = pytest.mark.slow
@@ -217,7 +222,7 @@ def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monke
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize("name", [name for name in LONG_SEARCHES if name != "required"])
+@pytest.mark.parametrize("name", LONG_SEARCHES)
 def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
     """Waits are counted in all but `_start`, and `_settle`, which reads what eight steps have chosen."""
     decoder = make_decoder(V, LONG, sharpness=0.5)

@@ -37,11 +37,23 @@ TASKS = {
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
+    "text_classification": [
+        *("data.source.train_pairs=160", "data.source.val_pairs=8", "data.source.test_pairs=12", "optim.lr=1e-2"),
+        *("model.size.encoder_depth=1", "tokenizer=bytes", "data.max_len=120"),
+    ],
+    "tagging": [
+        *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
+        *("model.size.encoder_depth=1", "tokenizer=char", "data.max_len=60", "optim.lr=1e-2"),
+    ],
+    "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+    "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
+    "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],
+    "translation": ["translate", "--text", "a small red circle", "--text", "a large blue cross", "--beam", "2"],
 }
 
 

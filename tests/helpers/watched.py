@@ -283,7 +283,7 @@ def listed(path):
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
     from vlm.config.compose import override
-    from vlm.config.override import check_resume_overrides
+    from vlm.training.overrides import check_resume_overrides
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
-from vlm.config.stored import thaw
 from vlm.training.fit import main
 from vlm.training.run import build_model
 

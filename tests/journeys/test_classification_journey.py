@@ -13,8 +13,8 @@ from journey import only_run
 from torch.nn.functional import cross_entropy
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
-from vlm.config.stored import thaw
 from vlm.training.fit import main
 from vlm.training.run import build_data
 

@@ -1,23 +1,28 @@
 """Data that moved after a training: an override of the short key reaches all that it fed when the run was composed."""
 
+from functools import partial
+
 import pytest
 
+from vlm.checkpoint.stored import freeze, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose, override
-from vlm.config.stored import freeze, thaw
 from vlm.errors import UserError
 from vlm.training.evaluate import unread
 from vlm.training.fit import main
+from vlm.training.overrides import check_effective
 
 
 def test_root_and_path_of_a_saved_config_reach_the_source():
     saved = thaw(freeze(compose(["data=captions", "data.root=/old"])))
-    got = override(saved, ["data.root=/elsewhere", "data.path=file.csv"], unread=unread)
+    got = override(
+        saved, ["data.root=/elsewhere", "data.path=file.csv"], verify=partial(check_effective, unread=unread)
+    )
     assert (got["data"]["source"]["root"], got["data"]["source"]["path"]) == ("/elsewhere", "file.csv")
     assert thaw(freeze(got)) == got
     for text in ("data.root=/old", "data.path=null", "optim.lr=1", "data.image_size=224"):
         with pytest.raises(UserError, match="changes nothing"):
-            override(saved, [text], unread=unread)
+            override(saved, [text], verify=partial(check_effective, unread=unread))
 
 
 def test_an_evaluation_reads_the_data_that_it_is_pointed_at(tmp_path, capsys, monkeypatch):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from journey import only_run, same_weights
 
+from vlm.checkpoint.stored import contained, freeze, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.config.stored import contained, freeze, thaw
 from vlm.errors import UserError
 from vlm.training.run import build_data
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from journey import draw_classes
+from small import TASKS as SMALL
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -43,8 +44,9 @@ OWN = {
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -54,6 +56,9 @@ NEEDS = {
     "text_folder": ["data.root=."],
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
+    "aligned": ["data.root=.", "data.from=en", "data.to=de"],
+    "translations": ["data.path=translations.csv"],
+    "multi30k": ["data.root=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
@@ -83,6 +88,7 @@ OPTIONS = [options for task in TASKS for options in options_of(task)]
 ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)]
+TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 COMMANDS = sorted(
     {
         line.removeprefix("$ ")
@@ -147,6 +153,16 @@ def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of aligned files, with Multi30k's among them."""
+    folder = tmp_path_factory.mktemp("texts")
+    for stem in ("train", "val", "test", "test_2016_flickr"):
+        for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
+            (folder / f"{stem}.{ending}").write_text("".join(f"{words} {stem} {n}\n" for n in range(60)))
+    return folder
+
+
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
@@ -170,7 +186,7 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, tmp_path) -> None:
+def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, pairs, tmp_path) -> None:
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
     data = {
@@ -181,6 +197,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
+        "multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
         "shakespeare": [f"data.path={shakespeare}", *SHORT],
@@ -196,7 +213,9 @@ def test_the_pages_have_commands() -> None:
 
 
 @pytest.fixture
-def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_captions, tmp_path, monkeypatch) -> Path:
+def place(
+    trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
+) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
     shutil.copytree(trained, tmp_path / "runs" / "captioning" / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
@@ -207,10 +226,20 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
+    shutil.copytree(pairs, tmp_path / "pairs")
+    shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
     return tmp_path
+
+
+def drawn_samples(command: str) -> list[str]:
+    """Few samples of the data that a command's task draws."""
+    task = re.search(r"task=(text_classification|tagging)", command)
+    if task:
+        return [option for option in SMALL[task[1]] if option.startswith("data.source.")]
+    return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -218,8 +247,12 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
     program, *arguments = shlex.split(command)
     arguments = arguments[1:] if program == "python" else arguments
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
-        text = name == "language_modeling" or name.startswith("shakespeare")
-        shutil.copytree(trained_text if text else trained_classifier, place / "runs" / name / "DATE_TIME")
+        run = place / "runs" / name / "DATE_TIME"
+        if name in ("classification", "flowers", "shakespeare_cpu"):
+            shutil.copytree(trained_text if name == "shakespeare_cpu" else trained_classifier, run)
+        else:
+            (run / "checkpoints").mkdir(parents=True)
+            shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")
     if "data=webdataset" in command:
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
     wrong = "dpeth" in command
@@ -237,5 +270,5 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
         ]
         small += SHORT if "language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
-        small += [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")] if drawn else []
+        small += drawn_samples(command) if drawn else []
         assert main([*arguments, *small]) == (2 if wrong else 0)

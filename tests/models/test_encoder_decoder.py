@@ -14,6 +14,7 @@ from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -61,6 +62,9 @@ BUILDERS = {
     "VisionLanguageModel": [joined],
     "TextToText": [text_to_text],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
+    "PoolingClassifier": [],  # the base of Classifier and of the next
+    "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
+    "TokenClassifier": [lambda: TokenClassifier(encoder=text_encoder(), num_classes=3)],
     "AttentionPool": [lambda: AttentionPool(dim=D, num_heads=4)],
     "TimmEncoder": [
         backbone("resnet10t"),
@@ -80,6 +84,7 @@ def models():
             name
             for name, found in vars(module).items()
             if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == file.name
+            if not name.startswith("_")
         )
 
 
@@ -89,6 +94,8 @@ def output(model):
         return model(TOKENS, SEGMENTS)
     if isinstance(model, TextToText):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
+    if isinstance(model, SequenceClassifier | TokenClassifier):
+        return model(TOKENS, SEGMENTS)
     if isinstance(model, TextEncoder):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from vlm.models.text_encoder import TextEncoder
-from vlm.nn.attention import within
+from vlm.nn.mask import within
 from vlm.nn.position import (
     LearnedPositionsEachLayer,
     Positions,

@@ -3,17 +3,19 @@
 import pytest
 import torch
 
+from vlm.data.batch import text_bounds
+from vlm.nn import mask as module
 from vlm.nn.attention import (
     CrossAttention,
-    KeyValueCache,
     SelfAttention,
     attention,
     attention_weights,
-    causal_within,
     changing_lengths,
     recorded,
     same_kernels,
 )
+from vlm.nn.mask import Texts, causal_within, within_segments
+from vlm.nn.step.cache import KeyValueCache
 
 B, N, K = 3, 2, 5
 
@@ -120,6 +122,70 @@ def test_causal_within_segments():
         for i in range(8):
             for j in range(8):
                 assert mask[b, 0, i, j] == (j <= i and segments[b, i] == segments[b, j])
+
+
+def varlen(q, k, v, begins, key_begins, longest, longest_key, *, scale, window_size):
+    """torch's kernel as its documentation has it: causal attention text by text, of (T, N, K)."""
+    assert begins is key_begins and begins.dtype == torch.int32 and window_size == (-1, 0)
+    spans = list(zip(begins.tolist(), begins.tolist()[1:], strict=False))
+    assert spans[0][0] == 0 and spans[-1][1] == len(q) and max(end - at for at, end in spans) <= longest == longest_key
+    parts = [[x[at:end].transpose(0, 1)[None].float() for x in (q, k, v)] for at, end in spans]
+    return torch.cat([attention(*part, mask="causal", scale=scale)[0].transpose(0, 1) for part in parts]).to(q.dtype)
+
+
+@pytest.fixture
+def text_kernel(monkeypatch):
+    """A device with a kernel for texts, here a CPU with one in Python; counts its calls."""
+    calls = []
+    monkeypatch.setattr(module, "has_text_kernel", lambda device: True)
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *args, **options: (calls.append(1), varlen(*args, **options))[1]
+    )
+    return calls
+
+
+SEGMENTS = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [1, 2, 2, 2, 3, 3, 3, 4]])
+
+
+@pytest.mark.parametrize("kv_heads", [1, N])
+def test_attention_text_by_text_is_that_through_a_mask(text_kernel, kv_heads):
+    mask = within_segments(SEGMENTS, text_bounds(SEGMENTS))
+    assert isinstance(mask, Texts)
+    sizes = [(B, N, 8, K), (B, kv_heads, 8, K), (B, kv_heads, 8, K)]
+    q, k, v = (torch.randn(size).bfloat16() for size in sizes)
+    found = attention(q, k, v, mask=mask, scale=0.7)
+    truth = attention(q, k, v, mask=causal_within(SEGMENTS), scale=0.7)
+    assert text_kernel and found.shape == truth.shape
+    torch.testing.assert_close(found, truth, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": torch.randn(N, 8, 8).bfloat16()}], ids=["float32", "bias"])
+def test_kernels_without_bounds_take_the_mask(text_kernel, options):
+    mask, dtype = within_segments(SEGMENTS, text_bounds(SEGMENTS)), torch.bfloat16 if options else torch.float32
+    q, k, v = (x.to(dtype) for x in heads(8, 8))
+    dense = causal_within(SEGMENTS)
+    torch.testing.assert_close(attention(q, k, v, mask=mask, **options), attention(q, k, v, mask=dense, **options))
+    torch.testing.assert_close(attention_weights(q, k, mask=mask), attention_weights(q, k, mask=dense))
+    assert not text_kernel
+
+
+def test_a_cpu_takes_the_mask():
+    assert torch.equal(within_segments(SEGMENTS, text_bounds(SEGMENTS)), causal_within(SEGMENTS))
+    assert text_bounds(SEGMENTS).tolist() == [0, 2, 5, 6, 8, 16, 17, 20, 23, 24]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 200])
+def test_texts_on_a_gpu_are_those_of_a_mask(length):
+    segments = torch.arange(length).div(37, rounding_mode="floor").expand(B, length).add(1).contiguous()
+    q, k, v = (torch.randn(B, N, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    masks = within_segments(segments.cuda(), text_bounds(segments).cuda()), causal_within(segments.cuda())
+    assert isinstance(masks[0], Texts)
+    outputs = [attention(q, k, v, mask=mask) for mask in masks]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0.02)
+    grads = [torch.autograd.grad(out.float().pow(2).sum(), (q, k, v)) for out in outputs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.parametrize("head_dim", [None, 7])

@@ -116,3 +116,13 @@ def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: 
     assert own.keys() == reference.keys()
     for name, tensor in reference.items():
         torch.testing.assert_close(own[name], tensor, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nursery, tmp_path: Path) -> None:
+    args = command(task, *DDP, "trainer.max_steps=7", "callbacks.checkpoints.every_n_steps=100")
+    quiet = [*args, "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]
+    for end in run_two(nursery, quiet, cwd=tmp_path, patch="import messages; messages.count()"):
+        assert end.status == 0, end.said
+        steps = [line for line in end.said.splitlines() if "MESSAGES" in line]
+        assert len(steps) == 4 and all(line.endswith("MESSAGES all_reduce.") for line in steps), steps

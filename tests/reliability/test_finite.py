@@ -13,11 +13,12 @@ from lightning.pytorch.plugins import MixedPrecision
 from small import command
 
 from vlm.checkpoint import load as ckpt
+from vlm.training import finite
 from vlm.training import run as run_module
+from vlm.training.finite import NotFiniteError, refuse_non_finite
 from vlm.training.fit import main
 from vlm.training.loss_sums import Step
 from vlm.training.losses import Term
-from vlm.training.step import NotFiniteError, refuse_non_finite
 from vlm.training.task import Task
 
 SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")
@@ -61,15 +62,23 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_up
 
 
+@pytest.fixture(params=[False, True], ids=["read at once", "read a step later"])
+def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Has the host read a step's check when the next one is launched, as on a GPU."""
+    monkeypatch.setattr(finite, "answers_later", lambda device: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("step", [3, 4])
 @pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
-def test_the_run_stops_before_the_update(kind, said, at_step, tmp_path, capsys) -> None:
-    seen = at_step(kind, 3)
+def test_the_run_stops_before_the_update(kind, said, step, at_step, later, tmp_path, capsys) -> None:
+    seen = at_step(kind, step - 1)
     assert main([*SMALL, f"runs={tmp_path}"]) == 1
     folder, error = only_run(tmp_path), capsys.readouterr().err
-    assert f"step 4: {said} finite" in error and "Traceback" not in error
+    assert f"step {step}: {said} finite" in error and "Traceback" not in error
     assert "optim.lr" in error and "trainer.gradient_clip_val" in error and "trainer.precision" in error
     assert f"resume={folder}" in error and str(folder / "checkpoints" / "last.ckpt") in error
-    listed = [path.read_text() for path in folder.glob("not_finite_step_4_*.txt")]
+    listed = [path.read_text() for path in folder.glob(f"not_finite_step_{step}_*.txt")]
     names = error + "".join(listed)
     assert all(name in names for name in seen["ids"])
     weights = seen["task"].model.state_dict()
@@ -78,7 +87,16 @@ def test_the_run_stops_before_the_update(kind, said, at_step, tmp_path, capsys) 
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 2
 
 
-def test_a_run_without_clipping_stops_too(at_step, tmp_path, capsys) -> None:
+def test_a_step_read_later_trains_the_same(later, tmp_path) -> None:
+    assert main([*SMALL, f"runs={tmp_path / 'one'}"]) == 0
+    finite.answers_later = lambda device: not later  # type: ignore[assignment]
+    assert main([*SMALL, f"runs={tmp_path / 'other'}"]) == 0
+    one, other = (ckpt.read(only_run(tmp_path / name) / "checkpoints" / "last.ckpt") for name in ("one", "other"))
+    pairs = list(zip(tensors(one), tensors(other), strict=True))
+    assert len(pairs) > 50 and all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_run_without_clipping_stops_too(at_step, later, tmp_path, capsys) -> None:
     at_step("nan gradient", 1)
     assert main([*SMALL, f"runs={tmp_path}", "trainer.gradient_clip_val=null"]) == 1
     error = capsys.readouterr().err

@@ -18,6 +18,15 @@ def test_orthogonalized_is_near_the_polar_factor(shape):
     assert cosine.min() > 0.95
 
 
+def test_products_in_sixteen_bits_are_near_it_too(monkeypatch):
+    monkeypatch.setattr("vlm.training.muon.product_dtype", lambda matrices: torch.bfloat16)
+    matrices = torch.randn(3, 32, 48)
+    found = orthogonalized(matrices, 5)
+    assert found.dtype == torch.float32
+    values = torch.linalg.svdvals(found)
+    torch.testing.assert_close(values, torch.ones_like(values), rtol=0, atol=0.4)
+
+
 def test_a_matrix_moves_by_the_orthogonal_nesterov_momentum():
     layer = nn.Linear(5, 3, bias=False)
     optimizer = Muon(parameter_groups(layer, 0.1), lr=0.01, weight_decay=0.1, momentum=0.9)

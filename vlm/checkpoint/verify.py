@@ -1,4 +1,4 @@
-"""What is checked of a checkpoint beside its checksums: a file of unknown origin may claim more than it holds.
+"""Checks of a checkpoint beside its checksums: a file of unknown origin may claim more than it holds.
 
 Reading with ``weights_only=True`` executes nothing of a file's own. But even what it allows can allocate without bound,
 or unfold into a structure far larger than the file.

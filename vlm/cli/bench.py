@@ -20,10 +20,13 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
         config: The resolved config.
         steps: Optimiser steps that are timed.
     """
+    from vlm.data.workers import default_workers
     from vlm.training.callbacks.step_times import StepTimes
 
     workers = config["data"]["num_workers"]
-    ahead = 2 * (8 if workers == "auto" else int(workers))  # batches that wait when the first step begins
+    ahead = 2 * (
+        default_workers() if workers == "auto" else int(workers)
+    )  # batches that wait when the first step begins
     times = StepTimes(warm_up=max(WARM_UP, ahead), steps=steps)
     with trained(config, times, steps=times.warm_up + steps) as run:
         run.fit()

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from vlm.checkpoint.names import short
-from vlm.config.check import RESERVED, missing
+from vlm.config.check import RESERVED
 from vlm.config.target import arguments, find, parameters, takes_any
 from vlm.config.types import coerce
 from vlm.errors import UserError
@@ -21,18 +21,11 @@ def build(node: Any, path: str, /, **supplied: Any) -> Any:
         path: Where the node stands in the config, for messages.
         supplied: Values that only the program knows. The node's class is passed those that it takes.
     Raises:
-        UserError: The node names nothing, lacks an argument or has one that is supplied, or a constructor refuses its
-            values.
+        UserError: The node names nothing, or a constructor refuses its values.
     """
     if not _is_node(node):
         raise UserError(f"{path}: names nothing to build; give it a _target_, or choose an option of its group")
-    supplied = {name: value for name, value in supplied.items() if takes(node, name)}
-    faults = [f"{path}.{name}: is filled in by the program; remove it" for name in supplied if name in node]
-    if not node.get("_partial_"):
-        faults += missing(node, path, supplied)
-    if faults:
-        raise UserError("\n".join(faults))
-    return _call(node, path, **supplied)
+    return _call(node, path, **{name: value for name, value in supplied.items() if takes(node, name)})
 
 
 def spec(node: dict[str, Any]) -> dict[str, Any]:
@@ -47,18 +40,8 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
     return {"name": short(node["_target_"]), "args": args}
 
 
-def supply(value: Any, supplied: Mapping[str, Any]) -> Any:
-    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
-    if isinstance(value, list):
-        return [supply(child, supplied) for child in value]
-    if not isinstance(value, dict):
-        return value
-    filled = {key: supply(child, supplied) for key, child in value.items()}
-    return filled | ({name: supplied[name] for name in supplied if takes(value, name)} if _is_node(value) else {})
-
-
 def takes(node: Mapping[str, Any], argument: str) -> bool:
-    """Whether the class of a node takes an argument of this name."""
+    """True where the class of a node takes an argument of this name."""
     target = find(node["_target_"])
     return argument in arguments(target) or takes_any(target)
 

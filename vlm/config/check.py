@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from vlm.config.links import origins
-from vlm.config.target import arguments, find, is_supplied, parameters, takes_any
-from vlm.config.types import Product, describe_mismatch, fits, hints, show
+from vlm.config.target import arguments, find, is_supplied, supplies, takes_any
+from vlm.config.types import Product, describe_mismatch, fits, hints
 from vlm.errors import UserError, did_you_mean, nearest
 
 RESERVED = ("_target_", "_partial_")
@@ -22,7 +22,7 @@ def check(
     typed: dict[str, Any] | None = None,
     *,
     types: Mapping[str, Any] | None = None,
-    completed: Collection[str] = (),
+    supplied: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Compares every node that has a ``_target_`` with the signature of what it names; builds nothing.
 
@@ -30,12 +30,12 @@ def check(
         config: The resolved config, plain containers.
         typed: The config as it was composed, whose links lead to the keys that were typed; by default the same.
         types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
-        completed: Paths of nodes that leave out what the program supplies by name; ``build`` refuses what is missing.
+        supplied: Path of a node -> arguments that the program supplies, beside those that say so themselves.
     Raises:
         UserError: With a line for each fault, all of them at once, named by the key that was typed.
     """
     faults: list[str] = []
-    _look(config, "", completed, faults)
+    _look(config, "", supplied or {}, faults)
     for key, hint in (types or {}).items():
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
@@ -43,70 +43,47 @@ def check(
         raise UserError("\n".join(origins(typed or config, faults)))
 
 
-def missing(node: Mapping[str, Any], path: str, supplied: Collection[str]) -> Iterator[str]:
-    """Yields a line for each argument without a default that a node leaves out, and that is not supplied."""
-    for name, parameter in arguments(find(node["_target_"])).items():
-        if parameter.default is inspect.Parameter.empty and name not in node and name not in supplied:
-            yield f"{path}.{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
-
-
-def misfit(node: Mapping[str, Any], taker: Mapping[str, Any], argument: str) -> tuple[str, str] | None:
-    """The product of a node and the type that the taker's argument of this name asks for, where the two do not fit.
-
-    It is for what the program supplies, such as a task's model.
-
-    Returns:
-        Such as ``("Decoder", "Classifier")``; None where the two fit.
-    """
-    wanted = parameters(find(taker["_target_"])).get(argument)
-    product = _product(node)
-    if wanted is None or fits(product, wanted.annotation):
-        return None
-    return show(product.kind), show(wanted.annotation)
-
-
-def _look(value: Any, path: str, completed: Collection[str], faults: list[str]) -> Any:
+def _look(value: Any, path: str, supplied: Mapping[str, Collection[str]], faults: list[str]) -> Any:
     """Adds the faults at and below a value; returns the value with a Product in the place of each node."""
     if isinstance(value, list | tuple):
-        return [_look(child, f"{path}.{index}", completed, faults) for index, child in enumerate(value)]
+        return [_look(child, f"{path}.{index}", supplied, faults) for index, child in enumerate(value)]
     if not isinstance(value, dict):
         return value
     at = f"{path}." if path else ""
-    node = {key: _look(child, f"{at}{key}", completed, faults) for key, child in value.items()}
+    node = {key: _look(child, f"{at}{key}", supplied, faults) for key, child in value.items()}
     if "_target_" not in node:
         return node
     try:
-        faults += _node_faults(node, path, path in completed)
-        return _product(node)
+        faults += (f"{path}.{fault}" for fault in _node_faults(node, value, supplied.get(path, ())))
+        return product(node)
     except UserError as error:
         faults.append(f"{path}._target_: {error}")
         return Product(Any)
 
 
-def _node_faults(node: dict[str, Any], path: str, completed: bool) -> Iterator[str]:
+def _node_faults(node: dict[str, Any], raw: dict[str, Any], supplied: Collection[str]) -> Iterator[str]:
     target = find(node["_target_"])
     known = arguments(target)
-    supplied = {name for name, parameter in known.items() if is_supplied(parameter)}
+    filled = {name for name, parameter in known.items() if is_supplied(parameter)}
     if not isinstance(node.get("_partial_", False), bool):
-        yield f"{path}._partial_: {describe_mismatch(node['_partial_'], bool)}"
+        yield f"_partial_: {describe_mismatch(node['_partial_'], bool)}"
     for key in [key for key in node if key not in RESERVED]:
-        if key in supplied:
-            yield f"{path}.{key}: is filled in by the program; remove it"
-        elif key in known:
-            yield from _value_fault(f"{path}.{key}", node[key], known[key])
+        if key in known and key not in filled:
+            forgotten = node[key] is None and known[key].default is None  # an annotation that leaves out "| None"
+            if not forgotten and not fits(node[key], known[key].annotation):
+                yield f"{key}: {describe_mismatch(node[key], known[key].annotation)}"
+        elif supplies(raw, key):
+            yield f"{key}: is filled in by the program; remove it"
         elif not takes_any(target) or str(key).startswith("_"):
-            yield f"{path}.{key}: unknown{did_you_mean(nearest(str(key), known.keys() - supplied))}"
-    if not completed and not node.get("_partial_"):
-        yield from missing(node, path, supplied)
+            yield f"{key}: unknown{did_you_mean(nearest(str(key), known.keys() - filled))}"
+    if not node.get("_partial_"):
+        for name, parameter in known.items():
+            if parameter.default is inspect.Parameter.empty and name not in {*node, *filled, *supplied}:
+                yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 
-def _value_fault(path: str, value: Any, parameter: inspect.Parameter) -> Iterator[str]:
-    forgotten = value is None and parameter.default is None  # an annotation that leaves out "| None"
-    if not fits(value, parameter.annotation) and not forgotten:
-        yield f"{path}: {describe_mismatch(value, parameter.annotation)}"
-
-
-def _product(node: Mapping[str, Any]) -> Product:
+def product(node: Mapping[str, Any]) -> Product:
+    """The kind of object that building a node gives."""
     target = find(node["_target_"])
     kind = target if inspect.isclass(target) else hints(target).get("return", Any)
     return Product(partial if node.get("_partial_") else kind)

@@ -19,9 +19,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from vlm.config.compose import ROOT, VERSION, check_strangers, compose, conf_dir, explained
-from vlm.config.faults import Check, checked
+from vlm.config.compose import ROOT, VERSION, Check, compose, composed, conf_dir, explained, resolved
 from vlm.config.override import quote
+from vlm.config.untrusted import readable
 from vlm.errors import UserError, print_error
 
 Main = Callable[[dict[str, Any]], int | None]
@@ -91,7 +91,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
         HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
         with _argv(command):
-            status = _status(lambda: main(checked(config, check, suit)))
+            status = _status(lambda: main(resolved((config, []), check, suit)))
         statuses.append(status)
         if status >= 128:  # a signal means the whole sweep
             raise SystemExit(status)
@@ -101,8 +101,10 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
 
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
-        stack.enter_context(explained(options, overrides, check))
-        check_strangers(options, overrides)
+        stack.enter_context(explained(options))
+        stack.enter_context(readable(overrides))
+        if (first := composed(options, overrides, sweeps))[1]:
+            resolved(first, check)
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
         ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]
         if "HYDRA_FULL_ERROR" not in os.environ:
@@ -178,6 +180,6 @@ def _flags(options: Namespace, *names: str) -> list[str]:
 
 
 def _prefix(argv: list[str]) -> list[str]:
-    """What stands before the arguments: the program, and the name of its command."""
+    """The words before the arguments: the program, and the name of its command."""
     before = len(sys.argv) - len(argv)
     return sys.argv[:before] if before > 0 and sys.argv[before:] == argv else sys.argv[:1]

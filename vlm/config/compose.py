@@ -1,30 +1,36 @@
-"""Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers."""
+"""Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers.
 
+Hydra joins the files; the values of a command line are set here, so that every fault of a config is reported at once.
+"""
+
+import re
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from vlm.config.faults import Check, checked, explain, group_names, not_utf8, option_faults
-from vlm.config.links import FORMULAS
-from vlm.config.override import apply, check_effective, parse, quote
+from vlm.config.links import FORMULAS, links
+from vlm.config.override import apply, parse, plain, quote, update
 from vlm.config.untrusted import check_hydra, readable
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, nearest
+
+Check = Callable[[dict[str, Any]], None]
 
 ROOT = "config"
 VERSION = "1.3"  # of Hydra's behaviour
 SHIPPED = Namespace(config_path=None, config_name=None, config_dir=None)
-# Keys that stand in a group only for the nodes below it to refer to.
-_REFERRED = {
-    "data": {"root", "path", "val_path", "test_path", "image_size"},
-    "model": {"size", "position", "init_from"},
-}
-
-_ANYWHERE = {"init_from"}  # of any part
+_HYDRAS = ("hydra.", "hydra/")
+_LISTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 for _name, _formula in FORMULAS.items():
     OmegaConf.register_new_resolver(_name, _formula, replace=True)
@@ -37,27 +43,6 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def node(config: dict[str, Any], group: str) -> dict[str, Any]:
-    """The node of a group that is to be built: without the keys that others only refer to."""
-    referred = _REFERRED.get(group, set())
-    return {name: _without(value, _ANYWHERE) for name, value in config[group].items() if name not in referred}
-
-
-def _without(value: Any, names: Collection[str]) -> Any:
-    if isinstance(value, dict):
-        return {name: _without(child, names) for name, child in value.items() if name not in names}
-    return value
-
-
-def values_of(node: dict[str, Any], name: str, path: str = "") -> dict[str, Any]:
-    """The values of a key at and below a node that are set, by the path of the node that has it."""
-    found = {path: node[name]} if node.get(name) is not None else {}
-    for key, child in node.items():
-        if isinstance(child, dict):
-            found |= values_of(child, name, f"{path}.{key}" if path else key)
-    return found
-
-
 def compose(
     overrides: list[str],
     check: Check | None = None,
@@ -68,8 +53,7 @@ def compose(
 
     Args:
         overrides: KEY=VALUE, as the shell delivers them.
-        check: Raises a UserError for a composed config that is at fault. Where composing finds faults, it is asked for
-            the others, so that all are reported at once.
+        check: Raises a UserError for a composed config that is at fault.
         suit: Raises a UserError where the chosen options do not suit one another, which may be why a key that one
             refers to is not there; its config is not resolved.
         options: Hydra's flags that name folders of configs.
@@ -77,84 +61,211 @@ def compose(
         UserError: With a line for each fault, which names the key that was typed.
     """
     quoted = [quote(text) for text in overrides]
-    with explained(options, quoted, check):
-        check_strangers(options, quoted)
-        return checked(composed(options, quoted), check, suit)
+    with explained(options):
+        whole = composed(options, quoted)
+    with readable(quoted):
+        return resolved(whole, check, suit)
+
+
+def resolved(whole: tuple[DictConfig, list[str]], check: Check | None, suit: Check | None = None) -> dict[str, Any]:
+    """Resolves a config to plain containers and checks it; takes what `composed` returns, else as in `compose`."""
+    tree, faults = whole
+    try:
+        config = {**plain(tree), **links(tree)}
+    except UserError as fault:
+        if faults:  # the missing key may be one that was misspelt
+            raise UserError("\n".join(faults)) from fault
+        if suit and isinstance(fault.__cause__, InterpolationKeyError):
+            suit(dict(OmegaConf.to_container(tree, resolve=False)))  # type: ignore[arg-type]
+        raise
+    try:
+        if check:
+            check(config)
+    except UserError as fault:
+        raise UserError("\n".join([*faults, str(fault)])) from fault
+    if faults:
+        raise UserError("\n".join(faults))
+    return config
 
 
 def override(
-    config: dict[str, Any], overrides: list[str], *, unread: Callable[[str], bool] | None = None
+    config: dict[str, Any], overrides: list[str], *, verify: Callable[..., None] | None = None
 ) -> dict[str, Any]:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
     Args:
-        unread: Whether the command does not read a key; with it, overrides that change nothing are refused.
+        verify: Is passed the config before, that after, and for each overridden key those that took its value.
     Raises:
-        UserError: With a line for each that cannot be applied, or changes nothing.
+        UserError: With a line for each that cannot be applied.
     """
-    quoted = [quote(text) for text in overrides]
-    values, chosen = [], {}
-    with explained(SHIPPED, quoted):
-        for text in quoted:
+    values, chosen, faults = [], {}, []
+    with explained(SHIPPED):
+        for text in map(quote, overrides):
             parsed = parse(text)
+            group = parsed.key_or_group if parsed else ""
             option = parsed.value() if parsed else None
-            file = conf_dir() / str(parsed and parsed.key_or_group) / f"{option}.yaml"
-            if parsed is None or not isinstance(option, str) or not file.is_file():
+            folder = conf_dir() / group.replace(".", "/")
+            file = folder / f"{option}.yaml"
+            chooses = file.is_file() or (folder.is_dir() and "." not in group)
+            if not group or not isinstance(option, str) or not chooses:
                 values.append(text)
                 continue
-            key = parsed.key_or_group.replace("/", ".")
-            if "@package _global_" in file.read_text(encoding="utf-8"):
+            if file.is_file() and "@package _global_" in file.read_text(encoding="utf-8"):
                 raise UserError(f"{text}: changes the whole config, and cannot be chosen for one that was saved")
-            group = OmegaConf.select(composed(SHIPPED, [text]), key)
-            chosen[key] = OmegaConf.to_container(group, resolve=False)
+            tree, wrong = composed(SHIPPED, [text])
+            faults += wrong
+            key = group.replace("/", ".")
+            chosen[key] = OmegaConf.to_container(OmegaConf.select(tree, key), resolve=False)
+    try:
         applied, taken = apply(config, values, chosen)
-    if unread is not None:
-        referred = {f"{group}.{name}" for group, names in _REFERRED.items() for name in names}
-        taken |= {key: [] for key in chosen}
-        check_effective(config, applied, taken, lambda key: key in referred or unread(key))
+    except UserError as fault:
+        raise UserError("\n".join([*faults, str(fault)])) from fault
+    if faults:
+        raise UserError("\n".join(faults))
+    if verify is not None:
+        verify(config, applied, taken | {key: [] for key in chosen})
     return applied
 
 
-def composed(options: Namespace, overrides: list[str], **how: bool) -> DictConfig:
-    """Hydra's composition, interpolations not resolved."""
-    search = []
-    if options.config_dir:
-        folder = quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
-        search = [f"hydra.searchpath=[{folder}]"]
-    root = options.config_path or str(conf_dir())
-    with hydra.initialize_config_dir(root, version_base=VERSION):
-        return hydra.compose(options.config_name or ROOT, [*search, *overrides], **how)
+def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -> tuple[DictConfig, list[str]]:
+    """Composes a config with overrides; where an option is unknown, with the nearest one, so that further faults show.
+
+    Args:
+        options: Hydra's flags that name folders of configs.
+        overrides: KEY=VALUE, quoted.
+        sweeping: Whether overrides may have several values; the first of each is set.
+    Returns:
+        The config, its interpolations not resolved, and a line for each override at fault, which is not in it.
+    Raises:
+        UserError: An option is unknown and none is near, or a config file of others changes how Hydra runs.
+    """
+    values: list[Override] = []
+    faults: list[str] = []
+    typed = [text for text in overrides if text.startswith("hydra.searchpath=")]
+    search, name = [*_search(options), *typed], options.config_name or ROOT
+    chosen = list(search)
+    with _hydra(options) as loader:
+        for text in overrides:
+            for place, override in enumerate(_singles(text, sweeping, faults)):
+                group = override.key_or_group.replace(".", "/")
+                choice = _choice(override, loader.get_group_options(group, config_name=name, overrides=search), faults)
+                if choice is not None and (place == 0 or not choice):
+                    chosen.append(choice)
+                elif place == 0:
+                    values.append(override)
+        if "" in chosen:
+            raise UserError("\n".join(faults))
+        tree = hydra.compose(name, chosen, return_hydra_config=True)
+        if search or options.config_path or options.config_name:
+            untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRAS))]
+            _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
+    groups = [group for group in tree.hydra.runtime.choices if not group.startswith("hydra/")]
+    with open_dict(tree):
+        del tree["hydra"]
+    return tree, faults + update(tree, values, groups)
 
 
-def check_strangers(options: Namespace, overrides: list[str]) -> None:
-    """Refuses config files of others that change how Hydra runs; what was typed may."""
-    searched = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    if options.config_dir or options.config_path or options.config_name or searched:
-        typed = [text for text in overrides if not text.lstrip("+~").startswith(("hydra.", "hydra/"))]
-        own = composed(options, [*searched, *typed], return_hydra_config=True)
-        check_hydra(own.hydra, composed(SHIPPED, [], return_hydra_config=True).hydra)
+def _singles(text: str, sweeping: bool, faults: list[str]) -> list[Override]:
+    """An override as those of one value each that a sweep makes of it."""
+    override = parse(text)
+    if override is None:
+        faults.append(f"{text}: cannot be read as KEY=VALUE; put quotes around the value where it holds , = ( [ or {{")
+    elif not override.is_sweep_override():
+        return [override]
+    elif not sweeping:
+        faults.append(f"{text}: has several values; add -m to run each, or write [...] around them for a list")
+    elif override.value_type in _LISTED:
+        singles = [parse(f"{override.get_key_element()}={value}") for value in override.sweep_string_iterator()]
+        return [single for single in singles if single]
+    return []
+
+
+def _choice(override: Override, options: list[str], faults: list[str]) -> str | None:
+    """The override by which Hydra chooses an option, the nearest for one that is unknown.
+
+    Returns:
+        None where an override chooses no option, and "" where none is near.
+    """
+    group, text = override.key_or_group, str(override.input_line)
+    value = None if override.is_delete() else override.value()
+    names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+    if "." in group and set(names) & set(options):
+        choice = f"{group.replace('.', '/')}={value}"
+        faults.append(f"{text}: an option is chosen with a slash; write {choice}")
+        return choice
+    if group.startswith(_HYDRAS) or override.package:
+        return text
+    if not options or "." in group or isinstance(value, dict):
+        return None
+    unknown = [name for name in names if name not in options and "/" not in name and "${" not in name]
+    for name in unknown:
+        near = nearest(name, options)
+        faults.append(f"{group}={name}: unknown; choose from {', '.join(options)}{did_you_mean(near)}")
+        text = f"{text.partition('=')[0]}={near}" if near and text else ""
+    return text
 
 
 @contextmanager
-def explained(options: Namespace, overrides: list[str], check: Check | None = None) -> Iterator[None]:
-    """Turns an error of Hydra about a config into a UserError that says what to change."""
-    folders = [Path(folder) for folder in (options.config_path or conf_dir(), options.config_dir) if folder]
-    groups = group_names(folders)
-    searched = any(text.startswith("hydra.searchpath=") for text in overrides)  # then there are options elsewhere too
+def _hydra(options: Namespace) -> Iterator[ConfigLoader]:
+    with hydra.initialize_config_dir(options.config_path or str(conf_dir()), version_base=VERSION):
+        yield GlobalHydra.instance().config_loader()
 
-    def compose_some(pending: list[str]) -> DictConfig:
-        return composed(options, [text for text in pending if not text.startswith(("hydra.", "hydra/"))])
 
-    faults, mended = option_faults([] if searched else overrides, folders)
-    if faults:
-        more = explain(None, mended, compose_some, groups, check) if mended is not None else []
-        raise UserError("\n".join(faults + more))
+def _search(options: Namespace) -> list[str]:
+    folder = options.config_dir and quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
+    return [f"hydra.searchpath=[{folder}]"] if folder else []
+
+
+def _check_strangers(tree: DictConfig) -> None:
+    """Refuses config files of others that change how Hydra runs; what was typed may."""
+    GlobalHydra.instance().clear()
+    with _hydra(SHIPPED):
+        check_hydra(tree.hydra, hydra.compose(ROOT, return_hydra_config=True).hydra)
+
+
+@contextmanager
+def explained(options: Namespace) -> Iterator[None]:
+    """Turns an error of Hydra about a config into a UserError with the remedy."""
     try:
-        with readable(overrides):
-            yield
+        yield
     except UserError:
         raise
     except UnicodeDecodeError as error:
-        raise UserError(f"{not_utf8(folders)}: is not UTF-8; save it as UTF-8") from error
+        raise UserError(f"{_not_utf8(options)}: is not UTF-8; save it as UTF-8") from error
     except Exception as error:  # Hydra, OmegaConf and the YAML reader have many
-        raise UserError("\n".join(explain(error, overrides, compose_some, groups, check))) from error
+        raise UserError(_describe(error)) from error
+
+
+def _not_utf8(options: Namespace) -> str:
+    """The first config file that cannot be decoded."""
+    folders = [Path(folder) for folder in (options.config_path or conf_dir(), options.config_dir) if folder]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return str(path)
+    return "a config file"
+
+
+def _describe(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    cause = error.__cause__ or error
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark
+        return f"{mark.name if mark else 'YAML'}, line {mark.line + 1 if mark else '?'}: {error.problem}"
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        near = did_you_mean(nearest(option, error.options))
+        return f"{group}={option}: unknown; choose from {', '.join(error.options)}{near}"
+    if match := re.match(r"Could not override '([^']+)'(\. No match in the defaults list)?", lines[0]):
+        missing = f"is not among the defaults; write +{match[1]}=OPTION to add it"
+        return f"{match[1]}: {missing if match[2] else 'unknown to Hydra'}"
+    if match := re.match(r"You must specify '([^']+)'", lines[0]):
+        return f"{match[1]}: no option is chosen; choose {match[1]}= one of {', '.join(lines[2:])}"
+    if isinstance(cause, OmegaConfBaseException):
+        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+        key = f"{cause.full_key}: " if cause.full_key else ""
+        return f"{key}{reason}" if cause is error or not str(error) else f"{lines[0]}: {reason}"
+    plain = isinstance(error, HydraException | ValueError | OSError)
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text if plain else f"{type(error).__name__}: {text}"

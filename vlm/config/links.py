@@ -1,4 +1,4 @@
-"""Which keys of a config each key feeds, kept beside the resolved values so that later overrides reach all of them.
+"""Links of a config: the keys that each key feeds, kept so that later overrides reach all of them.
 
 A resolved config has lost its interpolations: with ``data.source.root: ${data.root}`` resolved, an override of
 ``data.root`` alone would change nothing.
@@ -31,21 +31,13 @@ def links(tree: DictConfig) -> dict[str, Any]:
     """
     fed: dict[str, list[str]] = {}
     computed: dict[str, list[Any] | None] = {}
-    for key, text in _interpolated(OmegaConf.to_container(tree, resolve=False), ""):
-        sources = _KEY.findall(text)
+    for key, text in walk(OmegaConf.to_container(tree, resolve=False)):
+        sources = _KEY.findall(text) if isinstance(text, str) else []
         for source in dict.fromkeys(sources):
             fed.setdefault(source, []).append(key)
-        if not _KEY.fullmatch(text):
+        if sources and not _KEY.fullmatch(text):
             computed[key] = _formula(text)
     return {FED: fed, COMPUTED: computed}
-
-
-def _interpolated(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, child in value.items():
-            yield from _interpolated(child, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, str) and _KEY.search(value):
-        yield key, value
 
 
 def _formula(text: str) -> list[Any] | None:
@@ -90,7 +82,8 @@ def feed(config: dict[str, Any], links: dict[str, Any], keys: Collection[str]) -
         while waiting:
             for place, source, target in _places(links, waiting.pop()):
                 if has(config, place) and place not in (*keys, *taken[key]):
-                    put(config, place, _value(config, links, source, target))
+                    holder, name = _holder(config, place)
+                    holder[name] = _value(config, links, source, target)
                     taken[key].append(place)
                     waiting.append(place)
     return taken
@@ -154,11 +147,24 @@ def _origin(config: dict[str, Any], key: str) -> tuple[str, list[str]]:
     return key, computed_of
 
 
+def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields each dotted key of a config with its value, those of groups before those within."""
+    for name, value in config.items():
+        key = f"{parent}.{name}" if parent else str(name)
+        yield key, value
+        if isinstance(value, dict):
+            yield from walk(value, key)
+
+
 def has(config: Any, key: str) -> bool:
-    """Whether a config has a key."""
-    *parents, name = key.split(".")
-    holder = select(config, ".".join(parents)) if parents else config
+    """True where a config has a key."""
+    holder, name = _holder(config, key)
     return isinstance(holder, dict) and name in holder
+
+
+def _holder(config: Any, key: str) -> tuple[Any, str]:
+    parent, _, name = key.rpartition(".")
+    return (select(config, parent) if parent else config), name
 
 
 def select(config: Any, key: str, default: Any = None) -> Any:
@@ -168,11 +174,3 @@ def select(config: Any, key: str, default: Any = None) -> Any:
             return default
         config = config[part]
     return config
-
-
-def put(config: dict[str, Any], key: str, value: Any) -> None:
-    """Sets the value at a dotted key whose parents are there."""
-    *parents, name = key.split(".")
-    for part in parents:
-        config = config[part]
-    config[name] = value

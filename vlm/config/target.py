@@ -2,52 +2,29 @@
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
-from vlm.errors import SUPPLIED, Count, Range, Rate, UserError, did_you_mean, nearest
+from vlm.errors import SUPPLIED, UserError, did_you_mean, nearest
 
 _allowed = ["vlm", "lightning", "torch.optim"]
 _OURS = len(_allowed)
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
 _ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks")  # where the parts of a run are
 
-_Batches = Annotated[int | float | None, Range(0)]
-# Annotations of other packages' arguments, with the limits that ours declare themselves.
-_OTHERS: dict[str, dict[str, Any]] = {
-    "lightning.pytorch.trainer.trainer.Trainer": {
-        "accumulate_grad_batches": Count,
-        "callbacks": Annotated[Any, SUPPLIED],
-        "check_val_every_n_epoch": Count | None,
-        "default_root_dir": Annotated[Any, SUPPLIED],
-        "devices": list[int] | str | Annotated[int, Range(1, also=-1)],
-        "gradient_clip_val": Annotated[float | None, Range(0)],
-        "limit_test_batches": _Batches,
-        "limit_train_batches": Annotated[int | float | None, Range(above=0)],
-        "limit_val_batches": _Batches,
-        "log_every_n_steps": Annotated[int | None, Range(1)],
-        "logger": Annotated[Any, SUPPLIED],
-        "max_epochs": Annotated[int | None, Range(1, also=-1)],
-        "max_steps": Annotated[int, Range(1, also=-1)],
-        "num_nodes": Count,
-        "num_sanity_val_steps": Annotated[int | None, Range(0, also=-1)],
-        "plugins": Annotated[Any, SUPPLIED],
-        "val_check_interval": Annotated[int | float | str | None, Range(above=0)],
-    },
-    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": Annotated[Any, SUPPLIED]},
-    "torch.optim.": {
-        "betas": tuple[Rate, Rate],
-        "dampening": Rate,
-        "eps": Annotated[float, Range(0)],
-        "lr": Annotated[float, Range(0)],
-        "momentum": Rate,
-        "params": Annotated[Any, SUPPLIED],
-        "weight_decay": Annotated[float, Range(0)],
-    },
-}
+_limits: dict[str, Mapping[str, Any]] = {}
+
+
+def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Sets annotations of other packages' arguments.
+
+    Args:
+        limits: Beginning of a class's dotted name -> annotations by argument.
+    """
+    _limits.update(limits)
 
 
 def trust(*packages: str) -> None:
@@ -87,7 +64,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a target's call, their annotations evaluated; those of ``**options: Unpack[...]`` by name."""
     annotations = hints(target)
     home = f"{target.__module__}.{target.__qualname__}"
-    annotations |= next((limits for package, limits in _OTHERS.items() if home.startswith(package)), {})
+    annotations |= next((limits for package, limits in _limits.items() if home.startswith(package)), {})
     listed: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         hint = annotations.get(name, Any)
@@ -100,15 +77,18 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _options(options: Any) -> dict[str, inspect.Parameter]:
     """The keys of a TypedDict as parameters; what takes them has the defaults of those that may be left out."""
-    return {
-        name: inspect.Parameter(
+    listed = {}
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        stated = get_origin(hint) if get_origin(hint) in (NotRequired, Required) else None
+        # As text, an annotation does not tell the TypedDict that it is Required.
+        needed = stated is Required or (name in options.__required_keys__ and stated is None)
+        listed[name] = inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in options.__required_keys__ else ...,
-            annotation=hint,
+            default=inspect.Parameter.empty if needed else ...,
+            annotation=get_args(hint)[0] if stated else hint,
         )
-        for name, hint in get_type_hints(options, include_extras=True).items()
-    }
+    return listed
 
 
 def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -118,13 +98,25 @@ def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
-    """Whether a target has ``**kwargs``."""
+    """True for a target with ``**kwargs``."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters(target).values())
 
 
 def is_supplied(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter's annotation leaves it to the program."""
+    """True for a parameter whose annotation leaves it to the program."""
     return SUPPLIED in getattr(parameter.annotation, "__metadata__", ())
+
+
+def supplies(node: Any, argument: str) -> bool:
+    """True where the program fills an argument of this name in, in a node's class or one below it."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        try:
+            parameter = arguments(find(node["_target_"])).get(argument)
+        except UserError:
+            return False
+        if parameter is not None:
+            return is_supplied(parameter)
+    return isinstance(node, Mapping) and any(supplies(child, argument) for child in node.values())
 
 
 def _import(name: str) -> Any:

@@ -8,8 +8,7 @@ import typing
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -47,8 +46,8 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
     return resolved
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of plain containers may be passed where the annotation stands.
+def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
+    """True for a value of plain containers that may be passed where the annotation stands.
 
     ============================  =======================================================================
     annotation                    values that fit
@@ -64,12 +63,16 @@ def fits(value: Any, hint: Any) -> bool:
     Path                          str
     a class C                     Product(D), D a subclass of C; plain values that are instances of C
     ============================  =======================================================================
+
+    Args:
+        bounded: False asks for the type alone, within the limit or not.
     """
     kind, args, limits = _apart(hint)
-    if not all(limit.holds(value) for limit in limits):
+    inner = partial(fits, bounded=bounded)
+    if bounded and not all(limit.holds(value) for limit in limits):
         return False
     if kind is Union:
-        return any(fits(value, option) for option in args)
+        return any(inner(value, option) for option in args)
     if kind in (Any, object):
         return True
     if isinstance(value, Product):
@@ -77,12 +80,12 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return any(value == option and type(value) is type(option) for option in args)
     if kind is tuple and args and args[1:] != (...,):
-        return isinstance(value, list | tuple) and len(value) == len(args) and all(map(fits, value, args))
+        return isinstance(value, list | tuple) and len(value) == len(args) and all(map(inner, value, args))
     if kind is tuple or kind in _SEQUENCES:
-        return isinstance(value, list | tuple) and all(fits(item, (args or (Any,))[0]) for item in value)
+        return isinstance(value, list | tuple) and all(inner(item, (args or (Any,))[0]) for item in value)
     if kind in _MAPPINGS:
         key, item = args or (Any, Any)
-        return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+        return isinstance(value, dict) and all(inner(k, key) and inner(v, item) for k, v in value.items())
     return _is_instance(value, kind)
 
 
@@ -109,31 +112,30 @@ def describe_mismatch(value: Any, hint: Any) -> str:
     if isinstance(value, Product):
         return f"{value!r} does not fit here, expected {show(hint)}"
     text = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-    plain = _without_limits(hint)
-    if not fits(value, plain):
+    if not fits(value, hint, bounded=False):
         is_type = "" if value is None else f" is {type(value).__name__}"
-        return f"{text}{is_type}, expected {show(plain)}"
+        return f"{text}{is_type}, expected {show(hint, bounded=False)}"
     if isinstance(value, str):
         return f"{text}, expected {show(hint)}"
     finite = not isinstance(value, float) or math.isfinite(value)
     return f"{text} is {'out of range' if finite else 'not finite'}, expected {show(hint)}"
 
 
-def show(hint: Any) -> str:
+def show(hint: Any, bounded: bool = True) -> str:
     """An annotation as one writes it today: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
     kind, args, limits = _apart(hint)
-    if limits:
+    if limits and bounded:
         return f"{show(_base(hint))} ({' and '.join(map(str, limits))})"
     if kind is type(None):
         return "None"
     if kind is Union:
-        return " | ".join(dict.fromkeys(show(option) for option in args))
+        return " | ".join(dict.fromkeys(show(option, bounded) for option in args))
     if kind is Literal:
         return " | ".join(repr(option) for option in args)
     name = getattr(kind, "__name__", str(kind))
     if not args or kind is abc.Callable:
         return name
-    return f"{name}[{', '.join('...' if option is ... else show(option) for option in args)}]"
+    return f"{name}[{', '.join('...' if option is ... else show(option, bounded) for option in args)}]"
 
 
 def _apart(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
@@ -154,16 +156,6 @@ def _base(hint: Any) -> Any:
     """An annotation without Annotated and NewType around it."""
     while get_origin(hint) is Annotated or isinstance(hint, typing.NewType):
         hint = hint.__supertype__ if isinstance(hint, typing.NewType) else get_args(hint)[0]
-    return hint
-
-
-def _without_limits(hint: Any) -> Any:
-    hint = _base(hint)
-    args = get_args(hint)
-    if get_origin(hint) in (Union, types.UnionType):
-        return reduce(or_, map(_without_limits, args))
-    if args and get_origin(hint) in (tuple, *_SEQUENCES, *_MAPPINGS):
-        return get_origin(hint)[tuple(map(_without_limits, args))]
     return hint
 
 

@@ -1,4 +1,4 @@
-"""What config files may not do, since they are passed on: change how Hydra itself runs, or read the environment.
+"""Limits of config files, since they are passed on: they change nothing of how Hydra runs, and read no environment.
 
 Hydra builds what its own part of a config names, whatever it is, before a line of ours runs. On a command line all of
 this stays possible, for that is typed by whoever bears the consequences.

@@ -127,16 +127,42 @@ class TextRows(Tensors):
         segments: Tell the texts of a row apart, which count from 1; 0 is padding. None where each row is one text.
         targets: Of next-token prediction.
         scored: Tokens that count when they are predicted; None for all.
+        bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
+            and their end; None where they are not known.
         references: Texts that belong to each row, for metrics; none in training.
     Shapes:
-        tokens (B, L), segments (B, L) or None, scored bool (B, L) or None
+        tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
 
     tokens: Tensor
     segments: Tensor | None
     targets: Targets
     scored: Tensor | None = None
+    bounds: Tensor | None = None
     references: Sequence[Sequence[str]] = ()
+
+
+@dataclass
+class KeptImages(Tensors):
+    """Images that lie on the device already.
+
+    Shapes:
+        index (B,): their places there; numbers (B, NUMBERS): of their augmentation, as in vlm.data.images.batched
+    """
+
+    index: Tensor
+    numbers: Tensor
+
+
+def text_bounds(segments: Tensor) -> Tensor:
+    """Where each text begins in rows end to end, and their end: segments (B, L) -> int32 (N + 1,).
+
+    A text is a run of one segment in a row; padding is one too.
+    """
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    places = begins.flatten().nonzero()[:, 0]
+    return torch.cat([places, places.new_full((1,), segments.numel())]).int()
 
 
 @dataclass

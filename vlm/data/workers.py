@@ -2,6 +2,7 @@
 
 import atexit
 import multiprocessing.util  # before atexit.register: its own exit waits without limit for what this one kills
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,9 +13,20 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from weakref import WeakSet
 
+import torch
+
+MOST = 32  # workers of a GPU; more only take memory
+MOST_BESIDE = 8  # of them beside a training that computes on the same CPUs
 PATIENCE = 5.0  # seconds for the system to end a process that is killed
 
 _workers: WeakSet[BaseProcess] = WeakSet()
+
+
+def default_workers() -> int:
+    """Workers of a device: its share of the CPUs that this process may use."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpus = torch.cuda.device_count()
+    return max(1, min(MOST, cpus // gpus)) if gpus else min(MOST_BESIDE, cpus)
 
 
 def worker_context() -> BaseContext:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vlm.decoding.constraints import progress
 from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.required import progress
 
 
 @dataclass(eq=False)

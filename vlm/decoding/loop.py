@@ -116,7 +116,7 @@ class _Loop:
         self.tokens = torch.empty(0)
         # Reading chosen tokens waits for the device. On a GPU the host runs ahead of it instead.
         self.ahead = replay.replayed(device)
-        self.pace = 8 if self.ahead and not decoding.rules.required else 1
+        self.pace = 8 if self.ahead else 1
         self.free: list[int] = []  # rows whose texts have ended
         self.left = 0  # steps until a text must have ended
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import allow_end, keep_possible
+from vlm.decoding.constraints import allow_end
 from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.required import RequiredWords
 from vlm.decoding.token_history import TokenHistory
 from vlm.randomness import numpy_rng
 
@@ -38,6 +39,7 @@ class Stepwise:
         self.prefix = decoding.rules.prefix
         self.rows: list[_Row] = []
         self.draws: Tensor | None = None
+        self.required: RequiredWords | None = None
         self._unread: list[tuple[Tensor, Tensor | None]] = []
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None:
@@ -47,6 +49,8 @@ class Stepwise:
         self.forced = torch.tensor(self.prefix, dtype=torch.long, device=device)
         if self.decoding.sampling is not None:
             self.draws = self._drawn(ids).to(device)
+        if words := self.decoding.rules.required:
+            self.required = RequiredWords(words, rows=len(ids), beams=self.decoding.columns, device=device)
 
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None:
         """Gives rows to other images; index holds the same rows on the device."""
@@ -55,12 +59,16 @@ class Stepwise:
         self.ages[index] = 0
         if self.draws is not None:
             self.draws[index] = self._drawn(ids).to(index.device)
+        if self.required is not None:
+            self.required.begin(index)
 
     def select(self, rows: Sequence[int], index: Tensor) -> None:
         """Keeps these rows, in this order."""
         self.rows = [self.rows[row] for row in rows]
         self.ages = self.ages[index]
         self.draws = None if self.draws is None else self.draws[index]
+        if self.required is not None:
+            self.required.select(index)
 
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, None]:
         """The next token of each text: logits (R * G, V) -> (R, G)."""
@@ -68,8 +76,9 @@ class Stepwise:
         raw = logits
         if history is not None:
             logits = history.constrain(logits.clone(), self.eos_id)
-        if self.decoding.rules.required:
-            logits = self._require(logits.clone() if history is None else logits)
+        if self.required is not None:
+            room = self.limit - (self.ages - len(self.prefix)) - 1
+            logits = self.required.constrain(logits.clone() if history is None else logits, room, self.eos_id)
         if logits is not raw:
             allow_end(logits, self.eos_id)
         tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform())
@@ -77,6 +86,8 @@ class Stepwise:
         if self.decoding.logprobs:
             logprobs = (raw.gather(1, tokens[:, None])[:, 0] - raw.logsumexp(-1)).view(-1, columns)
         tokens = self._force(tokens.view(-1, columns))
+        if self.required is not None:
+            self.required.append(tokens, None)
         self._unread.append((tokens, logprobs))
         self.ages += 1
         return tokens, None
@@ -132,14 +143,3 @@ class Stepwise:
         assert self.draws is not None
         at = (self.ages - len(self.prefix)).clamp(0, self.steps - 1)[:, None, None]
         return self.draws.gather(2, at.expand(-1, self.draws.shape[1], 1)).flatten()
-
-    def _require(self, logits: Tensor) -> Tensor:
-        """Logits with the tokens left that required words allow; needs texts that are read."""
-        columns = self.decoding.columns
-        for place, row in enumerate(self.rows):
-            if row.age >= len(self.prefix):
-                texts = [[*self.prefix, *tokens] for tokens in row.tokens]
-                part = logits[place * columns : (place + 1) * columns]
-                room = self.limit - (row.age - len(self.prefix)) - 1
-                keep_possible(part, texts, self.decoding.rules.required, room, self.eos_id)
-        return logits

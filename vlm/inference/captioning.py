@@ -9,7 +9,6 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
-from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.files import find_images
@@ -28,10 +27,9 @@ from vlm.inference.options import (
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.resume_output import begun
-from vlm.inference.writing import Observer, Text, Trace, Writer, likeliest, write_texts
+from vlm.inference.writing import Observer, Trace, Writer, write_texts
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
-from vlm.nn.step.replay import StepperPool
 
 COMMAND = {
     "name": "caption",
@@ -44,23 +42,6 @@ def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Te
     """The context of preprocessed images: uint8 (B, 3, H, W) -> states (B, S, D)."""
     with torch.autocast(pixels.device.type, enabled=False):
         return encode_in_parts(model, normalized(model, preprocess, pixels))
-
-
-def caption_pixels(
-    model: VisionLanguageModel,
-    tokenizer: Tokenizer,
-    preprocess: Preprocess,
-    pixels: Tensor,
-    *,
-    max_tokens: int,
-    pool: StepperPool | None = None,
-) -> list[Text]:
-    """The likeliest caption of each preprocessed image, as in `likeliest`.
-
-    Shapes:
-        pixels uint8 (B, 3, H, W) -> B captions
-    """
-    return likeliest(model, tokenizer, encode_pixels(model, preprocess, pixels), max_tokens=max_tokens, pool=pool)
 
 
 class Captioner(Writer):

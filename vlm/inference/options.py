@@ -1,7 +1,7 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from vlm.errors import UserError
@@ -113,11 +113,10 @@ class DecodingOptions:
         Args:
             stored: Values by the names of the options, which a folder of Hugging Face comes with.
         """
-        self.of_search = {name: stored[name] for name in OF_SEARCH if name in stored}
         drawn, searched = self.sample is True, (self.beam or 1) > 1
         out = {"beam"} if drawn else {"sample"} if searched else set()  # either way of writing excludes the other
         for name, value in [*stored.items(), *PLAIN.items()]:
-            if name not in (*OF_SEARCH, *out) and getattr(self, name) is None:
+            if name not in out and getattr(self, name, None) is None:
                 setattr(self, name, value)
         if self.beam is None or (self.sample and not searched):
             self.beam = 1
@@ -125,32 +124,28 @@ class DecodingOptions:
 
     def rules(self, tokenizer: Any, prefix: str = "") -> "Rules":
         """Rules of the texts, their words encoded."""
+        from vlm.decoding.constraints import Rules
         from vlm.inference.words import rules_of_words
 
-        return rules_of_words(
-            tokenizer,
-            prefix=prefix,
-            ban=self.ban or (),
-            require=self.require or (),
-            min_tokens=self.min_tokens,
-            no_repeat_ngram=self.no_repeat_ngram,
-            repetition_penalty=self.repetition_penalty,
-        )
+        words = {"ban": self.ban or (), "require": self.require or ()}
+        return rules_of_words(tokenizer, prefix=prefix, **words, **self._shared(Rules))
 
     def sampling(self) -> "Sampling":
         """The tokens among which draws are made."""
         from vlm.decoding.sampling import Sampling
 
-        temperature: Any = self.temperature
-        return Sampling(temperature=temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+        return Sampling(**self._shared(Sampling))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
         """A search under these rules, or draws."""
         from vlm.decoding.options import Decoding
 
-        names = ("beam", "groups", "diversity", "length_penalty", "results", "max_tokens", "seed")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **options, **self.of_search)
+        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+
+    def _shared(self, kind: type) -> dict[str, Any]:
+        """The options that a dataclass has under the same names."""
+        names = {field.name for field in fields(kind)}
+        return {name: value for name, value in vars(self).items() if name in names}
 
 
 def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -235,9 +235,9 @@ def text_line(cells: Iterable[Any]) -> str:
     return "\t".join(printable(str(cell)) for cell in cells) + "\n"
 
 
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
     """Rows as RFC 4180 has them, but for the ends of lines."""
-    return "".join(",".join(map(_cell, row)) + "\n" for row in rows)
+    return "".join(",".join(map(_cell, row)) + end for row in rows)
 
 
 def _cell(value: Any) -> str:

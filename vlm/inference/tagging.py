@@ -15,7 +15,7 @@ from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text_rows import rows_of, texts_or_lines
+from vlm.inference.text_rows import read_texts, rows_of
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.nn.step.packed import prepack
 
@@ -93,7 +93,7 @@ def command(
     words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False,
 ) -> int:
     """Tags texts as the options say; returns the exit status."""
-    lines = texts_or_lines(text)
+    lines = read_texts([], text or [])
     output = Output(model.out, inputs=[model.checkpoint])
     records = Records(form=model.form, fields=Tagger.fields, output=output)
     tagger = model.load(Tagger)

@@ -15,7 +15,7 @@ from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
 from vlm.inference.output import Output, Records, ranked_record
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text_rows import rows_of, texts_or_lines
+from vlm.inference.text_rows import read_texts, rows_of
 from vlm.models.text_classifiers import SequenceClassifier
 from vlm.nn.step.packed import prepack
 
@@ -106,7 +106,7 @@ def command(
     top: Annotated[int, Option("Classes of an input that are written.", least=1)] = 1,
 ) -> int:
     """Classifies texts as the options say; returns the exit status."""
-    lines = texts_or_lines(text)
+    lines = read_texts([], text or [])
     refuse_undecoded(pair or ())
     output = Output(model.out, inputs=[model.checkpoint])
     records = Records(form=model.form, fields=TextClassifier.fields, output=output)

@@ -2,26 +2,32 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from vlm.data.batch import InputRows
+from vlm.data.text.documents import read_lines
 from vlm.data.text.inputs import Encoded, Input, input_rows
 from vlm.errors import UserError
 from vlm.inference.options import refuse_undecoded
 
 
-def texts_or_lines(texts: Sequence[str] | None) -> list[str]:
-    """The texts of an option, or else the lines of stdin.
+def read_texts(files: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Texts, and the lines of files, or of stdin where there are neither; only a line feed ends a line of a file.
 
     Raises:
-        UserError: There is none, or one is no UTF-8.
+        UserError: There is no text, a file cannot be read, or a text is not UTF-8.
     """
-    found = list(texts) if texts else [line.rstrip("\r\n") for line in sys.stdin]
-    if not found:
-        raise UserError("there is no text; give --text TEXT, or a text a line on stdin")
-    refuse_undecoded(found)
-    return found
+    lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
+    for file in files:
+        found = "".join(read_lines(Path(file))).split("\n")
+        lines += [line.rstrip("\r") for line in (found if found[-1] else found[:-1])]
+    lines = [*texts, *lines]
+    if not lines:
+        raise UserError("there is no text; give --text TEXT, a file, or a text a line on stdin")
+    refuse_undecoded(lines)
+    return lines
 
 
 def rows_of(samples: Sequence[Sequence[Input]], pad_id: int, device: torch.device | str) -> InputRows:

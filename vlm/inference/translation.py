@@ -1,21 +1,19 @@
 """Translating texts with a trained model: load, encode, predict, format; the command `translate`."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from vlm.data.batch import pack
-from vlm.data.text.documents import read_lines
 from vlm.data.text.inputs import encode_text
 from vlm.decoding.options import Decoding
-from vlm.errors import UserError, print_error
-from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, TraceFile, refuse_undecoded
+from vlm.errors import print_error
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs
+from vlm.inference.text_rows import read_texts
 from vlm.inference.writing import Trace, Writer, write_texts
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextToText
@@ -93,28 +91,11 @@ def translate_texts(
     return 1 if long else 0
 
 
-def read_texts(files: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Texts, and the lines of files, or of stdin where there are neither; only a line feed ends a line of a file.
-
-    Raises:
-        UserError: There is no text, a file cannot be read, or a text is not UTF-8.
-    """
-    lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
-    for file in files:
-        found = "".join(read_lines(Path(file))).split("\n")
-        lines += [line.rstrip("\r") for line in (found if found[-1] else found[:-1])]
-    lines = [*texts, *lines]
-    if not lines:
-        raise UserError("there is no text; give --text TEXT, a file, or a text a line on stdin")
-    refuse_undecoded(lines)
-    return lines
-
-
 def command(
     model: ModelOptions,
     decoding: DecodingOptions,
     files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None,
-    text: Annotated[list[str] | None, Option("A text; may be repeated.")] = None,
+    text: Texts = None,
     prefix: Prefix = "",
     trace: TraceFile = None,
 ) -> int:

@@ -1,6 +1,5 @@
 """Classifiers: an encoder of images or of text, a pooling of its states, a linear head."""
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Rate, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, cross_flop, encoder_flop
+from vlm.models.flop import Counted, Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
@@ -63,11 +62,12 @@ class PoolingClassifier(nn.Module):
         return self.head(self.dropout(self.pooled(context)))
 
     def flop(self, image_size: int) -> Flop:
-        encoder, pool = encoder_flop(self.encoder, image_size), 0
-        if self.attention_pool is not None:
-            token, state, pair = cross_flop(self.attention_pool.attn)
-            pool = token + encoder.states * (state + pair)
-        return replace(encoder, pool=pool, head=2 * self.head.weight.numel())
+        head = Flop(head=2 * self.head.weight.numel())
+        if isinstance(self.encoder, Counted):  # of text
+            return self.encoder.flop(image_size) + head
+        encoder, context = encoder_flop(self.encoder, image_size)
+        pool, _ = measured(self, context, method="pooled")
+        return encoder + Flop(pool=pool) + head
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an input: states (B, S, D) -> (B, D)."""

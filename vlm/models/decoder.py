@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, block_flop, cross_flop
-from vlm.nn.attention import KeyValueCache, Mask, as_cached, causal_within, changing_lengths
+from vlm.models.flop import Flop, decoder_flop
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, within_segments
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 from vlm.nn.step.block import StepBlock
+from vlm.nn.step.cache import KeyValueCache, as_cached
 from vlm.nn.step.state import DecodeState, KeysValues
 
 
@@ -48,7 +50,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
-        self.max_len = max_len
+        self.max_len, self.context_dim = max_len, context_dim
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.dropout = Dropout(config.dropout)
@@ -56,19 +58,29 @@ class Decoder(nn.Module):
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, context: Context | None = None) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one segment."""
+    def forward(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        context: Context | None = None,
+        bounds: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of whole rows; without segments, each row is one segment.
+
+        Args:
+            bounds: Of the segments, as in `TextRows`, where they are known: a GPU then needs no mask.
+        """
         length = tokens.shape[1]
         if segments is None:
             positions = torch.arange(length, device=tokens.device)
             mask: Mask = "causal"
         else:
-            positions, mask = positions_within(segments), causal_within(segments)
+            positions, mask = positions_within(segments), within_segments(segments, bounds)
         x = self.embed(tokens, positions)
         position = self.positions.place(positions, keys=length)
         states, context_mask = (None, None) if context is None else (context.states, context.mask)
-        # Rows of captions, and those of evaluations, are of all lengths; texts are trained on in rows of one.
-        changing = context is not None or not self.training
+        # Rows of captions, documents in rows and rows of evaluations are of all lengths; else rows are of one.
+        changing = context is not None or segments is not None or not self.training
         with changing_lengths(x.device) if changing else nullcontext():
             for block in self._blocks():
                 x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
@@ -78,15 +90,7 @@ class Decoder(nn.Module):
         return cast(Iterable[DecoderBlock], self.blocks)
 
     def flop(self, image_size: int = 0) -> Flop:
-        own = [block_flop(block) for block in self._blocks()]
-        cross = [cross_flop(block.cross_attn) for block in self._blocks() if block.cross_attn is not None]
-        return Flop(
-            token=sum(token for token, _ in own) + sum(token for token, _, _ in cross),
-            pair=sum(pair for _, pair in own),
-            state=sum(state for _, state, _ in cross),
-            context_pair=sum(pair for _, _, pair in cross),
-            head=2 * self.token_embed.weight.numel(),
-        )
+        return decoder_flop(self, self.context_dim) + Flop(head=2 * self.head_weight.numel())
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)

@@ -50,9 +50,8 @@ class VisionLanguageModel(EncoderDecoder):
         return encode(self.encoder, images)
 
     def flop(self, image_size: int) -> Flop:
-        encoder = encoder_flop(self.encoder, image_size)
-        image = {name: getattr(encoder, name) for name in ("image", "projection", "learned", "states")}
-        return replace(self.decoder.flop(), **image)
+        encoder, _ = encoder_flop(self.encoder, image_size)
+        return encoder + self.decoder.flop()
 
 
 class TextToText(EncoderDecoder):

@@ -1,25 +1,24 @@
-"""How many floating-point operations a training step of a model is, counted from its sizes.
+"""Floating-point operations of a training step, counted by torch on tensors without values.
 
 Only matrix products count, a multiplication and an addition each, as in the count that model FLOP utilisation is
-defined by (Chowdhery et al. 2022, "PaLM", appendix B): what a model has to compute, whatever a program does beside it.
+defined by (Chowdhery et al. 2022, "PaLM", appendix B): the model's own work, whatever a program does beside it.
 Attention counts whole, also where a mask hides half of it, and the backward pass counts twice the forward one. A model
-states its own count in a method `flop`; an encoder that states none is measured.
+states its operations in a method `flop`.
 """
 
-from dataclasses import dataclass, replace
-from typing import Protocol, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vlm.models.context import Context
-from vlm.models.frozen_features import frozen_part
-from vlm.nn.attention import CrossAttention, SelfAttention
+from vlm.models.frozen_features import frozen_part, projects
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a batch is to a model.
+    """Size of a batch.
 
     Args:
         images: Images that are encoded.
@@ -38,7 +37,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Flop:
-    """Operations of a model, by the piece of work that takes them.
+    """Operations of a model.
 
     Args:
         image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
@@ -65,6 +64,9 @@ class Flop:
     context_pair: int = 0
     pool: int = 0
     head: int = 0
+
+    def __add__(self, other: "Flop") -> "Flop":
+        return Flop(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
 
     def forward(self, work: Work, predicted: float) -> dict[str, float]:
         """Operations of a forward pass, by part of the model.
@@ -111,52 +113,77 @@ def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
     return model.flop(image_size)
 
 
-def encoder_flop(encoder: nn.Module, image_size: int) -> Flop:
-    """The operations of encoding an image, as the encoder states them or as torch counts them."""
-    if isinstance(encoder, Counted):
-        flop = encoder.flop(image_size)
-    else:
-        count, context = measured(encoder, image_size)
-        flop = Flop(image=count, states=cast(Context, context).states.shape[1])
-    learned = flop.image if learns(frozen_part(encoder)) else flop.projection if learns(encoder) else 0
-    return replace(flop, learned=learned)
+def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
+    """The operations of encoding an image, and its context without values."""
+    image = torch.empty(1, 3, image_size, image_size, device="meta")
+    count, context = measured(encoder, image)
+    kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
+    learned = count if learns(frozen_part(encoder)) else count - kept if learns(encoder) else 0
+    return Flop(image=count, projection=count - kept, learned=learned, states=context.states.shape[1]), context
+
+
+def text_flop(encoder: nn.Module) -> tuple[int, int]:
+    """The operations of encoding a text: of each token, and of each pair of tokens."""
+    one, two = (measured(encoder, _tokens(length))[0] for length in (1, 2))
+    pair = (two - 2 * one) // 2
+    return one - pair, pair
+
+
+def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
+    """The operations of a row of text, beside states of a context of a width.
+
+    They are a polynomial in the numbers of tokens L and of states S, which a few small ones determine:
+    token * L + pair * L * L + state * S + context_pair * L * S
+    """
+
+    def count(length: int, states: int) -> int:
+        context = None if context_dim is None else Context(torch.empty(1, states, context_dim, device="meta"))
+        return measured(decoder, _tokens(length), None, context)[0]
+
+    one, two, three = (count(length, 1) for length in (1, 2, 3))
+    beside_one, beside_two = count(1, 2) - one, count(2, 2) - two  # state + context_pair, state + 2 * context_pair
+    pair, context_pair = (three - 2 * two + one) // 2, beside_two - beside_one
+    token = one - pair - beside_one
+    return Flop(token=token, pair=pair, state=beside_one - context_pair, context_pair=context_pair)
+
+
+def _tokens(length: int) -> Tensor:
+    return torch.empty(1, length, dtype=torch.long, device="meta")
+
+
+def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
+    """Operations of a call as torch counts them, and its result; nothing is computed.
+
+    Args:
+        args: Tensors on the device "meta"; the module's own weights stay where they are.
+        method: The method that is called.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # which using a model does not need
+
+    held = [*module.named_parameters(), *module.named_buffers()]
+    tensors = {f"module.{name}": tensor.detach().to("meta") for name, tensor in held}
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            result = torch.func.functional_call(_Call(module, method), tensors, args)
+    finally:
+        for part, training in modes:  # each its own: a frozen part of a module that learns does not train
+            part.training = training
+    return counter.get_total_flops(), result
+
+
+class _Call(nn.Module):
+    """A call of a module's method as a forward pass, in which the module's weights can be replaced."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, *args: Any) -> Any:
+        return getattr(self.module, self.method)(*args)
 
 
 def learns(part: nn.Module) -> bool:
     """True for a module that has a backward pass."""
     return any(parameter.requires_grad for parameter in part.parameters())
-
-
-def cross_flop(attn: CrossAttention) -> tuple[int, int, int]:
-    """Operations of cross-attention: for each token, each state of the context, and each pair of both."""
-    token = 2 * (attn.q.weight.numel() + attn.proj.weight.numel())
-    return token, 2 * attn.kv.weight.numel(), _mixing(attn)
-
-
-def measured(module: nn.Module, image_size: int) -> tuple[int, Tensor | Context]:
-    """Operations of a module that reads one image, as torch counts them, and what it gives; nothing is computed."""
-    from torch.utils.flop_counter import FlopCounterMode  # which using a model does not need
-
-    tensors = {name: t.detach().to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            image = torch.empty(1, 3, image_size, image_size, device="meta")
-            given = torch.func.functional_call(module, tensors, (image,))
-    finally:
-        for part, training in modes:  # each its own: a frozen part of a module that learns does not train
-            part.training = training
-    return counter.get_total_flops(), given
-
-
-def block_flop(block: nn.Module) -> tuple[int, int]:
-    """Operations of a block's self-attention and MLP: for each token, and for each pair of a query and a key."""
-    attn = cast(SelfAttention, block.attn)
-    linear = [m for part in (attn, cast(nn.Module, block.mlp)) for m in part.modules() if isinstance(m, nn.Linear)]
-    return 2 * sum(layer.weight.numel() for layer in linear), _mixing(attn)
-
-
-def _mixing(attn: SelfAttention | CrossAttention) -> int:
-    """Of a pair in all heads: the product of query and key, and that of its weight with the value."""
-    return 4 * attn.num_heads * attn.head_dim

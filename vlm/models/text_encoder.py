@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
-from vlm.models.flop import Flop, block_flop
-from vlm.nn.attention import Mask, changing_lengths, within
+from vlm.models.flop import Flop, text_flop
+from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.mask import Mask, within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
@@ -81,5 +82,5 @@ class TextEncoder(nn.Module):
         return self.dropout(self.embed_norm(x))  # (B, L, D)
 
     def flop(self, image_size: int = 0) -> Flop:
-        own = [block_flop(block) for block in self.blocks]
-        return Flop(token=sum(token for token, _ in own), pair=sum(pair for _, pair in own))
+        token, pair = text_flop(self)
+        return Flop(token=token, pair=pair)

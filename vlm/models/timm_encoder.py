@@ -1,14 +1,13 @@
 """Any timm backbone as an image encoder."""
 
 from difflib import SequenceMatcher
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
 from vlm.models.context import Context
-from vlm.models.flop import Flop, measured
 
 
 class TimmEncoder(nn.Module):
@@ -50,11 +49,6 @@ class TimmEncoder(nn.Module):
 
     def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
-
-    def flop(self, image_size: int) -> Flop:
-        count, context = measured(self, image_size)
-        states = cast(Context, context).states.shape[1]
-        return Flop(image=count, states=states, projection=2 * states * self.proj.weight.numel())
 
 
 def _freeze_unused(backbone: nn.Module, image_size: int) -> None:

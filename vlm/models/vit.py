@@ -1,13 +1,12 @@
 """The Vision Transformer encoder."""
 
-from typing import Unpack, cast
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Rate
 from vlm.models.context import Context
-from vlm.models.flop import Flop, block_flop, measured
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.position import GridPositions, Positions
 from vlm.nn.stems import PatchEmbed
@@ -72,11 +71,3 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x, position=position)
         return Context(self.norm(x))
-
-    def flop(self, image_size: int) -> Flop:
-        count, patches = measured(self.patch_embed, image_size)
-        states = cast(Tensor, patches)[0, 0].numel() + (self.class_token is not None)
-        for block in self.blocks:
-            token, pair = block_flop(block)
-            count += states * (token + states * pair)
-        return Flop(image=count, states=states)

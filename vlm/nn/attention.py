@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the layers and cache built on it.
+"""Scaled dot-product attention, and the layers built on it.
 
 Legend of shapes, used in the whole package:
     B rows    L text tokens of a row    S context tokens    D width    N heads    K width of a head    V vocabulary
@@ -6,7 +6,7 @@ Legend of shapes, used in the whole package:
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,39 +14,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
+from vlm.nn.mask import Mask, Texts, as_bias, dense
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
-
-# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), or a bool mask
-# broadcastable to (B, N, L, S) where True means "may attend".
-Mask = Tensor | Literal["causal"] | None
-
-
-def within(segments: Tensor) -> Tensor:
-    """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
-
-    Padding is a segment too: it sees itself, so that no row of weights is empty, and nothing sees it.
-
-    Shapes:
-        segments (B, L) -> bool mask (B, 1, L, L)
-    """
-    return segments[:, None, :, None] == segments[:, None, None, :]
-
-
-def causal_within(segments: Tensor) -> Tensor:
-    """Causal attention inside each segment of a row.
-
-    Shapes:
-        segments (B, L) -> bool mask (B, 1, L, L)
-    """
-    length = segments.shape[1]
-    return within(segments) & causal_tail(length, length, segments.device)
-
-
-def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def attention(
@@ -65,13 +36,15 @@ def attention(
     heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
 
     Args:
-        mask: None, "causal" or a bool mask, True = may attend. "causal" aligns the last query with the last key.
+        mask: What may be attended to, as in Mask. "causal" aligns the last query with the last key.
         bias: Added to the scaled products, (N, L, S).
         scale: Factor of the products; by default 1 / √K.
         dropout: Probability of dropping an attention weight.
     Shapes:
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
+    if isinstance(mask, Texts) and bias is None and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+        return _text_by_text(q, k, v, mask, scale)
     if _plainly(q, k, dropout):
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
         return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
@@ -80,7 +53,23 @@ def attention(
         options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=_dense(q, k, mask, bias), **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=dense(q, k, mask, bias), **options)
+
+
+def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
+    """Attention inside texts, by a kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2).
+
+    Shapes:
+        q (B, N, L, K), k and v (B, N or a divisor, L, K) -> (B, N, L, K)
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, _, length, _ = q.shape
+    k, v = _spread(k, q), _spread(v, q)
+    q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
+    # The length of a row stands for that of the longest text, which changes from batch to batch.
+    out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
+    return out.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @contextmanager
@@ -117,7 +106,7 @@ def attention_weights(
     q: Tensor, k: Tensor, *, mask: Mask = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """The weights that `attention` gives to values: (B, N, L, S)."""
-    mask = _dense(q, k, mask, bias)
+    mask = dense(q, k, mask, bias)
     scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
     if mask is not None:
@@ -130,66 +119,10 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
-def as_bias(seen: Tensor, like: Tensor) -> Tensor:
-    """A bool mask as what is added to products: 0 where it is True, else -inf.
-
-    It is smaller than the products of all heads, and unlike a filling of these it asks nothing of the gradient.
-    """
-    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
-
-
 def _spread(shared: Tensor, q: Tensor) -> Tensor:
     """Keys or values with a head for each of the queries'."""
     group = q.shape[1] // shared.shape[1]
     return shared if group == 1 else shared.repeat_interleave(group, dim=1)
-
-
-def _dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
-    if isinstance(mask, str):
-        mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, -torch.inf)
-
-
-class KeyValueCache:
-    """Keys and values of the tokens decoded so far, in a ring of memory allocated once.
-
-    Once max_len tokens are in, each new one takes the place of the oldest: rows that begin while others go on need no
-    more memory than one of them, and attention does not mind the order of keys.
-
-    Shapes:
-        append: k, v (B, N, L, K) -> views of all keys and values held, (B, N, at most max_len, K)
-    """
-
-    def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        # What is masked must be finite still.
-        self.keys = as_cached(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
-        self.values = torch.zeros_like(self.keys)
-        self.length = 0
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        room = self.keys.shape[2]
-        place = self.length % room if room else 0
-        self.length += k.shape[2]
-        self.keys[:, :, place : place + k.shape[2]] = k
-        self.values[:, :, place : place + k.shape[2]] = v
-        if self.length >= room:
-            return self.keys, self.values
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps these rows (B',), in this order."""
-        self.keys, self.values = self.keys[rows], self.values[rows]
-
-
-def as_cached(keys: Tensor) -> Tensor:
-    """Keys or values as decoding keeps them: on a CPU in 32 bits at least.
-
-    A step's few products in bfloat16 take twice as long there, and rounded by other means for one text than for many
-    they would make a text depend on how many are decoded with it.
-    """
-    return keys.float() if keys.device.type == "cpu" and keys.dtype.itemsize < 4 else keys
 
 
 def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:

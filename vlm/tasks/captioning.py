@@ -1,19 +1,24 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share
+from vlm.errors import Count
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
 from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
-from vlm.inference.captioning import caption_pixels
+from vlm.inference.captioning import encode_pixels
+from vlm.inference.writing import likeliest
+from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
@@ -22,9 +27,8 @@ from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.grounding import BATCHES, GroundingLosses
 from vlm.training.losses import Term, token_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
@@ -33,9 +37,8 @@ class Captioning(Task):
     """Trains by next-token prediction, validates by captioning freely.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a VisionLanguageModel.
+        model, options: As in Task; the model is a VisionLanguageModel.
         fields: images, and captions.
-        label_smoothing: Share of the target spread evenly over the vocabulary.
         max_tokens: Longest caption that is decoded, in tokens.
         val_captions: Images that a validation captions; None for all.
     """
@@ -49,17 +52,12 @@ class Captioning(Task):
         self,
         *,
         model: VisionLanguageModel,
-        fields: Mapping[str, Any],
-        seed: int,
         max_tokens: Count,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         val_captions: Count | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        super().__init__(model=model, **options)
         self.max_tokens, self.val_captions = max_tokens, val_captions
-        self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
 
     @property
@@ -91,19 +89,24 @@ class Captioning(Task):
     def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
-        own, losses = self.grounding.read(self.model, self.preprocess.normalize(pixels), rows, controls=controls)
+        context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
+        blank = self._blank(pixels) if controls else None
+        own, losses = self.grounding.read(self.model, context, rows, blank=blank)
         self.add_loss({"tokens": Term(*own)})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        captions = caption_pixels(
-            self.model, self.tokenizer, self.preprocess, pixels, max_tokens=self.max_tokens, pool=self.steps
-        )
+        captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
         samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
         for id, image, caption, references, loss in samples:
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
+
+    def _blank(self, pixels: Tensor) -> Context:
+        """The context of an image of the mean colour, which is 0 once normalised."""
+        with torch.autocast(pixels.device.type, enabled=False):
+            return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch, self.val_captions, controls=batch_idx < BATCHES)

@@ -1,36 +1,32 @@
 """Tagging: the model reads a text and gives each of its words a tag."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.input_fields import TagField, WordsField
-from vlm.errors import Share
 from vlm.evaluation.metrics.tagging import Sentence, TaggingMetric
-from vlm.evaluation.metrics.text_controls import most_frequent_tags
+from vlm.evaluation.metrics.text_controls import tag_controls
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
 from vlm.inference.tagging import tag_probabilities
 from vlm.models.flop import Work
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.training.data_module import Data
 from vlm.training.losses import Term
-from vlm.training.optim import Optimization
 from vlm.training.show import row_lines, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 
 class Tagging(Task):
     """Trains by the cross-entropy of each word's tag, read at its first piece.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a TokenClassifier.
+        model, options: As in Task; the model is a TokenClassifier.
         fields: words, and tags.
-        label_smoothing: Share of the target spread evenly over the tags.
     """
 
     name = "tagging"
@@ -43,16 +39,12 @@ class Tagging(Task):
         self,
         *,
         model: TokenClassifier,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
-        self.words: WordsField = fields["words"]
-        tags: TagField = fields["tags"]
-        self.classes, self.label_smoothing = list(tags.classes), label_smoothing
+        super().__init__(model=model, **options)
+        self.words: WordsField = options["fields"]["words"]
+        tags: TagField = options["fields"]["tags"]
+        self.classes = list(tags.classes)
         self.metric = TaggingMetric(classes=self.classes)
 
     def size(self, batch: Batch) -> int:
@@ -88,17 +80,10 @@ class Tagging(Task):
         shown = [sentences[at] for at in random_places(len(sentences))]
         self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
         if final:
-            results |= self.metric.intervals(seed=self.seed) | self._controls(sentences)
+            train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
+            results |= self.metric.intervals(seed=self.seed)
+            results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
         return results
-
-    def _controls(self, sentences: Sequence[Sentence]) -> dict[str, float]:
-        """Scores of each word's most frequent tag in train, and of the most frequent tag of all."""
-        train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
-        frequent, first = most_frequent_tags((record["words"], record["tags"]) for record in train)
-        of_words = [[frequent.get(word, first) for word in one.words] for one in sentences]
-        controls = {"frequent": of_words, "constant": [[first] * len(one.words) for one in sentences]}
-        scores = {control: self.metric.score(tags) for control, tags in controls.items()}
-        return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
 
     def predictions(self) -> list[dict[str, Any]]:
         return [{"id": id, **one._asdict()} for id, one in self.metric.sentences.items()]

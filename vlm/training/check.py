@@ -4,14 +4,50 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from vlm.config.check import check as check_nodes
-from vlm.config.check import misfit
-from vlm.config.compose import node
+from vlm.config.check import product
 from vlm.config.links import origins
-from vlm.config.target import find
-from vlm.errors import Limit, Range, UserError
+from vlm.config.target import find, limit, parameters
+from vlm.config.types import fits, show
+from vlm.errors import SUPPLIED, Count, Limit, Range, Rate, UserError
 
-# Nodes that the program completes by name: a task takes its model, a model the sizes that the data decide.
-COMPLETED = ("data", "model", "task")
+Batches = Annotated[int | float | None, Range(0)]
+_FILLED_IN = Annotated[Any, SUPPLIED]
+# Annotations of other packages' arguments, with the limits that ours declare themselves.
+LIMITS: dict[str, dict[str, Any]] = {
+    "lightning.pytorch.trainer.trainer.Trainer": {
+        "accumulate_grad_batches": Count,
+        "callbacks": _FILLED_IN,
+        "check_val_every_n_epoch": Count | None,
+        "default_root_dir": _FILLED_IN,
+        "devices": list[int] | str | Annotated[int, Range(1, also=-1)],
+        "gradient_clip_val": Annotated[float | None, Range(0)],
+        "limit_test_batches": Batches,
+        "limit_train_batches": Annotated[int | float | None, Range(above=0)],
+        "limit_val_batches": Batches,
+        "log_every_n_steps": Annotated[int | None, Range(1)],
+        "logger": _FILLED_IN,
+        "max_epochs": Annotated[int | None, Range(1, also=-1)],
+        "max_steps": Annotated[int, Range(1, also=-1)],
+        "num_nodes": Count,
+        "num_sanity_val_steps": Annotated[int | None, Range(0, also=-1)],
+        "plugins": _FILLED_IN,
+        "val_check_interval": Annotated[int | float | str | None, Range(above=0)],
+    },
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": _FILLED_IN},
+    "torch.optim.": {
+        "betas": tuple[Rate, Rate],
+        "dampening": Rate,
+        "eps": Annotated[float, Range(0)],
+        "lr": Annotated[float, Range(0)],
+        "momentum": Rate,
+        "params": _FILLED_IN,
+        "weight_decay": Annotated[float, Range(0)],
+    },
+}
+limit(LIMITS)
+
+# Arguments that the program supplies, which classes of other packages need not mark as such.
+COMPLETED = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
 class FolderName(Limit):
@@ -38,10 +74,10 @@ TYPES = {
 def check(config: dict[str, Any]) -> None:
     """Reports every fault of a config at once, before anything is read or written."""
     from vlm.training.feature_cache import feature_faults
-    from vlm.training.run import data_node
+    from vlm.training.nodes import data_node, model_node
 
-    nodes = {"data": data_node(config), "model": node(config, "model")}
-    check_nodes({**config, **nodes}, config, types=TYPES, completed=COMPLETED)
+    nodes = {"data": data_node(config), "model": model_node(config)}
+    check_nodes({**config, **nodes}, config, types=TYPES, supplied=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     if faults:
         raise UserError("\n".join(origins(config, faults)))
@@ -49,11 +85,10 @@ def check(config: dict[str, Any]) -> None:
 
 def model_faults(config: dict[str, Any]) -> list[str]:
     """A line where the model is not of the kind that the task trains."""
-    wrong = misfit(config["model"], config["task"], "model")
-    if wrong is None:
+    model, wanted = product(config["model"]), parameters(find(config["task"]["_target_"])).get("model")
+    if wanted is None or fits(model, wanted.annotation):
         return []
-    given, wanted = wrong
-    what = f"model: {given} does not fit task={config['task_name']}, which needs a {wanted}"
+    what = f"model: {model} does not fit task={config['task_name']}, which needs a {show(wanted.annotation)}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
 
 

@@ -1,22 +1,24 @@
 """The one LightningDataModule: a source joined with the fields of a task."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import lightning as L
+from torch import Tensor
 from torch.utils.data import DataLoader
 
+from vlm.data.batch import Batch, KeptImages
 from vlm.data.features.feature_file import FeatureFile
-from vlm.data.fields import FeatureField, Field, ImageField, learn_tokenizers
+from vlm.data.fields import FeatureField, Field, ImageField, KeptImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
 from vlm.data.order import EvalBatches, Key, TrainBatches
 from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.workers import end_workers, leave_signals_to_owner, worker_context
+from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import Count, Range, Supplied, UserError
 from vlm.training.step_loader import StepLoader
 
@@ -31,7 +33,8 @@ class Data(L.LightningDataModule):
         fields: What the task reads of each record, by name.
         batch_size: Samples of a training step's global batch, over all devices.
         eval_batch_size: Samples of an evaluation batch, over all devices.
-        num_workers: Processes that read samples, each device's; "auto" takes what the machine has, at most 8.
+        num_workers: Processes that read samples, each device's; "auto" takes its share of the
+            CPUs, at most 8 where there is no GPU.
         seed: Key of the order and of the augmentation.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
         batch_tokens: Tokens of a training step's global batch, about, in place of batch_size samples; None for samples.
@@ -40,6 +43,7 @@ class Data(L.LightningDataModule):
             all.
         cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
         test: Whether the test split may be read.
+        images_on_device: Whether training keeps its images on the device, and augments batches of them there.
         cache: Folder of what is kept from run to run; None for none.
     Raises:
         UserError: Repeats do not divide the batch size, or there are too few samples to hold any out.
@@ -59,6 +63,7 @@ class Data(L.LightningDataModule):
         repeats: Count = 1,
         train_samples: Count | None = None,
         cache_features: bool = False,
+        images_on_device: bool = False,
         cache: Supplied[str | None] = None,
         test: Supplied[bool] = True,
     ) -> None:
@@ -70,7 +75,9 @@ class Data(L.LightningDataModule):
         self.source, self.fields, self.seed, self._test = source, dict(fields), seed, test
         self.batch_size, self.eval_batch_size, self.batch_tokens = batch_size, eval_batch_size, batch_tokens
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
-        self.num_workers = min(8, os.cpu_count() or 1) if num_workers == "auto" else int(num_workers)
+        self.images_on_device = images_on_device
+        self._arrived: Callable[[Any], Any] = lambda batch: batch
+        self.num_workers = default_workers() if num_workers == "auto" else int(num_workers)
         reads_whole = any(field.reads_whole for field in self.fields.values())
         self.splits = self._open(None if reads_whole else train_samples)
         self._limit = train_samples if reads_whole else None
@@ -164,6 +171,25 @@ class Data(L.LightningDataModule):
         name, images = self.images
         self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
+
+    def use_kept_images(self, field: KeptImageField, read: Callable[[KeptImages], Tensor]) -> None:
+        """Lets training find its images on the device.
+
+        Args:
+            read: Gives the pixels of a batch there, augmented.
+        """
+        name, _ = self.images
+        self._training_fields = {**self.fields, name: field}
+        self._samples.pop(("train", True), None)
+
+        def arrived(batch: Batch) -> Batch:
+            kept = batch[name]
+            return replace(batch, values={**batch.values, name: read(kept)}) if isinstance(kept, KeptImages) else batch
+
+        self._arrived = arrived
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self._arrived(batch)
 
     def split(self, name: str) -> Split:
         """The split of this name.

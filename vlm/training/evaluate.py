@@ -1,16 +1,19 @@
 """Evaluating a checkpoint as training's own test does."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from vlm.checkpoint.stored import contained, thaw
 from vlm.config import target
 from vlm.config.compose import override
-from vlm.config.stored import contained, thaw
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.training.data_module import Data
+from vlm.training.overrides import check_effective
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -18,9 +21,10 @@ HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
 def unread(key: str) -> bool:
-    """Whether an evaluation does not read a key of the config."""
-    parts = key.split(".")
-    return parts[0] in TRAINING or bool(HELD.intersection(parts))
+    """True for a key of the config that an evaluation does not read; of the data's, some only feed other keys."""
+    group, *below = key.split(".")
+    feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
+    return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
 
 
 def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
@@ -67,7 +71,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
-    config = override(config, overrides, unread=unread)
+    config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size

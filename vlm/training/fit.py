@@ -5,12 +5,12 @@ import sys
 from typing import Any
 
 from vlm.config.command import report, run
-from vlm.config.override import split_option
 from vlm.config.target import trust
 from vlm.errors import UserError
 from vlm.training import slurm
 from vlm.training.check import check, check_suited
 from vlm.training.output import readers_may_leave
+from vlm.training.overrides import split_option
 from vlm.training.pretrained import spell_out
 from vlm.training.resume import resume_run
 from vlm.training.train import train

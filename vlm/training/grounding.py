@@ -29,10 +29,14 @@ class GroundingLosses:
         self._last: Context | None = None
 
     def read(
-        self, model: VisionLanguageModel, images: Tensor, rows: TextRows, *, controls: bool
+        self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
     ) -> tuple[Loss, list[float]]:
-        """The loss of a batch, and that of each of its images; under control too, if asked to."""
-        context = model.encode(images)
+        """The loss of a batch, and that of each of its images; under control too, where a blank image is there.
+
+        Args:
+            context: The batch's images, encoded.
+            blank: One blank image, encoded.
+        """
         hidden = model.decoder(rows.tokens, rows.segments, context)
 
         def loss_with(other: Context) -> Loss:
@@ -40,8 +44,7 @@ class GroundingLosses:
 
         sums, counts = row_losses(hidden, rows.targets, model.head_weight)
         own = sums.sum(), counts.sum()
-        if controls:
-            blank = model.encode(torch.zeros_like(images[:1]))  # the mean colour, once normalised
+        if blank is not None:
             self.add(own, context, blank, loss_with)
         return own, (sums / counts.clamp(min=1)).tolist()
 

@@ -26,7 +26,7 @@ def validates(trainer: L.Trainer) -> bool:
 
 
 def validates_regularly(trainer: L.Trainer) -> bool:
-    """Whether a validation follows the last training batch by its interval, and not because the run ends there."""
+    """True where a validation follows the last training batch by its interval, and not because the run ends there."""
     stop, trainer.should_stop = trainer.should_stop, False
     try:
         return validates(trainer)
@@ -35,7 +35,7 @@ def validates_regularly(trainer: L.Trainer) -> bool:
 
 
 def out_of_steps(trainer: L.Trainer) -> bool:
-    """Whether `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    """True once `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
     return 0 <= trainer.max_steps <= trainer.global_step
 
 

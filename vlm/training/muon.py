@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vlm.errors import Count, Range, Rate, Supplied
+from vlm.nn.precision import has_bfloat16
 
 # Of the quintic whose repetition drives every singular value towards 1 (Jordan et al. 2024): steep at zero, and content
 # with anything between about 0.7 and 1.2.
@@ -18,7 +19,7 @@ class Muon(Optimizer):
     """Orthogonalised momentum for matrices, AdamW for all else (Jordan et al. 2024; scaled as by Liu et al. 2025).
 
     An update of a matrix has the root mean square of an AdamW step, so that one learning rate serves both. All is
-    computed in the parameters' own precision.
+    computed in the parameters' own precision, but for the products on a GPU, in bfloat16 as by Jordan et al.
 
     Args:
         params: Groups; those with "matrices" hold the weights of linear and convolution layers.
@@ -96,8 +97,13 @@ def orthogonalized(matrices: Tensor, iterations: int) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(product_dtype(matrices))
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def product_dtype(matrices: Tensor) -> torch.dtype:
+    """Type of the numbers of products: the iteration is content with 8 bits, for which a GPU has its fastest units."""
+    return torch.bfloat16 if matrices.is_cuda and has_bfloat16(matrices.device) else matrices.dtype

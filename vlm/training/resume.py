@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlm.config.override import check_resume_overrides
-from vlm.config.stored import thaw
+from vlm.checkpoint.stored import thaw
 from vlm.errors import UserError
+from vlm.training.overrides import check_resume_overrides
 from vlm.training.processes import broadcast_choice, is_rank_zero
 from vlm.training.run_folder import check_same_run, lock, run_folders
 

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.config.build import build, spec, supply, takes
-from vlm.config.compose import node as node_of
-from vlm.config.compose import values_of
-from vlm.config.stored import contained, freeze
+from vlm.checkpoint.stored import contained, freeze
+from vlm.config.build import build, spec
+from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
@@ -29,9 +28,11 @@ from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
 from vlm.training.data_module import Data
+from vlm.training.device_images import keep_images
 from vlm.training.feature_cache import keep_features
 from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
+from vlm.training.nodes import data_node, model_node, supply
 from vlm.training.optim import Optimization
 from vlm.training.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.results import keep_results
@@ -42,12 +43,6 @@ from vlm.training.task import Task
 def cache_folder(config: dict[str, Any]) -> Path:
     """Folder of what later runs use again."""
     return Path(config["runs"]) / "cache"
-
-
-def data_node(config: dict[str, Any]) -> dict[str, Any]:
-    """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
-    node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
-    return node | {name: value for name, value in config["data"].items() if takes(node, name)}
 
 
 def build_fields(config: dict[str, Any]) -> dict[str, Field]:
@@ -81,7 +76,7 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
     Args:
         sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
     """
-    node = supply(node_of(config, "model"), sizes)
+    node = supply(model_node(config), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
     try:
         return build(node, "model"), spec(node)
@@ -91,8 +86,8 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
 
 def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
     """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
-    places = values_of(config["model"], "init_from")
-    if places:
+    keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
+    if places := {part: value for (part, name), value in keys.items() if name == "init_from"}:
         from vlm.checkpoint import start
 
         lines = start.start_from(model, places, tokenizer)
@@ -119,12 +114,12 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
 
 
 def on_gpu(config: dict[str, Any]) -> bool:
-    """Whether a config trains on a GPU here."""
+    """True for a config that trains on a GPU here."""
     return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
 def compiles(config: dict[str, Any]) -> bool:
-    """Whether a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
+    """True where a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
 
     Raises:
         UserError: It says so, and something is.
@@ -153,7 +148,18 @@ def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Train
 
 
 class Run:
-    """A training run in its folder.
+    """A training run in its folder, put together in the order in which its parts need one another:
+
+    ::
+
+        folder ─► data ─► sizes ─► model ─► weights ─► compiled blocks ─┐
+                   │                                                    ├─► task ─┐
+                   └─► tokenizer, classes, fingerprint ─────────────────┘         ├─► trainer ─► checks
+                                             callbacks, loggers (in the folder) ──┘
+
+    Data come before the model, whose sizes they decide. Weights are copied before blocks are compiled in place, which
+    keeps their names. The trainer comes last, and knows the number of ranks, which has to divide the batch. The data of
+    a run that goes on have to be those it began with.
 
     Args:
         config: The resolved config.
@@ -167,17 +173,7 @@ class Run:
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
         self.compiled = compiles(config)
         self.data = self._open_data(loaded)
-        if loaded is None:
-            model, spec = build_model(config, self.data.sizes)
-            start_from(model, config, self.data.tokenizer)
-        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
-            model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
-        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
-            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
-        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
-        arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
-        if compiler and on_gpu(config):
-            compile_on_gpu(compiler)
+        model, spec = self._model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
@@ -189,6 +185,22 @@ class Run:
         check_devices(config["data"]["batch_size"], self.trainer.world_size)
         if loaded is not None:
             self._check_same_data(loaded)
+
+    def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any]]:
+        """The model with its blocks as they compute, and its specification for checkpoints."""
+        config = self.config
+        if loaded is None:
+            model, spec = build_model(config, self.data.sizes)
+            start_from(model, config, self.data.tokenizer)
+        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
+            model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
+        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
+            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
+        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
+        arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
+        if compiler and on_gpu(config):
+            compile_on_gpu(compiler)
+        return model, spec
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
@@ -244,6 +256,8 @@ class Run:
             clean(self.folder)
         if self.data.cache_features:
             keep_features(self, self.cache)
+        if self.data.images_on_device:
+            keep_images(self)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
@@ -281,7 +295,7 @@ def check_fit(config: dict[str, Any]) -> None:
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
-    """What a source left out, the first few by name."""
+    """Lines on the records that a source left out, the first few by name."""
     lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 

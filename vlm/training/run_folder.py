@@ -10,7 +10,7 @@ from typing import IO, Any
 import yaml
 
 from vlm.atomic import remove_unfinished
-from vlm.config.stored import freeze
+from vlm.checkpoint.stored import freeze
 from vlm.errors import UserError
 
 CONFIG = "config.yaml"

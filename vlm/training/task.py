@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import lightning as L
 import torch
@@ -12,9 +12,11 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
+from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
+from vlm.training import finite
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
@@ -22,6 +24,16 @@ from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
+
+
+class TaskOptions(TypedDict):
+    """Arguments of every task, which those with more pass on as they are; `Task` describes them."""
+
+    fields: Mapping[str, Any]
+    seed: int
+    optimization: NotRequired[Optimization | None]
+    freeze: NotRequired[Sequence[str]]
+    label_smoothing: NotRequired[Share]
 
 
 class Task(L.LightningModule):
@@ -41,12 +53,15 @@ class Task(L.LightningModule):
         counted: Count of the first loss term since it was last set back: tokens, or images of a classifier.
         step_counts: Counts of the loss terms in this rank's batches of an optimiser step; set by the training loader.
         step_loss: Loss of the last optimiser step, on the device.
+        received: Number of the signal that this process received, 0 for none; set by the callback that stops the run.
+        agreed: Number of a signal that any of several ranks had received in the last optimiser step that was read.
     Args:
         model: The model to train.
         fields: Fields that are read of each record, by the names that batches have.
         optimization: Optimiser and schedule; None for a model that is only evaluated.
         seed: Key of dropout and of all other randomness of a step.
         freeze: Names of submodules of the model that are not trained, such as "encoder".
+        label_smoothing: Share of the target spread evenly over the vocabulary or the classes.
     """
 
     def __init__(
@@ -57,8 +72,10 @@ class Task(L.LightningModule):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
+        label_smoothing: Share = 0.0,
     ) -> None:
         super().__init__()
+        self.label_smoothing = label_smoothing
         self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
@@ -72,6 +89,9 @@ class Task(L.LightningModule):
         self.counted: Tensor | int = 0
         self.step_counts: Mapping[str, int] = {}
         self.step_loss: Tensor | None = None
+        self.received = self.agreed = 0
+        self._shared = torch.empty(0)
+        self._check: finite.StepCheck | None = None
         self.test_split = "test"
         self.about: dict[str, Any] = {}
 
@@ -138,7 +158,7 @@ class Task(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         steps.unscale(optimizer, self.trainer)
-        totals, counts = self._summed(self._step.sums()).unbind(1)
+        totals, counts = self._shared_sums().unbind(1)
         counts = counts.clamp(min=1)
         gradients = steps.gradients(optimizer)
         torch._foreach_div_(gradients, counts[0].to(gradients[0].dtype))
@@ -155,16 +175,42 @@ class Task(L.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips the gradients, and stops the run before the update if they or the loss are not finite."""
-        norm = steps.total_norm(optimizer)
+        """Clips the gradients, and sees to it that no update is taken that is not finite."""
         assert self.step_loss is not None
-        steps.check(self.trainer, self.model, self._step, self.step_loss, norm)
+        norms = steps.gradient_norms(optimizer)
+        self.settle()
+        self._check = finite.check(self.trainer, optimizer, self._step, self.step_loss, norms, self._shared)
+        if not finite.can_skip(optimizer):
+            self.settle()
         self._step = Step()
         if gradient_clip_val:
-            steps.clip(optimizer, gradient_clip_val, None if gradient_clip_algorithm == "value" else norm)
+            by_value = gradient_clip_algorithm == "value"
+            steps.clip(optimizer, gradient_clip_val, None if by_value else torch.linalg.vector_norm(norms))
+
+    def settle(self) -> None:
+        """Reads the check of the last optimiser step, unless it is read already.
+
+        Raises:
+            NotFiniteError: The step was not finite; the run stops.
+        """
+        if self._check is not None:
+            checked, self._check = self._check, None
+            self.agreed = int(max(checked.settle(self.trainer, self.model), default=0))
 
     def on_train_start(self) -> None:
         self._step = Step()
+
+    def _shared_sums(self) -> Tensor:
+        """Sum and count of each term over all ranks, which in the same message tell each other of signals: (N, 2)."""
+        sums = self._step.sums()
+        if self.trainer.world_size == 1:
+            self._shared = sums.new_empty(0)
+            return sums
+        signals = sums.new_zeros(self.trainer.world_size)
+        signals[self.trainer.global_rank].fill_(self.received)
+        message = self._summed(torch.cat([sums.flatten(), signals]))
+        self._shared = message[sums.numel() :]
+        return message[: sums.numel()].view_as(sums)
 
     def _summed(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
@@ -262,7 +308,8 @@ class Task(L.LightningModule):
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.results}
         loops = checkpoint.get("loops", {}).get("fit_loop")
         if loops:
-            steps.refuse_non_finite(self.trainer, checkpoint)
+            self.settle()
+            finite.refuse_non_finite(self.trainer, checkpoint)
             batches = int(self.trainer.num_training_batches)
             after = {"validates": validates_regularly(self.trainer), "validation_due": self.validation_due}
             settle(loops, epoch_batches=batches, step=self.global_step, **after)

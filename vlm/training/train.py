@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError
+from vlm.inference.output import aligned
 from vlm.training import run_folder
 from vlm.training.command import train_command
 
@@ -110,20 +111,21 @@ def chose(config: dict[str, Any], results: dict[str, float]) -> str:
 
 def table(results: dict[str, float]) -> str:
     """Scores with their controls beside them, a line a metric."""
-    found = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
-    controls = sorted(found, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
+    columns = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    controls = sorted(columns, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
     split = next(iter(results)).split("/")[0]
-    names = [name.split("/")[1] for name in results if "@" not in name]
-    width = max(map(len, names)) + 2
-    lines = [f"{split:<{width}}{'model':>9}{''.join(f'{control:>11}' for control in controls)}"]
-    for name in names:
-        beside = [results.get(f"{split}/{name}@{control}") for control in controls]
-        cells = "".join(f"{'' if cell is None else _number(cell):>11}" for cell in beside)
-        lines.append(f"{name:<{width}}{_number(results[f'{split}/{name}']):>9}{cells}".rstrip())
-    return "\n".join(lines)
+    places = ["", *(f"@{control}" for control in controls)]
+    rows = [
+        [name.split("/")[1], *(_number(results.get(name + place)) for place in places)]
+        for name in results
+        if "@" not in name
+    ]
+    return aligned([[split, "model", *controls], *rows])
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
 
 

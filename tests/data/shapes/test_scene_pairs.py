@@ -41,16 +41,18 @@ def test_a_label_says_whether_both_mean_the_same():
             assert record["class"] == ("same" if same else "different"), dict(record.known)
 
 
-def test_words_alone_tell_nothing():
-    """Of each first caption's words, second ones of both classes have the same words equally often."""
+def test_words_alone_tell_little():
+    """The best that can be said of the words of both captions, with no order, is right of little more than a half."""
     found = defaultdict(Counter)
-    for record in source(train_pairs=8000).split("train").records():
+    for record in source(train_pairs=20_000).split("train").records():
+        relations = tuple(parse(record[name])[2] for name in ("text", "pair"))
         one, other = (Counter(record[name].split()) for name in ("text", "pair"))
-        change = tuple(sorted((other - one).items())), tuple(sorted((one - other).items()))
-        found[record["class"]][change] += 1
-    assert found["same"].keys() == found["different"].keys() and len(found["same"]) == 5
-    for change, count in found["same"].items():
-        assert abs(count - found["different"][change]) < 5 * count**0.5, change
+        for relation, words in zip(relations, (one, other), strict=True):
+            words.subtract(relation.split())
+        assert one == other  # the kinds' words are the same in both classes
+        found[relations][record["class"]] += 1
+    best = sum(max(counts.values()) for counts in found.values()) / 20_000
+    assert 0.5 < best < 0.59
 
 
 def test_no_pair_of_kinds_is_in_two_splits():

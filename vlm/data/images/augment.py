@@ -1,5 +1,6 @@
 """Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,22 @@ from vlm.data.images.image import check_geometry, to_rgb
 from vlm.data.images.resize import Box, resize_box, square, to_tensor
 from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import numpy_rng
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The changes to one image.
+
+    Args:
+        box: The region to show; None for what evaluation shows.
+        flip: Whether it is mirrored.
+        brightness, contrast: Factors.
+    """
+
+    box: Box | None
+    flip: bool
+    brightness: float
+    contrast: float
 
 
 class Augment:
@@ -73,31 +90,40 @@ class Augment:
 
     def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
         """The same as an image, for what a subclass does to it after this."""
-        # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
-        area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
         image = to_rgb(image)
-        if self.min_scale == self.min_ratio == 1:
+        drawn = self.draw(image.size, key)
+        if drawn.box is None:
             shown = square(image, self.image_size, self.resize, self.interpolation)
             image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
         else:
-            box = self._box(image, area, ratio, left, top)
-            image = resize_box(image, box, self.image_size, self.resize == "pad", self.interpolation)
-        if self.horizontal_flip and flip < 0.5:
+            image = resize_box(image, drawn.box, self.image_size, self.resize == "pad", self.interpolation)
+        if drawn.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.color_jitter:
-            low = 1 - self.color_jitter
-            image = _relight(image, low + 2 * self.color_jitter * brightness, low + 2 * self.color_jitter * contrast)
+            image = _relight(image, drawn.brightness, drawn.contrast)
         return image
 
-    def _box(self, image: Image.Image, area: float, ratio: float, left: float, top: float) -> Box:
+    def draw(self, size: tuple[int, int], key: tuple[int | str, ...]) -> Drawn:
+        """The changes that a key makes to an image of a width and height."""
+        # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
+        area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
+        crops, low = not self.min_scale == self.min_ratio == 1, 1 - self.color_jitter
+        return Drawn(
+            box=self._box(size, area, ratio, left, top) if crops else None,
+            flip=self.horizontal_flip and flip < 0.5,
+            brightness=low + 2 * self.color_jitter * brightness,
+            contrast=low + 2 * self.color_jitter * contrast,
+        )
+
+    def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
         """The region to show; all four numbers are uniform in [0, 1)."""
-        base = (min(image.size),) * 2 if self.resize == "crop" else image.size
+        base = (min(size),) * 2 if self.resize == "crop" else size
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
         stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
-        width = min(base[0] * scale * stretch, image.width)
-        height = min(base[1] * scale / stretch, image.height)
-        x, y = left * (image.width - width), top * (image.height - height)
-        return x, y, min(x + width, image.width), min(y + height, image.height)
+        width = min(base[0] * scale * stretch, size[0])
+        height = min(base[1] * scale / stretch, size[1])
+        x, y = left * (size[0] - width), top * (size[1] - height)
+        return x, y, min(x + width, size[0]), min(y + height, size[1])
 
 
 def _relight(image: Image.Image, brightness: float, contrast: float) -> Image.Image:

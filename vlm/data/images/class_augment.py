@@ -88,14 +88,36 @@ class ClassAugment(Augment):
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         image = self.picture(image, key)
         if self.pad_crop:
-            image = _shift(image, self.pad_crop, numpy_rng("shift", *key))
+            image = _shift(image, self.shift(key))
         if self._operate:
             with _seeded(hashed("policy", *key)):
                 image = self._operate(image)
         pixels = to_tensor(image)
         if self.erase:
-            _erase(pixels, self.erase, numpy_rng("erase", *key))
+            rng = numpy_rng("erase", *key)
+            if (place := self.rectangle(rng)) is not None:
+                top, left, h, w = place
+                noise = torch.from_numpy(rng.integers(0, 256, (3, h, w), dtype=np.uint8))
+                pixels[:, top : top + h, left : left + w] = noise
         return pixels
+
+    def shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
+        """How far a key moves an image, in pixels to the right and down."""
+        x, y = numpy_rng("shift", *key).integers(-self.pad_crop, self.pad_crop, 2, endpoint=True).tolist()
+        return x, y
+
+    def rectangle(self, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+        """Top, left, height and width of a rectangle to erase; None where none is, or none of a drawn shape fits."""
+        if rng.random() >= self.erase:
+            return None
+        side = self.image_size
+        for _ in range(ERASE_TRIES):
+            area = rng.uniform(*ERASED_AREA) * side * side
+            ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform, so that tall and wide are as likely
+            h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+            if 0 < h < side and 0 < w < side:
+                return int(rng.integers(side - h + 1)), int(rng.integers(side - w + 1)), h, w
+        return None
 
 
 def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
@@ -127,24 +149,7 @@ def _seeded(seed: int) -> Iterator[None]:
         generator.set_state(state)
 
 
-def _shift(image: Image.Image, most: int, rng: np.random.Generator) -> Image.Image:
+def _shift(image: Image.Image, by: tuple[int, int]) -> Image.Image:
     canvas = Image.new("RGB", image.size)
-    x, y = rng.integers(-most, most, 2, endpoint=True).tolist()
-    canvas.paste(image, (x, y))
+    canvas.paste(image, by)
     return canvas
-
-
-def _erase(pixels: torch.Tensor, share: float, rng: np.random.Generator) -> None:
-    """Fills a rectangle with noise, in place; none where no rectangle of a drawn area and ratio fits."""
-    if rng.random() >= share:
-        return
-    height, width = pixels.shape[1:]
-    for _ in range(ERASE_TRIES):
-        area = rng.uniform(*ERASED_AREA) * height * width
-        ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform, so that tall and wide are as likely
-        h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-        if 0 < h < height and 0 < w < width:
-            top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-            noise = torch.from_numpy(rng.integers(0, 256, (3, h, w), dtype=np.uint8))
-            pixels[:, top : top + h, left : left + w] = noise
-            return

@@ -13,7 +13,7 @@ from vlm.randomness import numpy_rng
 
 INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 CLASSES = ("different", "same")
-SAME_RELATION = 0.25  # share of second captions whose relation is that of the first one, in both classes
+OTHER_RELATION = 0.15  # share of different pairs that a bag of words could tell, by a relation that is not the inverse
 
 
 class PairSplit(Split):
@@ -49,16 +49,21 @@ def caption(one: Kind, relation: str, other: Kind) -> str:
 
 
 def second(one: Kind, relation: str, other: Kind, same: bool, rng: np.random.Generator) -> str:
-    """A caption that says the same as that of these kinds, or something else of the same words.
+    """A caption that says the same as that of these kinds, the other way round, or one that says something else.
 
-    As often in the one class as in the other it has the first caption's relation or the inverse one, and always the
-    first one's other words, so that bags of words tell nothing.
+    Most of the latter have the words of a caption that says the same: the kinds have changed places, or a part of
+    their looks has.
     """
-    keeps, changes_relation = rng.random() < SAME_RELATION, rng.random() < 0.5
-    if same or not changes_relation:
-        one, other = (one, other) if same else swap_part(one, other, rng)
-        return caption(one, relation, other) if keeps else caption(other, INVERSE[relation], one)
-    return caption(other, relation, one) if keeps else caption(one, INVERSE[relation], other)
+    inverse = INVERSE[relation]
+    if same:
+        return caption(other, inverse, one)
+    if rng.random() < OTHER_RELATION:
+        wrong = [name for name in INVERSE if name != inverse]
+        return caption(other, wrong[int(rng.integers(len(wrong)))], one)
+    if rng.random() < 0.5:
+        return caption(one, inverse, other)
+    one, other = swap_part(one, other, rng)
+    return caption(other, inverse, one)
 
 
 def swap_part(one: Kind, other: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:

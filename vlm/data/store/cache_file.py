@@ -1,10 +1,11 @@
 """Files of a cache: one process writes at a time, and a disk that is full ends in a line."""
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
+
+from filelock import FileLock
 
 from vlm.errors import UserError
 
@@ -22,16 +23,15 @@ def alone(path: Path) -> Iterator[None]:
     Raises:
         UserError: The folder cannot be written to.
     """
+    # A soft lock in the place of one that the file system lacks would stay for ever where its process is killed.
+    lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_WRONLY)
+        lock.acquire()
     except OSError as error:
-        raise unwritable(path, error) from error
+        if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
+            raise unwritable(path, error) from error
     try:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        with suppress(OSError):  # closing alone would not do: a process that was forked meanwhile has the file open too
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+        lock.release()

@@ -1,6 +1,6 @@
 """Files on disk and in object stores, by path or URL (``s3://bucket/key``), read alike; and patterns of their names.
 
-URLs need the package fsspec, and that of their store, which are asked for only where a URL is read.
+URLs are read by fsspec, which imports the package of a store, such as s3fs, where one is read.
 """
 
 import glob
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, TypeVar, cast
+
+from fsspec.core import url_to_fs
 
 from vlm.data.store import tar
 from vlm.data.store.tar import Span
@@ -212,10 +214,8 @@ def _remote(url: str, act: Callable[[Any, str], T]) -> T:
 
 def _file_system(url: str) -> tuple[Any, str]:
     try:
-        from fsspec.core import url_to_fs
-
         return url_to_fs(url)  # it keeps file systems by process, so that a worker has its own
-    except ImportError as fault:  # of fsspec, or of the package for this kind of store
+    except ImportError as fault:
         raise UserError(
             f'{url}: needs a package that is not there ({fault}); pip install "vlm-lightning[shards]"'
         ) from fault

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.data.batch import IGNORE, PADDING, Targets, TextRows, next_token_labels
+from vlm.data.batch import IGNORE, PADDING, Targets, TextRows, next_token_labels, text_bounds
 from vlm.data.records import Record, Split
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import Tokenizer
@@ -71,7 +71,8 @@ class Windows(Split):
             segments[:, 1:] += begins.cumsum(1)
             segments[~inside] = PADDING
         rows = torch.from_numpy(tokens), None if segments is None else torch.from_numpy(segments)
-        return TextRows(*rows, window_targets(*rows))
+        bounds = None if rows[1] is None else text_bounds(rows[1][:, :-1])
+        return TextRows(*rows, window_targets(*rows), bounds=bounds)
 
 
 class RandomWindows(Windows):

@@ -7,7 +7,7 @@ from vlm.data.records import Source, Split
 from vlm.data.text.input_fields import EncodedField
 from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
 
-KINDS = {"empty text": "empty text", "no label": "text without a label"}
+KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
 SHOWN = 60  # characters of a text
 
 

@@ -4,6 +4,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from vlm.evaluation.metrics.tagging import TaggingMetric
+
 Words = Sequence[str]
 
 
@@ -48,6 +50,16 @@ def most_frequent_tags(sentences: Iterable[tuple[Words, Words]]) -> tuple[dict[s
         for word, tag in zip(words, tags, strict=True):
             counts[word][tag] += 1
     return {word: _first(found) for word, found in counts.items()}, _first(whole)
+
+
+def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) -> dict[str, float]:
+    """metric@frequent, of each word's most frequent tag in train, and metric@constant, of the most frequent of all."""
+    frequent, first = most_frequent_tags(train)
+    sentences = [one.words for one in metric.sentences.values()]
+    controls = {"frequent": [[frequent.get(word, first) for word in words] for words in sentences]}
+    controls["constant"] = [[first] * len(words) for words in sentences]
+    scores = {control: metric.score(tags) for control, tags in controls.items()}
+    return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
 
 
 def _first(counts: Counter[str]) -> str:

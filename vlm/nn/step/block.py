@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.nn.attention import KeyValueCache
 from vlm.nn.blocks import MLP
 from vlm.nn.position import PositionInfo
+from vlm.nn.step.cache import KeyValueCache
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 

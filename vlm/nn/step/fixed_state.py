@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.mask import as_bias
 from vlm.nn.position import Positions
 from vlm.nn.step.block import StepInputs
+from vlm.nn.step.cache import KeyValueCache
 from vlm.nn.step.state import DecodeState
 
 

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.nn.attention import KeyValueCache, as_bias
+from vlm.nn.mask import as_bias
 from vlm.nn.position import PositionInfo, Positions
 from vlm.nn.step.block import StepBlock, StepInputs
+from vlm.nn.step.cache import KeyValueCache
 
 KeysValues = tuple[Tensor, Tensor]
 

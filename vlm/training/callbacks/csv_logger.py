@@ -1,7 +1,6 @@
 """metrics.csv and throughput.csv in the run's folder."""
 
 import csv
-import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from vlm.atomic import write_text
 from vlm.errors import Supplied
+from vlm.inference.output import csv_text
 
 APART = "throughput/"  # the clock's figures: a run that is resumed repeats all others to the bit
 
@@ -51,9 +51,7 @@ class Table:
             self._text = self._lines([dict(zip(self.columns, self.columns, strict=True))])
 
     def _lines(self, rows: list[dict[str, Any]]) -> str:
-        text = io.StringIO(newline="")
-        csv.DictWriter(text, list(self.columns), restval="").writerows(rows)
-        return text.getvalue()
+        return csv_text(([row.get(name) for name in self.columns] for row in rows), end="\r\n")
 
     def save(self) -> None:
         """Writes the file, if there is anything to write.

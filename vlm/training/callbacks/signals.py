@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ import torch
 from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
 from vlm.training.loop_counters import out_of_steps, validates
+from vlm.training.task import Task
 
 
 class Stopped(BaseException):
@@ -62,11 +63,13 @@ def leave_signals_to_us(trainer: L.Trainer) -> None:
 class StopOnSignal(L.Callback):
     """On a signal finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
 
-    The handler only sets a flag, since a signal may come in the middle of anything; ranks agree on it after a batch.
+    The handler only sets a flag, since a signal may come in the middle of anything. Several ranks tell each other of it
+    in the one message of an optimiser step (`Task.agreed`), so that all stop after the same one.
     A validation that is due, or under way, is left to the resumed run: it may take longer than there is time.
     """
 
     def __init__(self) -> None:
+        self.task: Task | None = None
         self.received = 0
         self._before: dict[int, Any] = {}
         self._common_batches = 0
@@ -76,15 +79,18 @@ class StopOnSignal(L.Callback):
             end_workers()
             os._exit(128 + signum)
         self.received = signum
+        if self.task is not None:
+            self.task.received = signum
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.task = cast(Task, pl_module)
         for signum in signals():
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if accumulating(trainer) or out_of_steps(trainer):
             return
-        signum = self._agreed(trainer)
+        signum = self.received if trainer.world_size == 1 else cast(Task, pl_module).agreed
         if signum:
             log_step(trainer)
             checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
@@ -92,7 +98,7 @@ class StopOnSignal(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A rank may have one batch more than another; what all have is where they can agree.
-        self._common_batches = _reduced(trainer, int(trainer.num_val_batches[0]), "min")
+        self._common_batches = _reduced(trainer, int(trainer.num_val_batches[0]), "MIN")
 
     def on_validation_batch_end(
         self,
@@ -119,7 +125,7 @@ class StopOnSignal(L.Callback):
 
     def _agreed(self, trainer: L.Trainer) -> int:
         """The signal that any rank received, the same on all ranks; 0 for none."""
-        return _reduced(trainer, self.received, "max")
+        return _reduced(trainer, self.received, "MAX")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         for signum, handler in self._before.items():
@@ -132,7 +138,9 @@ def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
     if trainer.world_size == 1:
         return value
     tensor = torch.tensor(value, device=trainer.strategy.root_device)
-    return int(trainer.strategy.reduce(tensor, reduce_op=reduce_op))
+    # The strategy's own would wait at a barrier first.
+    torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, reduce_op))
+    return int(tensor)
 
 
 def checkpoints(trainer: L.Trainer) -> Checkpoints:

@@ -1,4 +1,4 @@
-"""What the config of a checkpoint may ask for, whoever wrote it, where a run is resumed or a model evaluated."""
+"""Limits of a checkpoint's config, whoever wrote it, where a run is resumed or a model evaluated."""
 
 import os
 from collections.abc import Iterator

@@ -1,0 +1,140 @@
+"""What a training does on a GPU: the same as on a CPU, without waiting for the device.
+
+Each journey also runs with the CPU in the GPU's place, so that it is known to work before there is one.
+"""
+
+import csv
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from journey import only_run
+from kills import Nursery
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from small import TASKS, command
+
+from vlm.cli.main import main as vlm
+from vlm.decoding.options import Decoding
+from vlm.decoding.search import search
+from vlm.models.context import Context
+from vlm.models.decoder import Decoder
+from vlm.nn.step.replay import StepperPool
+from vlm.training.fit import main
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
+EXACT = ["model.size.dropout=0", "trainer.precision=32-true", "trainer.max_epochs=-1", "trainer.max_steps=30"]
+UNMIXED = {"classification": ["task.mixup=0", "task.cutmix=0"]}
+
+
+def trained(task: str, trainer: str, runs: Path, *more: str) -> Path:
+    options = [*command(task), *EXACT, *UNMIXED.get(task, []), f"trainer={trainer}", f"runs={runs}", *more]
+    assert main(options) == 0
+    return only_run(runs)
+
+
+def losses(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("compiled", ["false", "true"])
+@pytest.mark.parametrize("task", TASKS)
+def test_thirty_steps_are_those_of_a_cpu(task: str, compiled: str, device: str, tmp_path: Path) -> None:
+    if device == "cpu" and compiled == "true":
+        pytest.skip("compiled blocks on a CPU are tested by themselves")
+    truth = losses(trained(task, "cpu", tmp_path / "cpu"))
+    found = losses(trained(task, device, tmp_path / "other", f"compile={compiled}"))
+    assert len(truth) == 30 and found == pytest.approx(truth, rel=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_never_waits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = _TrainingEpochLoop.advance
+
+    def watched(loop: Any, *args: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 4 <= loop.global_step < 8 else "default")
+        try:
+            advance(loop, *args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(_TrainingEpochLoop, "advance", watched)
+    rare = ["callbacks.checkpoints.every_n_steps=100", "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]
+    trained(task, "gpu", tmp_path, *rare, "compile=false", "trainer.max_steps=9")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluation_and_captions_are_those_of_a_cpu(device: str, tmp_path: Path, capsys: Any) -> None:
+    folder = trained("captioning", "cpu", tmp_path / "runs")
+    checkpoint = str(folder / "checkpoints" / "best.ckpt")
+    scores, captions = [], []
+    images = [str(path) for path in (Path(__file__).parents[2] / "data" / "sample").rglob("*.png")][:4]
+    for name in ("cpu", {"gpu": "cuda"}.get(device, device)):
+        out = tmp_path / f"out{len(scores)}"
+        evaluate = ["evaluate", "-c", checkpoint, "--split", "val", "--device", name, "--out", str(out)]
+        assert vlm([*evaluate, "trainer.precision=32-true"]) == 0
+        scores.append(json.loads((out / "metrics.json").read_text()))
+        capsys.readouterr()
+        assert not images or vlm(["caption", *images, "-c", checkpoint, "--device", name, "--precision", "fp32"]) == 0
+        captions.append(capsys.readouterr().out)
+    assert captions[0] == captions[1]
+    for name, value in scores[0].items():
+        assert scores[1][name] == pytest.approx(value, rel=1e-3, abs=1e-3), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_resumed_run_goes_on(device: str, tmp_path: Path) -> None:
+    whole = losses(trained("language_modeling", device, tmp_path / "whole", "compile=false"))
+    folder = trained("language_modeling", device, tmp_path / "parts", "compile=false", "trainer.max_steps=16")
+    assert main([f"resume={folder}", "trainer.max_steps=30"]) == 0
+    assert losses(folder) == pytest.approx(whole, rel=1e-3)
+
+
+class Pinning(threading.Thread):
+    """Pins memory until it is stopped, as the loader of a training does beside its validation."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.stop, self.fault = threading.Event(), ""
+
+    def run(self) -> None:
+        size = 2**20
+        while not self.stop.is_set():
+            try:
+                torch.empty(size, dtype=torch.uint8).pin_memory()
+            except RuntimeError as fault:
+                self.fault = str(fault)
+                return
+            size = size + 2**20 if size < 2**27 else 2**20
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_steps_are_recorded_beside_a_thread_that_pins_memory(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"vocab_size": 500, "dim": 64, "depth": 3, "num_heads": 2, "context_dim": 64}
+    decoder, other = Decoder(max_len=24, **sizes).cuda().eval(), Pinning()
+    other.start()
+    try:
+        for _ in range(20):
+            context = Context(torch.randn(4, 16, 64, device="cuda"))
+            search(decoder, context, Decoding(), bos_id=1, eos_id=-1, pool=StepperPool())
+    finally:
+        other.stop.set()
+        other.join()
+    assert not other.fault and not caplog.records
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_gpus_take_the_steps_of_one(strategy: str, nursery: Nursery, tmp_path: Path) -> None:
+    one = losses(trained("language_modeling", "gpu", tmp_path / "one", "compile=false"))
+    options = [*command("language_modeling"), *EXACT, "compile=false", f"trainer={strategy}", "trainer.devices=2"]
+    ended = nursery.run(options, cwd=tmp_path)
+    assert ended.status == 0, ended.said
+    assert losses(only_run(tmp_path / "runs")) == pytest.approx(one, rel=1e-3)

@@ -1,0 +1,182 @@
+"""From tables of text to classes and tags, as a user goes."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from journey import only_run
+from small import COMMON
+
+from vlm.cli.main import run as vlm
+from vlm.training.fit import main
+
+CPU = ["--device", "cpu"]
+SMALL = [*COMMON, "callbacks.ema=null", "model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1"]
+SMALL += ["trainer.precision=32-true", "optim.lr=1e-2", "tokenizer=char", "schedule.warmup=1"]
+SMALL = [text for text in SMALL if text not in ("callbacks=ema", "callbacks.ema.decay=0.9", "callbacks.ema=null")]
+GOOD, BAD = ("a fine film", "fine and warm", "warm fun"), ("a dull film", "dull and cold", "cold bore")
+
+
+def train(options: list[str], runs: Path) -> Path:
+    assert main([*SMALL, *options, f"runs={runs}"]) == 0
+    return only_run(runs)
+
+
+def best(run: Path) -> str:
+    return str(run / "checkpoints" / "best.ckpt")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences without a header, their class first, as SST-2 has them."""
+    path = tmp_path_factory.mktemp("table") / "reviews.train"
+    lines = [f"{label} {text} {n}" for n in range(20) for label, texts in enumerate((BAD, GOOD)) for text in texts]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def classified(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = ["task=text_classification", "data=texts", f"data.path={table}", "data.source.columns=[label,text]"]
+    own += ["data.source.delimiter=' '", "data.batch_tokens=200", "trainer.max_epochs=6"]
+    return train(own, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of two words in CoNLL-U, one of them longer than a row."""
+    folder = tmp_path_factory.mktemp("treebank")
+    lines = [
+        f"1\t{word}\t_\tDET\tB-{word}\t_\t_\t_\t_\t_\n2\t{n}\t_\tNUM\tO\t_\t_\t_\t_\t_\n"
+        for n in range(30)
+        for word in "ab"
+    ]
+    long = "".join(f"{n}\ta{n}\t_\tX\tO\t_\t_\t_\t_\t_\n" for n in range(1, 20))
+    (folder / "train.conllu").write_text("\n".join([*lines, long]))
+    (folder / "test.conllu").write_text("\n".join([long, *lines[:9]]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tagged(treebank: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = ["task=tagging", "data=conllu", "data.source.tag_column=XPOS", "data.max_len=16", "trainer.max_epochs=6"]
+    paths = [f"data.path={treebank}/train.conllu", f"data.test_path={treebank}/test.conllu"]
+    return train([*own, *paths], tmp_path_factory.mktemp("runs"))
+
+
+def results(run: Path, name: str = "metrics") -> dict:
+    return json.loads((run / "evaluation" / "test" / f"{name}.json").read_text())
+
+
+def test_a_table_of_sentences_is_learnt_and_reported(classified: Path) -> None:
+    metrics = results(classified)
+    assert metrics["test/accuracy"] > 0.9 and metrics["test/accuracy@bag"] == 1.0
+    expected = {"loss", "accuracy", "balanced_accuracy", "calibration_error", "f1"}
+    expected |= {"accuracy@constant", "accuracy@bag", "accuracy@low", "accuracy@high"}
+    assert metrics.keys() == {f"test/{name}" for name in expected}
+    predictions, details = results(classified, "predictions"), results(classified, "details")
+    assert {"id", "text", "label", "predicted", "probability", "top"} == predictions[0].keys()
+    of_class = [(each["label"], each["predicted"]) for each in predictions]
+    both, taken, true = (
+        sum(test) for test in zip(*((a == b == "1", b == "1", a == "1") for a, b in of_class), strict=True)
+    )
+    assert details["f1"]["1"] == pytest.approx(2 * both / (taken + true))
+    page = (classified / "evaluation" / "test" / "report.html").read_text()
+    assert "bag of words" in page and "Random samples" in page and "<th>F1</th>" in page
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
+def test_texts_and_lines_of_stdin_are_classified(form, classified: Path, capsys, monkeypatch) -> None:
+    command = ["classify", "-c", best(classified), "--format", form, *CPU]
+    assert vlm([*command, "--text", "a fine film 7", "--text", "cold bore 3"]) == 0
+    said = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a fine film 7\ncold bore 3\n"))
+    assert vlm([*command, "--batch-size", "1"]) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [
+        line.split()[:3] for line in said.splitlines()
+    ]
+    lines = said.splitlines()
+    if form == "text":
+        assert lines[0].startswith("a fine film 7\t1 ") and lines[1].startswith("cold bore 3\t0 ")
+    elif form == "jsonl":
+        assert [json.loads(line)["class"] for line in lines] == ["1", "0"]
+    else:
+        assert lines[0] == "text,class,probability" and lines[1].startswith("a fine film 7,1,")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--text", "x", "--pair", "y"], "--pair: this model reads single texts"),
+        (["photo.png"], "--images: a model for text_classification takes none"),
+        (["--text", "x", "--format", "xml"], "--format"),
+        (["--text", "caf\udce9"], "UTF-8"),
+    ],
+)
+def test_wrong_usage_is_status_2(options, said, classified: Path, capsys) -> None:
+    assert vlm(["classify", "-c", best(classified), *options, *CPU]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and said in captured.err and captured.out == ""
+
+
+def test_a_command_of_two_tasks_refuses_other_models(tagged: Path, classified: Path, capsys) -> None:
+    assert vlm(["classify", "-c", best(tagged), "--text", "x", *CPU]) == 2
+    assert "holds a model for tagging, not for classification or text_classification" in capsys.readouterr().err
+    assert vlm(["tag", "-c", best(classified), "--text", "x", *CPU]) == 2
+    assert "use `vlm classify`" in capsys.readouterr().err
+
+
+def test_words_are_tagged_and_none_is_lost(tagged: Path, capsys) -> None:
+    metrics = results(tagged)
+    names = {"loss", "word_accuracy", "span_precision", "span_recall", "span_f1"}
+    names |= {f"{name}@{end}" for name in ("word_accuracy", "span_f1") for end in ("low", "high")}
+    of_control = {"word_accuracy", "span_precision", "span_recall", "span_f1"}
+    names |= {f"{name}@{control}" for name in of_control for control in ("frequent", "constant")}
+    assert metrics.keys() == {f"test/{name}" for name in names}
+    assert metrics["test/word_accuracy"] > 0.9 and metrics["test/span_f1"] > 0.9
+    long = next(each for each in results(tagged, "predictions") if len(each["words"]) == 19)
+    assert len(long["predicted"]) == len(long["tags"]) == 19  # its 80 characters are more than a row of 16
+    assert (
+        vlm(["tag", "-c", best(tagged), "--text", "a 7", "--text", "b 7", "--text", " ".join(long["words"]), *CPU]) == 0
+    )
+    *short, last = capsys.readouterr().out.splitlines()
+    assert short == ["a/B-a 7/O", "b/B-b 7/O"] and len(last.split()) == 19
+
+
+def test_check_data_finds_every_planted_fault_in_a_table(table: Path, tmp_path: Path, capsys) -> None:
+    rows = [f"{'ab'[n % 2]}\ttext number {n}\t{'train' if n < 30 else 'test'}" for n in range(40)]
+    rows += [
+        "a\ttext number 2\ttest",
+        "a\ttext number 4\ttrain",
+        "b\ttext number 6\ttrain",
+        f"a\t{'long ' * 80}\ttrain",
+    ]
+    rows += ["a\t \ttrain", "\tno label\ttrain", "a\t東京\ttest"]
+    (tmp_path / "t.tsv").write_text("label\ttext\tsplit\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    data = ["task=text_classification", "data=texts", f"data.path={tmp_path / 't.tsv'}", "tokenizer=char"]
+    assert vlm(["check-data", *data]) == 1
+    said = capsys.readouterr().out
+    for fault in ("text in two splits: 1", "duplicate text: 2", "one text in two classes: 1", "over-long text: 1"):
+        assert fault in said, fault
+    for fault in ("empty text: 1", "text without a label: 1", "unknown to the tokenizer: ", "t.tsv, line 46: no text"):
+        assert fault in said, fault
+    assert "SPOILS      text in two splits" in said and "train: 30 = test: 31" not in said
+    assert "classes     2" in said
+
+
+def test_check_data_looks_at_tags(treebank: Path, capsys) -> None:
+    data = [
+        "task=tagging",
+        "data=conllu",
+        f"data.path={treebank}/train.conllu",
+        f"data.test_path={treebank}/test.conllu",
+    ]
+    assert vlm(["check-data", *data, "data.source.tag_column=XPOS"]) == 1
+    said = capsys.readouterr().out
+    assert "SPOILS      text in two splits: 10" in said and "tags        3" in said
+    other = treebank / "other.conllu"
+    other.write_text("1\tz\t_\tNEW\tB-new\t_\t_\t_\t_\t_\n")
+    assert vlm(["check-data", *data[:-1], f"data.test_path={other}"]) == 0  # a word of 140
+    assert "tag that train lacks: 1" in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""Masks: which keys each query may attend to. Shapes as in `vlm.nn.attention`."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Texts(NamedTuple):
+    """Causal attention inside each text of packed rows, as a GPU computes it without a mask.
+
+    Shapes:
+        segments (B, L); bounds int32 (N + 1,): where each text begins in the rows end to end, and their end
+    """
+
+    segments: Tensor
+    bounds: Tensor
+
+
+# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), those of these within
+# its text (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
+Mask = Tensor | Literal["causal"] | Texts | None
+
+
+def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
+    """Causal attention inside each segment: on a GPU by the bounds of texts, where they are known; else by a mask.
+
+    Shapes:
+        segments (B, L), bounds as in Texts
+    """
+    if bounds is None or not has_text_kernel(segments.device):
+        return causal_within(segments)
+    return Texts(segments, bounds)
+
+
+def has_text_kernel(device: torch.device) -> bool:
+    """True for a device whose kernels take bounds of texts in the place of a mask."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def within(segments: Tensor) -> Tensor:
+    """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
+
+    Padding is a segment too: it sees itself, so that no row of weights is empty, and nothing sees it.
+
+    Shapes:
+        segments (B, L) -> bool mask (B, 1, L, L)
+    """
+    return segments[:, None, :, None] == segments[:, None, None, :]
+
+
+def causal_within(segments: Tensor) -> Tensor:
+    """Causal attention inside each segment of a row.
+
+    Shapes:
+        segments (B, L) -> bool mask (B, 1, L, L)
+    """
+    length = segments.shape[1]
+    return within(segments) & causal_tail(length, length, segments.device)
+
+
+def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def as_bias(seen: Tensor, like: Tensor) -> Tensor:
+    """A bool mask as what is added to products: 0 where it is True, else -inf.
+
+    It is smaller than the products of all heads, and unlike a filling of these it asks nothing of the gradient.
+    """
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
+
+
+def dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
+    """A mask and a bias as one tensor: a bool mask, or what is added to products."""
+    if isinstance(mask, Texts):
+        mask = causal_within(mask.segments)
+    if isinstance(mask, str):
+        mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias.masked_fill(~mask, -torch.inf)

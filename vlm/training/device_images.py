@@ -1,0 +1,118 @@
+"""Training images that lie on the device: read once, cropped and changed there a batch at a time."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import KeptImages
+from vlm.data.fields import ImageField, KeptImageField
+from vlm.data.images.augment import Augment
+from vlm.data.images.batched import FILTERS, augmented
+from vlm.data.images.class_augment import ClassAugment
+from vlm.data.images.image import ImageError
+from vlm.data.images.resize import to_tensor
+from vlm.data.order import Key
+from vlm.data.records import Record
+from vlm.data.samples import RecordDataset
+from vlm.errors import UserError
+from vlm.inference.files import progress
+
+SHARE = 0.5  # of the device's free memory that images may take
+OFF = "or set data.images_on_device=false"
+
+
+def keep_images(run: Any) -> None:
+    """Reads the training images of a run, puts them on its device and lets training find them there.
+
+    Args:
+        run: The vlm.training.run.Run.
+    Raises:
+        UserError: They cannot be kept: they are other ones in each epoch, are too many or of many sizes, or their
+            augmentation is not one for batches.
+    """
+    data, device = run.data, run.trainer.strategy.root_device
+    _, images = data.images
+    split, augment = data.split("train"), images.augment
+    if fault := next(faults(split.fresh, augment), None):
+        raise UserError(f"data.images_on_device: {fault}, {OFF}")
+    field = _Whole(images, split.records()) if crops(augment) else _Shown(images)
+    pixels, bad = read(data, field)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    if free is not None and pixels.numel() > SHARE * free:
+        raise UserError(
+            f"data.images_on_device: they take {pixels.numel() / 1e9:.1f} GB, too much of the device; {OFF}"
+        )
+    held = pixels.to(device)
+
+    def batch(kept: KeptImages) -> Tensor:
+        found = held[kept.index]
+        return found if augment is None else augmented(found, kept.numbers, augment)
+
+    data.use_kept_images(KeptImageField(images, field.size, bad), batch)
+
+
+def crops(augment: Augment | None) -> bool:
+    """True for an augmentation that reads more of an image than evaluation shows."""
+    return augment is not None and (augment.min_scale < 1 or augment.min_ratio < 1)
+
+
+def faults(fresh: bool, augment: Augment | None) -> Iterator[str]:
+    """Yields a line for each reason why a split's images cannot be augmented on the device."""
+    if fresh:
+        yield "its images are other ones in each epoch; take other data"
+    if isinstance(augment, ClassAugment) and augment.policy is not None:
+        yield "a policy changes each image in its own way; set data.augment.policy=null"
+    if augment is not None and crops(augment):
+        if augment.resize == "pad":
+            yield "images with a border cannot be cropped in batches; set data.preprocess.resize=squash"
+        if augment.interpolation not in FILTERS:
+            yield f"crops in batches are {' or '.join(FILTERS)}; set data.augment.interpolation"
+
+
+class _Shown(ImageField):
+    """Images as evaluation shows them."""
+
+    def __init__(self, images: ImageField) -> None:
+        super().__init__(preprocess=images.preprocess)
+        self.size = (images.preprocess.image_size,) * 2
+
+
+class _Whole(_Shown):
+    """Whole images, all of one size.
+
+    Args:
+        records: Records of the split; the first image that can be read gives the size.
+    """
+
+    def __init__(self, images: ImageField, records: Iterable[Record]) -> None:
+        super().__init__(images)
+        for record in records:
+            with suppress(ImageError):
+                self.size = record.image().size
+                return
+
+    def encode(self, record: Record, key: Any) -> Tensor:
+        image = record.image()
+        if image.size != self.size:
+            shown = " and ".join("{} x {}".format(*size) for size in (self.size, image.size))
+            raise UserError(f"data.images_on_device: images of {shown} pixels cannot be cropped in batches; {OFF}")
+        return to_tensor(image)
+
+
+def read(data: Any, field: _Shown) -> tuple[Tensor, dict[int, str]]:
+    """All training images, uint8 (N, 3, H, W), black where one cannot be read, and the reasons by index."""
+    split, size = data.split("train"), data.eval_batch_size
+    parts = [range(at, min(at + size, len(split))) for at in range(0, len(split), size)]
+    samples = RecordDataset(split, {"images": field})
+    loader = data.loader(samples, [[Key(0, index) for index in part] for part in parts])
+    pixels = torch.zeros(len(split), 3, *field.size[::-1], dtype=torch.uint8)
+    bad: dict[int, str] = {}
+    for part, batch in zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True):
+        reasons = {sample.id: sample.reason for sample in batch.bad}
+        names = {index: split.record(index).id for index in part}
+        bad |= {index: reasons[name] for index, name in names.items() if name in reasons}
+        pixels[[index for index in part if index not in bad]] = batch["images"]
+    return pixels, bad
