@@ -52,16 +52,16 @@ def gpt2(vocab_size, end, **changes):
     return model
 
 
-def saved_captioner(folder, *, generation=None, processor=None, **options):
+def saved_captioner(folder, *, side=24, generation=None, processor=None, **options):
     """A ViT with a GPT-2, as nlpconnect/vit-gpt2-image-captioning is laid out."""
     tokenizer = byte_pairs()
     end = tokenizer.eos_token_id
-    encoder = wide(ViTModel(ViTConfig(image_size=24, patch_size=8, **SIZES), add_pooling_layer=False))
+    encoder = wide(ViTModel(ViTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
     decoder = gpt2(len(tokenizer), end, add_cross_attention=True, is_decoder=True)
     model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
     special = {"decoder_start_token_id": end, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     model.generation_config.update(**special, **(generation or {}))
-    processor = processor or ViTImageProcessor(size={"height": 24, "width": 24})
+    processor = processor or ViTImageProcessor(size={"height": side, "width": side})
     for part in (tokenizer, processor):
         part.save_pretrained(folder)
     model.save_pretrained(folder, **options)

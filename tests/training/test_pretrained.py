@@ -21,7 +21,7 @@ def trained(tmp_path, *overrides):
 
 def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd):
     folder = tmp_path / "a folder, (theirs)"
-    theirs, *_ = saved_captioner(folder)
+    theirs, *_ = saved_captioner(folder, side=32)
     frozen = ["optim.lr=0", "callbacks.ema=null", "task.val_captions=2", "task.max_tokens=4", "data.max_len=16"]
     path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *frozen)
     assert "tensors taken" in capfd.readouterr().out
