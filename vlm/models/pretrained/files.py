@@ -43,7 +43,7 @@ def read_json(folder: str, name: str) -> dict[str, Any] | None:
     except (RecursionError, ValueError) as fault:
         raise UserError(f"{KEY}: {Path(folder) / name} cannot be read ({fault}); restore the file") from fault
     if not isinstance(content, dict):
-        raise UserError(f"{KEY}: {Path(folder) / name} describes no model; restore the file")
+        raise UserError(f"{KEY}: {Path(folder) / name} cannot be read (it holds no object); restore the file")
     return content
 
 
