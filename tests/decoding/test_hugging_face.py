@@ -90,6 +90,35 @@ def test_texts_are_the_same(pair, name, beam, results):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -1.0])
+def test_early_stopping_is_theirs(pair, early_stopping, length_penalty):
+    ours, theirs = pair
+    images = 4 * torch.randn(12, 3, 24, 24)
+    end = theirs.generate(images, max_new_tokens=9)[:, 3:].flatten().mode().values.item()  # a token that comes often
+    options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
+    found = theirs.generate(
+        images, max_new_tokens=9, num_beams=4, num_return_sequences=2, eos_token_id=end, pad_token_id=0, **options
+    )
+    decoding = Decoding(beam=4, results=2, max_tokens=9, end_counts=True, **options)
+    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=end)
+    truth = [row[: row.index(end) + 1] if end in row else row for row in found[:, 1:].tolist()]
+    assert [text.tokens for row in texts for text in row] == truth
+    assert len({len(row) for row in truth}) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_length_with_the_end_counted_is_theirs(pair, beam):
+    ours, theirs = pair
+    images = 4 * torch.randn(12, 3, 24, 24)
+    found = theirs.generate(images, max_length=7, num_beams=beam, early_stopping="never" if beam > 1 else False)
+    decoding = Decoding(beam=beam, max_tokens=6, end_counts=True)
+    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=EOS)
+    assert [text.tokens for row in texts for text in row] == [ended(row) for row in found[:, 1:].tolist()]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_prefix_is_theirs(pair, beam):
     ours, theirs = pair

@@ -175,7 +175,7 @@ def broken_sentencepiece():
     learned = b"\x0a\xff\xff\xff\xff\x0f" + bytes(range(256))
     name = "SentencePieceTokenizer"
     state = {"class": name, "options": options, "learned": learned.decode("latin1")}
-    return about(tokenizer=state | {"fingerprint": module._fingerprint(name, options, learned)})
+    return about(tokenizer=state | {"fingerprint": module.fingerprint_of(name, options, learned)})
 
 
 TIMM = {"dim": 8, "image_size": 32, "pretrained": True}

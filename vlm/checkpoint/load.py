@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.checkpoint import hugging_face
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import SizeLimit, rebuild
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes
@@ -22,10 +23,14 @@ from vlm.errors import UserError
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
 
+    A Hugging Face folder is read as the checkpoint that it amounts to.
+
     Raises:
         UserError: There is none, it is no checkpoint of vlm, of another format, or damaged.
     """
     path = Path(path)
+    if hugging_face.is_folder(path):
+        return hugging_face.from_folder(str(path))
     try:
         is_file = path.is_file()
     except OSError as fault:

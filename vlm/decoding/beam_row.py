@@ -170,11 +170,21 @@ class BeamRow:
         decoding = self.limits.decoding
         going = [node for node in self.group(group) if node is not None]
         finished, wanted = self.finished[group], min(decoding.results, self.limits.width)
+        if decoding.early_stopping != "never":
+            return not going or self._stops_early(going, finished)
         if not going or len(finished) < wanted or not decoding.prune:
             return not going
         alpha = decoding.length_penalty
         length = self.limits.steps if alpha > 0 else going[0].depth + 1
         return max(node.total for node in going) / length**alpha <= finished[wanted - 1][0]
+
+    def _stops_early(self, going: Sequence[Node], finished: Sequence[tuple[float, Node]]) -> bool:
+        """True if a group has as many finished texts as beams, and needs no better ones by early_stopping."""
+        decoding, width = self.limits.decoding, self.limits.width
+        if len(finished) < width:
+            return False
+        best = max(node.total for node in going) / going[0].depth ** decoding.length_penalty
+        return decoding.early_stopping is True or best <= finished[-1][0]
 
     def hypotheses(self) -> list[Hypothesis]:
         """The texts of the image, best first."""

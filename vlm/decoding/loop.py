@@ -103,7 +103,8 @@ class _Loop:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
         self.room, self.device, self.trees, self.pool = rows, device, trees, pool
         prefix, limit = len(decoding.rules.prefix), decoding.longest_text(decoder.max_len)
-        self.max_len = min(limit + 1, decoder.max_len)  # the last step is there for an end token only
+        # The last step is there for an end token only, unless that counts.
+        self.max_len = min(limit + (not decoding.end_counts), decoder.max_len)
         options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)

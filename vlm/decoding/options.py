@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vlm.decoding.constraints import Rules
 from vlm.decoding.sampling import Sampling
@@ -24,6 +25,10 @@ class Decoding:
             for. None for that room.
         seed: Of what is drawn; a draw depends on it and the image's id alone.
         logprobs: Whether log-probabilities are wanted where a search can do without: they cost a pass over the logits.
+        end_counts: Whether the end token counts in max_tokens, as it does in Hugging Face's lengths.
+        early_stopping: "never" searches until no hypothesis can come among the results any more. As in Hugging Face's
+            search, False ends once all beams have finished texts and none that goes on would be better if it ended
+            now, True once they have finished texts.
         prune: Whether beam search ends once no hypothesis can come among the results any more, which changes nothing
             else. Only a test or a lecture turns it off.
     Raises:
@@ -40,6 +45,8 @@ class Decoding:
     max_tokens: int | None = None
     seed: int = 0
     logprobs: bool = True
+    end_counts: bool = False
+    early_stopping: bool | Literal["never"] = "never"
     prune: bool = True
 
     def __post_init__(self) -> None:

@@ -67,7 +67,8 @@ class Captioner(Writer):
         return find_images(arguments)
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        return caption_files(self, inputs, records, batch_size=batch_size, workers=default_workers())
+        options: Any = {"batch_size": batch_size, "decoding": self.usual(), "workers": default_workers()}
+        return caption_files(self, inputs, records, **options)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -132,9 +133,10 @@ def command(
     """Captions images as the options say; returns the exit status."""
     paths = find_images(images)
     output = Output(model.out, inputs=[*paths, model.checkpoint], append=resume)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*paths, model.checkpoint])
     records = _records(model.form, output)
     captioner = model.load(Captioner)
+    decoding.settle(captioner.decoding)
+    traced = Trace(trace, beam=decoding.beam, inputs=[*paths, model.checkpoint])
     search = decoding.search(decoding.rules(captioner.tokenizer, prefix), sample=bool(decoding.sample))
     observer = None if attention is None else _attention(captioner, attention)
     if resume:

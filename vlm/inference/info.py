@@ -24,19 +24,26 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
     predictor = own_predictor(str(about["task"]))
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
-    data = about["config"]["data"]
-    source = str(data["source"]["_class_"])
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}
     lines = [
         f"task        {about['task']}",
         f"model       {count:,} parameters",
         *_model(about["model"], "  "),
         *(() if predictor is None else predictor.describe(about)),
-        f"data        {source} {data.get('root') or data.get('path') or ''}".rstrip(),
-        f"trained     {loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun",
+        *_trained(loaded),
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
     return [printable(line) for line in lines]
+
+
+def _trained(loaded: dict[str, Any]) -> list[str]:
+    about = loaded["vlm"]
+    if "origin" in about:
+        return [f"from        a {about['origin']} of Hugging Face"]
+    data = about["config"]["data"]
+    place = data.get("root") or data.get("path") or ""
+    steps = f"{loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun"
+    return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]
 
 
 def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import DecodingOptions, ModelOptions, Option, refuse_undecoded
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, refuse_undecoded, stored_options
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.typist import Continuation, Typist
@@ -88,6 +88,7 @@ class Generator(Predictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.decoding = stored_options(about)
 
     def check(self) -> None:
         hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
@@ -213,6 +214,7 @@ def command(
     output = Output(model.out, inputs=[model.checkpoint])
     records = Records(form=model.form, fields=Generator.fields, output=output)
     generator = model.load(Generator)
+    decoding.settle(generator.decoding)
     decoding.max_tokens = decoding.max_tokens or MAX_TOKENS
     rules = decoding.rules(generator.tokenizer)
     sample = decoding.beam == 1 if decoding.sample is None else decoding.sample

@@ -1,8 +1,8 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from vlm.errors import UserError
 
@@ -68,14 +68,26 @@ class ModelOptions:
         return make(self.checkpoint, device=device, dtype=choose_precision(self.precision, device), trust=self.trust)
 
 
+# Values of options that neither the user nor the checkpoint sets.
+PLAIN: dict[str, Any] = {
+    "beam": 1,
+    "length_penalty": 1.0,
+    "min_tokens": 0,
+    "no_repeat_ngram": 0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+}
+OF_SEARCH = ("early_stopping", "end_counts")  # what a checkpoint may say beside options
+
+
 @dataclass(kw_only=True)
 class DecodingOptions:
-    """Options of every command that writes text."""
+    """Options of every command that writes text; None for those that `settle` is to fill in."""
 
     max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1)] = None
-    min_tokens: Annotated[int, Option("Shortest text, in tokens.", least=0)] = 0
-    beam: Annotated[int, Option("Hypotheses kept; 1 takes the most probable token.", least=1)] = 1
-    length_penalty: Annotated[float, Option("Beams rank by log-probability / length to this power.")] = 1.0
+    min_tokens: Annotated[int | None, Option("Shortest text, in tokens.", least=0)] = None
+    beam: Annotated[int | None, Option("Hypotheses kept; 1, the default, takes the likeliest token.", least=1)] = None
+    length_penalty: Annotated[float | None, Option("Beams rank by log-probability / length to this power.")] = None
     groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
     diversity: Annotated[float, Option("Cost of a token that an earlier group took.")] = 0.5
     results: Annotated[int, Option("Texts an input.", least=1)] = 1
@@ -85,15 +97,30 @@ class DecodingOptions:
             "Draw tokens, or take the most probable: for prompts tokens are drawn by default.", ("--sample/--greedy",)
         ),
     ] = None
-    temperature: Annotated[float, Option("Below 1 keeps to the probable tokens.")] = 1.0
+    temperature: Annotated[float | None, Option("Below 1 keeps to the probable tokens.")] = None
     top_k: Annotated[int | None, Option("Draw among the k most probable tokens.")] = None
     top_p: Annotated[float | None, Option("Draw among those that together have this probability.")] = None
     min_p: Annotated[float | None, Option("Draw among those this probable beside the likeliest.")] = None
-    no_repeat_ngram: Annotated[int, Option("No run of this many tokens comes twice.", least=0)] = 0
-    repetition_penalty: Annotated[float, Option("Above 1 shuns tokens that came before.")] = 1.0
+    no_repeat_ngram: Annotated[int | None, Option("No run of this many tokens comes twice.", least=0)] = None
+    repetition_penalty: Annotated[float | None, Option("Above 1 shuns tokens that came before.")] = None
     ban: Annotated[list[str] | None, Option("A word that no text has; may be repeated.", metavar="WORD")] = None
     require: Annotated[list[str] | None, Option("A word that each text has; may be repeated.", metavar="WORD")] = None
     seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
+
+    def settle(self, stored: Mapping[str, Any]) -> Self:
+        """Fills in what the user leaves open: the checkpoint's own defaults, else plain ones.
+
+        Args:
+            stored: Values by the names of the options, which a folder of Hugging Face comes with.
+        """
+        drawn, searched = self.sample is True, (self.beam or 1) > 1
+        out = {"beam"} if drawn else {"sample"} if searched else set()  # either way of writing excludes the other
+        for name, value in [*stored.items(), *PLAIN.items()]:
+            if name not in out and getattr(self, name, None) is None:
+                setattr(self, name, value)
+        if self.beam is None or (self.sample and not searched):
+            self.beam = 1
+        return self
 
     def rules(self, tokenizer: Any, prefix: str = "") -> "Rules":
         """Rules of the texts, their words encoded."""
@@ -119,6 +146,20 @@ class DecodingOptions:
         """The options that a dataclass has under the same names."""
         names = {field.name for field in fields(kind)}
         return {name: value for name, value in vars(self).items() if name in names}
+
+
+def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of decoding that a checkpoint comes with, as `DecodingOptions.settle` takes them.
+
+    Raises:
+        ValueError: They are none.
+    """
+    stored = dict(about.get("decoding", {}))
+    known = {*DecodingOptions.__dataclass_fields__, *OF_SEARCH}
+    wrong = [name for name, value in stored.items() if name not in known or type(value) not in (bool, int, float)]
+    if wrong and (wrong != ["early_stopping"] or stored["early_stopping"] != "never"):
+        raise ValueError(f"no option of decoding is {wrong[0]!s:.40}={stored[wrong[0]]!r:.40}")
+    return stored
 
 
 def choose_workers(count: int | None) -> int:

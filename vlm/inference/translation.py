@@ -102,9 +102,10 @@ def command(
     """Translates texts as the options say; returns the exit status."""
     texts = read_texts(files or [], text or [])
     output = Output(model.out, inputs=[*(files or []), model.checkpoint])
-    traced = Trace(trace, beam=decoding.beam, inputs=[*(files or []), model.checkpoint])
     records = Records(form=model.form, fields=Translator.fields, output=output)
     translator = model.load(Translator)
+    decoding.settle(translator.decoding)
+    traced = Trace(trace, beam=decoding.beam, inputs=[*(files or []), model.checkpoint])
     search = decoding.search(decoding.rules(translator.tokenizer, prefix), sample=bool(decoding.sample))
     with output, traced:
         try:

@@ -18,6 +18,7 @@ from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.errors import UserError
 from vlm.inference.info import tokenizer_line
+from vlm.inference.options import DecodingOptions, stored_options
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor
 from vlm.inference.words import rules_of_words
@@ -82,6 +83,7 @@ class Writer(Predictor):
 
     Attributes:
         names: The fields of a record that hold the input and the text.
+        decoding: Options of decoding that the checkpoint comes with.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -90,6 +92,7 @@ class Writer(Predictor):
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.max_tokens = int(about["max_tokens"])
+        self.decoding = stored_options(about)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -106,6 +109,11 @@ class Writer(Predictor):
     def rules(self, **options: Any) -> Rules:
         """Rules with words as people write them, as in `rules_of_words`."""
         return rules_of_words(self.tokenizer, **options)
+
+    def usual(self) -> Decoding:
+        """The search that the checkpoint comes with; the likeliest token at each step where it says nothing."""
+        options = DecodingOptions().settle(self.decoding)
+        return options.search(options.rules(self.tokenizer), sample=bool(options.sample))
 
     def write(self, inputs: Sequence[Any]) -> list[Text]:
         """The likeliest text of each input of a batch."""
@@ -204,7 +212,7 @@ class Trace(Output):
         UserError: No beam is searched.
     """
 
-    def __init__(self, path: str | None, *, beam: int, inputs: Iterable[str]) -> None:
+    def __init__(self, path: str | None, *, beam: int | None, inputs: Iterable[str]) -> None:
         if path is not None and beam == 1:
             raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
         super().__init__(path, option="--trace", inputs=inputs)

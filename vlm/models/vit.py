@@ -54,7 +54,7 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None
         grid = {"side": image_size // patch_size, "before": int(class_token)}
         self.positions = GridPositions(dim=dim, **grid) if positions is None else positions
-        rates = torch.linspace(0, drop_path, depth).tolist()
+        rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # a model may be built on "meta"
         self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)

@@ -11,6 +11,7 @@ from vlm.training import slurm
 from vlm.training.check import check, check_suited
 from vlm.training.output import readers_may_leave
 from vlm.training.overrides import split_option
+from vlm.training.pretrained import spell_out
 from vlm.training.resume import resume_run
 from vlm.training.train import train
 from vlm.tuning import tune
@@ -26,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
             if package:
                 trust(package)
             resume, overrides = split_option(argv)
-            return run(start, overrides, check, check_suited) if resume is None else resume_run(resume, overrides)
+            if resume is not None:
+                return resume_run(resume, overrides)
+            return run(start, spell_out(overrides), check, check_suited)
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:

@@ -5,162 +5,18 @@ lacks is spelled in the 256 bytes of UTF-8, and text that looks like a special t
 """
 
 import io
-import json
 import re
-import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.atomic import replacing
+from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, fingerprint_of, printable_piece
 from vlm.errors import Count, Share, UserError
-
-Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
 SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
 BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
-SPACE = "\u2581"  # SentencePiece writes a space so, and cannot tell it from this character in a text
 LINE = 2048  # characters of one training sentence: bounds the trainer's memory on text without spaces
-
-
-class Tokenizer(ABC):
-    """Base of all tokenizers: the cache, the checkpoint's state and decoding; a subclass learns and encodes.
-
-    Attributes:
-        pad_id, bos_id, eos_id: Fill a row, start a text and end it; they decode to nothing.
-        unk_id: Stands for what cannot be encoded; None where everything can be.
-    Args:
-        lowercase: Lower-case every text before anything else. Nothing is changed otherwise, in any language.
-    """
-
-    pad_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
-    unk_id: int | None = None
-
-    def __init__(self, *, lowercase: bool = False) -> None:
-        self._options: dict[str, Any] = {"lowercase": lowercase}
-        self._learned: bytes | None = None
-        self._rows: Sequence[Row] = ()
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, special ones included; what was learnt may be smaller than what was asked for."""
-        self._require_fit()
-        return len(self._rows)
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of everything that decides encoding and decoding: class, lower-casing, and what was learnt."""
-        return _fingerprint(type(self).__name__, self._options, self._require_fit())
-
-    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Learns from the training captions; the same captions and options give the same tokenizer.
-
-        Args:
-            texts: The captions of the training split, in an order that does not change between runs.
-            cache: Folder that keeps what was learnt, by hash of the captions and every option.
-        Raises:
-            UserError: There are no captions, or the vocabulary asked for cannot hold them.
-        """
-        captions = [self._prepare(text) for text in texts]
-        if not captions:
-            raise UserError("the training split has no captions to learn a tokenizer from; check data.root")
-        file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
-        if file is None or not self._read(file):
-            self._load(self._learn(captions))
-            if file is not None:
-                self._write(file)
-        return self
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without any special id.
-
-        Raises:
-            UserError: The text holds a lone surrogate, which is half a character and has no UTF-8 form.
-        """
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids: special ones are skipped, bytes that are no UTF-8 (a model may write some) become U+FFFD.
-
-        Raises:
-            ValueError: An id is outside the vocabulary.
-        """
-        return b"".join(self._row(id)[0] for id in ids).decode("utf-8", "replace")
-
-    def piece(self, id: int) -> str:
-        """Printable form of one id: a space as U+2581, control characters escaped, a fallback byte as <0xE2>."""
-        return self._row(id)[1]
-
-    def state(self) -> dict[str, Any]:
-        """Plain containers that `tokenizer_from_state` rebuilds this tokenizer from."""
-        learned = self._require_fit().decode("latin1")  # torch.load(weights_only=True) refuses bytes that are empty
-        about = {"class": type(self).__name__, "options": dict(self._options)}
-        return about | {"learned": learned, "fingerprint": self.fingerprint}
-
-    @abstractmethod
-    def _learn(self, captions: Sequence[str]) -> bytes:
-        """The bytes to keep of these prepared captions."""
-
-    @abstractmethod
-    def _build(self, learned: bytes) -> Sequence[Row]:
-        """The row of every id. Raises ValueError or RuntimeError where `learned` is not what `_learn` returns."""
-
-    def _recipe(self) -> dict[str, Any]:
-        """Everything beside the captions that decides what is learnt."""
-        return self._options
-
-    def _load(self, learned: bytes) -> None:
-        self._rows = self._build(learned)
-        self._learned = learned
-
-    def _require_fit(self) -> bytes:
-        if self._learned is None:
-            raise RuntimeError(f"this {type(self).__name__} has learnt nothing yet: call fit first")
-        return self._learned
-
-    def _row(self, id: int) -> Row:
-        # Python would take a negative id from the end of the table.
-        if not 0 <= id < len(self._rows):
-            raise ValueError(f"token id {id} is outside the vocabulary of {len(self._rows)}")
-        return self._rows[id]
-
-    def _prepare(self, text: str) -> str:
-        text = text.lower() if self._options["lowercase"] else text
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            half = f"{text[error.start]!r}, half of a surrogate pair, which is no character"
-            raise UserError(f"text {text[:40]!r} holds {half}; save its source as UTF-8") from None
-        return text
-
-    def _digest(self, captions: Sequence[str]) -> str:
-        digest = sha256(json.dumps([type(self).__name__, self._recipe()], sort_keys=True).encode())
-        for caption in captions:
-            data = caption.encode()
-            digest.update(len(data).to_bytes(8, "little") + data)  # the length keeps ("ab", "c") from ("a", "bc")
-        return digest.hexdigest()
-
-    def _read(self, file: Path) -> bool:
-        try:
-            fingerprint, _, learned = file.read_bytes().partition(b"\n")
-            if fingerprint != _fingerprint(type(self).__name__, self._options, learned).encode():
-                return False
-            self._load(learned)
-        except (OSError, ValueError, RuntimeError):
-            return False
-        return True
-
-    def _write(self, file: Path) -> None:
-        try:
-            with replacing(file) as cached:
-                cached.write(self.fingerprint.encode() + b"\n" + self._require_fit())
-        except OSError as error:
-            # Only time is lost: the tokenizer itself is complete.
-            warnings.warn(f"{file}: the tokenizer could not be cached ({error})", stacklevel=3)
 
 
 class ByteTokenizer(Tokenizer):
@@ -184,7 +40,7 @@ class ByteTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         if learned:
             raise ValueError("a byte tokenizer has nothing to learn")
-        return SPECIAL + tuple((raw, _printable(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
+        return SPECIAL + tuple((raw, printable_piece(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
 
 
 class CharTokenizer(Tokenizer):
@@ -207,7 +63,7 @@ class CharTokenizer(Tokenizer):
         if sorted(set(chars)) != list(chars):
             raise ValueError("the characters of a tokenizer are sorted and each stands once")
         self._ids = {char: id for id, char in enumerate(chars, len(SPECIAL) + len(BYTES))}
-        return SPECIAL + BYTES + tuple((char.encode(), _printable(char)) for char in chars)
+        return SPECIAL + BYTES + tuple((char.encode(), printable_piece(char)) for char in chars)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -306,33 +162,25 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
-    """Rebuilds the tokenizer that `Tokenizer.state` described; only classes of this module are looked up.
+    """Rebuilds the tokenizer that `Tokenizer.state` described; only these classes are looked up.
 
     Raises:
-        UserError: The state is damaged, or is none of this module's tokenizers.
+        UserError: The state is damaged, or is none of these tokenizers.
     """
-    classes = {cls.__name__: cls for cls in (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)}
+    kinds = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer, BytePairTokenizer, WordPieceTokenizer)
+    classes: dict[str, type[Tokenizer]] = {kind.__name__: kind for kind in kinds}
     try:
         name, options, learned = state["class"], state["options"], state["learned"].encode("latin1")
         if name not in classes:
             raise UserError(f"the checkpoint's tokenizer {name!r} is unknown; known are {', '.join(classes)}")
-        # Before the bytes reach SentencePiece, whose parser is not made for damaged input.
-        if _fingerprint(name, options, learned) != state["fingerprint"]:
+        # Before the bytes reach a library, whose parser is not made for damaged input.
+        if fingerprint_of(name, options, learned) != state["fingerprint"]:
             raise ValueError("its fingerprint differs")
-        tokenizer: Tokenizer = classes[name](**options)
+        tokenizer = classes[name](**options)
         tokenizer._load(learned)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint's tokenizer is damaged ({error!r}); use another copy of it") from None
     return tokenizer
-
-
-def _fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
-    return sha256(json.dumps([name, options["lowercase"]]).encode() + b"\0" + learned).hexdigest()
-
-
-def _printable(text: str) -> str:
-    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return "".join(shown).replace(" ", SPACE)
 
 
 def _sentencepiece_row(model: Any, id: int) -> Row:
@@ -344,4 +192,4 @@ def _sentencepiece_row(model: Any, id: int) -> Row:
     if model.is_byte(id):
         return bytes([int(piece[1:-1], 16)]), piece
     text = piece.replace(SPACE, " ")
-    return text.encode(), _printable(text)
+    return text.encode(), printable_piece(text)

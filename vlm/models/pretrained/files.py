@@ -1,4 +1,7 @@
-"""Reading a local folder of Hugging Face: its config.json, and its safetensors. No pickle is read."""
+"""Reading a local folder of Hugging Face: its files of JSON and text, and its safetensors. No pickle is read.
+
+A folder of unknown origin executes nothing, and no link leads out of it.
+"""
 
 import json
 from pathlib import Path
@@ -8,23 +11,71 @@ from torch import Tensor
 
 from vlm.errors import UserError
 
+MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
+KEY = "model.init_from"  # of the config; stands before each fault
+
 
 def read_config(folder: str) -> dict[str, Any]:
     """The folder's description of its model.
 
     Raises:
-        UserError: There is none, or it is damaged.
+        UserError: There is none, it is damaged, or it asks for code of its own.
     """
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UserError(f"model.init_from: {folder} has no config.json; give a folder that save_pretrained wrote")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as fault:
-        raise UserError(f"model.init_from: {path} cannot be read ({fault}); restore the file") from fault
-    if not isinstance(config, dict):
-        raise UserError(f"model.init_from: {path} describes no model; restore the file")
+    config = read_json(folder, "config.json")
+    if config is None:
+        raise UserError(f"{KEY}: {folder} has no config.json; give a folder that save_pretrained wrote")
+    if "auto_map" in config:
+        raise UserError(f"{KEY}: {folder} needs code of its own (auto_map), which is never run; choose another folder")
     return config
+
+
+def read_json(folder: str, name: str) -> dict[str, Any] | None:
+    """The object in a file of JSON; None where there is no such file.
+
+    Raises:
+        UserError: It is damaged, too large, or lies elsewhere.
+    """
+    text = read_text(folder, name)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (RecursionError, ValueError) as fault:
+        raise UserError(f"{KEY}: {Path(folder) / name} cannot be read ({fault}); restore the file") from fault
+    if not isinstance(content, dict):
+        raise UserError(f"{KEY}: {Path(folder) / name} cannot be read (it holds no object); restore the file")
+    return content
+
+
+def read_text(folder: str, name: str) -> str | None:
+    """A file of text, its line ends as they are; None where there is no such file.
+
+    Raises:
+        UserError: It is no UTF-8, too large, or lies elsewhere.
+    """
+    path = inside(folder, name)
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > MAX_TEXT:
+            raise ValueError(f"it has more than {MAX_TEXT:,} bytes")
+        return path.read_bytes().decode("utf-8")
+    except (OSError, ValueError) as fault:
+        raise UserError(f"{KEY}: {path} cannot be read ({fault}); restore the file") from fault
+
+
+def inside(folder: str, name: str) -> Path:
+    """The path of a file of the folder, which may lie among the blobs of a download of huggingface_hub.
+
+    Raises:
+        UserError: It is a link to a place outside.
+    """
+    path, root = Path(folder) / name, Path(folder).resolve()
+    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
+    target = path.resolve()
+    if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
+        raise UserError(f"{KEY}: {path} is a link out of the folder, which is not followed; put the file there")
+    return path
 
 
 def read_tensors(folder: str) -> dict[str, Tensor]:
@@ -37,33 +88,34 @@ def read_tensors(folder: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(Path(folder)):
+    for path in _weight_files(folder):
         try:
             tensors |= load_file(path)
         except (OSError, SafetensorError) as fault:
-            raise UserError(f"model.init_from: {path} cannot be read ({fault}); fetch it again") from fault
+            raise UserError(f"{KEY}: {path} cannot be read ({fault}); fetch it again") from fault
     return tensors
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+def _weight_files(folder: str) -> list[Path]:
+    whole, index = inside(folder, "model.safetensors"), "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
-    if index.is_file():
+    listed = read_json(folder, index)
+    if listed is not None:
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            return [folder / Path(name).name for name in names]  # the name alone: a shard lies beside its index
-        except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as fault:
-            raise UserError(f"model.init_from: {index} cannot be read ({fault!r}); fetch it again") from fault
-    if any(folder.glob("pytorch_model*.bin*")):
+            names = sorted(set(listed["weight_map"].values()))
+            return [inside(folder, Path(name).name) for name in names]  # the name alone: it lies beside its index
+        except (KeyError, TypeError, AttributeError) as fault:
+            raise UserError(f"{KEY}: {Path(folder) / index} cannot be read ({fault!r}); fetch it again") from fault
+    if any(Path(folder).glob("pytorch_model*.bin*")):
         raise UserError(
-            f"model.init_from: {folder} holds only pytorch_model.bin, a pickle, which is not read; convert it:\n"
+            f"{KEY}: {folder} holds only pytorch_model.bin, a pickle, which is not read; convert it:\n"
             f"  python -c \"import transformers as t; t.{_class_name(folder)}.from_pretrained('{folder}')"
             f".save_pretrained('{folder}')\""
         )
-    raise UserError(f"model.init_from: {folder} has no model.safetensors; give a folder that save_pretrained wrote")
+    raise UserError(f"{KEY}: {folder} has no model.safetensors; give a folder that save_pretrained wrote")
 
 
-def _class_name(folder: Path) -> str:
-    named = (read_config(str(folder)).get("architectures") or ["AutoModel"])[0]
+def _class_name(folder: str) -> str:
+    named = (read_config(folder).get("architectures") or ["AutoModel"])[0]
     return named if isinstance(named, str) and named.isidentifier() else "AutoModel"

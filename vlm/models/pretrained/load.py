@@ -88,6 +88,20 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     Raises:
         UserError: The folder cannot be read, or is not of the model that was built; with a line for each fault.
     """
+    made, lines = hugging_face_state(model, folder)
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in made.items():
+            state[name].copy_(tensor)
+    return lines
+
+
+def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights that `load_hugging_face` copies, by our names, and its lines; the model may hold none, on "meta".
+
+    Raises:
+        UserError: As `load_hugging_face`.
+    """
     parts = _parts(model, read_config(folder), folder)
     _refuse(_config_faults(parts, folder))
     stored = read_tensors(folder)
@@ -100,10 +114,7 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     state = model.state_dict()
     made, faults = _make(sources, stored, state, folder)
     _refuse(faults)
-    with torch.no_grad():
-        for name, tensor in made.items():
-            state[name].copy_(tensor)
-    return _report(sources, stored, state, folder)
+    return made, _report(sources, stored, state, folder)
 
 
 def _refuse(faults: list[str]) -> None:

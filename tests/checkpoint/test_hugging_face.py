@@ -1,0 +1,127 @@
+"""Folders that `transformers` saves itself, used as they are: the same logits, pixels, ids and texts."""
+
+import json
+
+import pytest
+import torch
+from hugging import TEXTS, photos, saved_captioner, saved_classifier, saved_gpt2
+from PIL import Image
+from transformers import ViTImageProcessor
+
+from vlm.checkpoint.load import read
+from vlm.data.images.image import load_image
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.inference.captioning import Captioner
+from vlm.inference.classification import ImageClassifier
+from vlm.inference.info import describe
+from vlm.inference.language_modeling import Generator, generate
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "theirs")
+
+
+def texts_of(captioner, paths):
+    """Captions of files by the folder's own options."""
+    pixels = [captioner.pixels(load_image(path)) for path in paths]
+    return [texts[0].text for texts in captioner.stream([pixels], captioner.usual(), rows=4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "shards"])
+def test_a_captioner_computes_the_same(folder, tmp_path, options):
+    theirs, tokenizer, processor = saved_captioner(folder, **options)
+    ours, paths = Captioner(folder), photos(tmp_path / "photos")
+    images = [Image.open(path) for path in paths]
+    pixels = processor(images, return_tensors="pt").pixel_values
+    mine = torch.stack([ours.pixels(load_image(path)) for path in paths])
+    torch.testing.assert_close(ours.preprocess.normalize(mine), pixels, rtol=0, atol=1.01 * 2 / 255)
+    tokens = torch.tensor([tokenizer(text).input_ids[:8] for text in TEXTS[:4]])
+    logits = ours.model.head(ours.model(pixels[:4], tokens))
+    truth = theirs(pixel_values=pixels[:4], decoder_input_ids=tokens).logits
+    torch.testing.assert_close(logits, truth, rtol=0, atol=1e-4)
+    first, second = truth[:, -1].topk(2).values.T
+    assert (first - second).min() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "generation",
+    [
+        {},
+        {"num_beams": 4, "max_length": 16},
+        {"num_beams": 4, "max_new_tokens": 9, "early_stopping": True, "length_penalty": 0.5, "no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.5, "min_new_tokens": 5},
+    ],
+    ids=["plain", "beam", "early", "rules"],
+)
+def test_captions_by_the_folders_own_options_are_those_of_generate(folder, tmp_path, generation):
+    theirs, tokenizer, processor = saved_captioner(folder, generation=generation)
+    paths = photos(tmp_path / "photos")
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+    truth = tokenizer.batch_decode(theirs.generate(pixels), skip_special_tokens=True)
+    assert texts_of(Captioner(folder), paths) == truth
+    assert len(set(truth)) > 1
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_preprocessing_is_theirs(folder, tmp_path, resample, normalize):
+    mean, std = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+    processor = ViTImageProcessor(
+        size={"height": 24, "width": 24}, resample=resample, image_mean=mean, image_std=std, do_normalize=normalize
+    )
+    saved_captioner(folder, processor=processor)
+    preprocess, paths = Captioner(folder).preprocess, photos(tmp_path / "photos")
+    truth = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+    ours = preprocess.normalize(torch.stack([preprocess(load_image(path)) for path in paths]))
+    torch.testing.assert_close(ours, truth, rtol=0, atol=1.01 / 255 / (min(std) if normalize else 1))
+
+
+@torch.no_grad()
+def test_a_language_model_writes_the_same(folder):
+    theirs, tokenizer = saved_gpt2(folder)
+    ours = Generator(folder)
+    prompts = ["a man in", "the children don't", "two dogs run over the"]
+    assert [ours.tokenizer.encode(text) for text in TEXTS] == [tokenizer(text).input_ids for text in TEXTS]
+    found = generate(ours.model, ours.tokenizer, prompts, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
+    for prompt, one in zip(prompts, found, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        written = theirs.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        assert one.text == tokenizer.decode(written, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def test_a_classifier_names_the_same_classes(folder, tmp_path):
+    theirs, processor = saved_classifier(folder, ["cat", "dog", "a, b"])
+    ours, paths = ImageClassifier(folder), photos(tmp_path / "photos")
+    truth = theirs(**processor([Image.open(path) for path in paths], return_tensors="pt")).logits.softmax(-1)
+    found = ours.classify([ours.pixels(load_image(path)) for path in paths])
+    torch.testing.assert_close(found.float(), truth, rtol=0, atol=1e-4)
+    assert ours.classes == ["cat", "dog", "a, b"]
+
+
+def test_info_tells_of_a_folder(folder):
+    saved_captioner(folder, generation={"num_beams": 4})
+    lines = describe(folder)
+    assert "from        a VisionEncoderDecoderModel of Hugging Face" in lines
+    assert "BytePairTokenizer" in lines and "image_size=24" in lines
+
+
+def test_a_checkpoint_of_a_folder_is_complete(folder, tmp_path):
+    """Written to a file of ours, it captions the same without the folder."""
+    from vlm.checkpoint.save import write
+
+    saved_captioner(folder, generation={"num_beams": 3})
+    paths = photos(tmp_path / "photos", count=2)
+    write(tmp_path / "model.ckpt", read(folder))
+    assert texts_of(Captioner(str(tmp_path / "model.ckpt")), paths) == texts_of(Captioner(folder), paths)
+
+
+def test_options_of_the_user_go_first(folder):
+    saved_captioner(folder, generation={"num_beams": 4, "max_length": 16, "do_sample": False})
+    captioner = Captioner(folder)
+    assert captioner.usual() == Decoding(beam=4, max_tokens=15, end_counts=True, early_stopping=False)
+    assert json.loads(json.dumps(captioner.decoding)) == captioner.decoding

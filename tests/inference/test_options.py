@@ -1,0 +1,40 @@
+"""Options of decoding: the user's, then the checkpoint's own, then plain ones."""
+
+import pytest
+
+from vlm.decoding.constraints import Rules
+from vlm.inference.options import DecodingOptions, stored_options
+
+STORED = {"beam": 4, "length_penalty": 2.0, "max_tokens": 9, "early_stopping": True, "end_counts": True}
+
+
+def search(stored, **chosen):
+    options = DecodingOptions(**chosen).settle(stored)
+    return options.search(Rules(), sample=bool(options.sample))
+
+
+def test_plain_where_nothing_is_said():
+    found = search({})
+    assert (found.beam, found.length_penalty, found.sampling, found.early_stopping) == (1, 1.0, None, "never")
+
+
+def test_the_checkpoint_fills_in_what_the_user_leaves_open():
+    found = search(STORED, length_penalty=0.5)
+    assert (found.beam, found.length_penalty, found.max_tokens, found.early_stopping) == (4, 0.5, 9, True)
+    assert search(STORED, beam=1).beam == 1
+
+
+def test_drawing_and_searching_exclude_each_other():
+    drawn = search(STORED, sample=True, temperature=0.7, results=2)
+    assert drawn.beam == 1 and drawn.sampling.temperature == 0.7
+    sampling = {"sample": True, "top_k": 50}
+    assert search(sampling).sampling.top_k == 50
+    assert search(sampling, beam=3).sampling is None
+    assert search(sampling, sample=False).sampling is None
+
+
+@pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])
+def test_options_that_are_none_are_refused(stored):
+    assert stored_options({"decoding": STORED}) == STORED
+    with pytest.raises(ValueError, match="no option of decoding"):
+        stored_options({"decoding": stored})

@@ -1,0 +1,212 @@
+"""The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer_base import Row, Tokenizer
+from vlm.errors import UserError
+from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
+from vlm.models.pretrained.generation import read_generation, special_ids
+
+# All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
+BPE: dict[str, tuple] = {
+    "dropout": (None,),
+    "unk_token": (None, "<|endoftext|>"),  # of which bytes have no need
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "fuse_unk": (False,),
+    "byte_fallback": (False,),
+    "ignore_merges": (False,),
+}
+SKIPPED = ("type", "vocab", "merges", "trim_offsets")
+
+
+@dataclass
+class _Pieces:
+    """What the files of a folder say, one way or another.
+
+    Args:
+        vocab: Piece -> id.
+        special: Ids of special tokens.
+        options: As the tokenizer takes them.
+    """
+
+    kind: type[SubwordTokenizer]
+    vocab: dict[str, int]
+    options: dict[str, Any]
+    special: set[int] = field(default_factory=set)
+
+
+class PretrainedTokenizer(Tokenizer):
+    """The tokenizer of a Hugging Face folder, for training; a checkpoint holds it whole, and needs no folder.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self._own: SubwordTokenizer | None = None
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Reads the folder's files; nothing is learnt."""
+        generation = read_generation(self.path, read_config(self.path))
+        self._own = read_tokenizer(self.path, special_ids(generation, self.path))
+        self.pad_id, self.bos_id, self.eos_id = self._own.pad_id, self._own.bos_id, self._own.eos_id
+        self._load(self._own._require_fit())
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        return self._read_own().fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        return self._read_own().encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._read_own().decode(ids)
+
+    def state(self) -> dict[str, Any]:
+        return self._read_own().state()
+
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        raise NotImplementedError("a pretrained vocabulary is not learnt")
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        return self._read_own()._rows
+
+    def _read_own(self) -> SubwordTokenizer:
+        if self._own is None:
+            raise RuntimeError("this PretrainedTokenizer has read nothing yet: call fit first")
+        return self._own
+
+
+def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> SubwordTokenizer:
+    """The tokenizer of a folder: tokenizer.json, or vocab.json with merges.txt, or vocab.txt.
+
+    Args:
+        ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
+    Raises:
+        UserError: There is none, it is damaged, or it does what ours do not.
+    """
+    try:
+        pieces = _read(folder)
+        listed = [""] * len(pieces.vocab)
+        for piece, id in pieces.vocab.items():
+            if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
+                raise ValueError(f"the id of {piece!r:.40} is no other's and below {len(listed)}")
+            listed[id] = piece
+        options = pieces.options | _special_ids(pieces, ids)
+        return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        reason = f"no {fault}" if isinstance(fault, KeyError) else fault
+        raise UserError(f"{KEY}: the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
+
+
+def _special_ids(pieces: _Pieces, ids: Mapping[str, int | None]) -> dict[str, int]:
+    named = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
+    bare = {name: pieces.vocab.get(named[name]) if id is None else id for name, id in ids.items()}
+    if lacking := [name for name, id in bare.items() if id is None]:
+        raise ValueError(f"neither it nor the config has an id for {', '.join(lacking)}")
+    return {name: id for name, id in bare.items() if id is not None}
+
+
+def _read(folder: str) -> _Pieces:
+    whole = read_json(folder, "tokenizer.json")
+    settings = read_json(folder, "tokenizer_config.json") or {}
+    if "auto_map" in settings:
+        raise ValueError("it needs code of its own (auto_map), which is never run")
+    if whole is not None:
+        pieces = _from_whole(whole)
+        _agree(folder, pieces)
+    elif (vocab := read_json(folder, "vocab.json")) is not None:
+        pieces = _from_merges(vocab, read_text(folder, "merges.txt"), settings)
+    elif (lines := read_text(folder, "vocab.txt")) is not None:
+        pieces = _from_lines(lines, settings)
+    else:
+        raise ValueError("there is no tokenizer.json, vocab.json or vocab.txt")
+    for name, content in (read_json(folder, "added_tokens.json") or {}).items() if whole is None else ():
+        pieces.vocab.setdefault(name, content)
+        pieces.special.add(content)
+    return pieces
+
+
+def _agree(folder: str, pieces: _Pieces) -> None:
+    """Refuses a folder whose other files give other ids."""
+    vocab = read_json(folder, "vocab.json")
+    if vocab is None and (lines := read_text(folder, "vocab.txt")) is not None:
+        vocab = _numbered(lines)
+    if other := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
+        raise ValueError(f"its files disagree on the id of {other!r:.40}")
+
+
+def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
+    model, vocab = whole["model"], dict(whole["model"]["vocab"])
+    kind, pre = model.get("type"), whole.get("pre_tokenizer") or {}
+    if kind == "BPE" and pre.get("type") == "ByteLevel" and whole.get("normalizer") is None:
+        _refuse_unknown(model, BPE)
+        _refuse_unknown(pre, {"add_prefix_space": (True, False), "use_regex": (True,)})
+        merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
+        options = {"merges": merges, "prefix_space": pre.get("add_prefix_space", True)}
+        pieces = _Pieces(BytePairTokenizer, vocab, options)
+    elif kind == "WordPiece" and pre.get("type") == "BertPreTokenizer":
+        normal = whole.get("normalizer") or {}
+        if normal.get("type") != "BertNormalizer" or model.get("continuing_subword_prefix", "##") != "##":
+            raise ValueError("its normalizer or its mark of continuation is not BERT's")
+        options = {
+            "unk": vocab[model.get("unk_token", "[UNK]")],
+            "clean_text": normal.get("clean_text", True),
+            "chinese_chars": normal.get("handle_chinese_chars", True),
+            "strip_accents": normal.get("strip_accents"),
+            "lower": normal.get("lowercase", True),
+            "longest_word": model.get("max_input_chars_per_word", 100),
+        }
+        pieces = _Pieces(WordPieceTokenizer, vocab, options)
+    else:
+        raise ValueError(f"a {kind} with {pre.get('type')} is neither GPT-2's byte-level BPE nor BERT's WordPiece")
+    for token in whole.get("added_tokens") or ():
+        if not token.get("special"):
+            raise ValueError(f"its added token {token.get('content')!r:.40} is a part of texts")
+        pieces.vocab.setdefault(token["content"], token["id"])
+        if pieces.vocab[token["content"]] != token["id"]:
+            raise ValueError(f"it has two ids for {token['content']!r:.40}")
+        pieces.special.add(token["id"])
+    return pieces
+
+
+def _refuse_unknown(part: Mapping[str, Any], known: Mapping[str, tuple]) -> None:
+    for name, value in part.items():
+        if name not in SKIPPED and value not in known.get(name, ()):
+            raise ValueError(f"{name}={value!r:.40} is not what GPT-2 has")
+
+
+def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Pieces:
+    if merges is None:
+        raise ValueError("there is no merges.txt beside vocab.json")
+    lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
+    options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
+    special = {vocab["<|endoftext|>"]} if "<|endoftext|>" in vocab else set()
+    return _Pieces(BytePairTokenizer, dict(vocab), options, special)
+
+
+def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
+    vocab = _numbered(lines)
+    options = {
+        "unk": vocab["[UNK]"],
+        "clean_text": True,
+        "chinese_chars": settings.get("tokenize_chinese_chars", True),
+        "strip_accents": settings.get("strip_accents"),
+        "lower": settings.get("do_lower_case", True),
+        "longest_word": 100,
+    }
+    special = {vocab[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocab}
+    return _Pieces(WordPieceTokenizer, vocab, options, special)
+
+
+def _numbered(lines: str) -> dict[str, int]:
+    pieces = [line.removesuffix("\r") for line in lines.removesuffix("\n").split("\n")]
+    return {piece: id for id, piece in enumerate(pieces)}

@@ -1,0 +1,189 @@
+"""Subwords of GPT-2 and BERT, through the library `tokenizers`: vocabularies that pretrained weights come with.
+
+A checkpoint keeps the vocabulary, the merges and a closed set of options, from which the library's parts are built;
+no file of the library's own is ever loaded.
+"""
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from vlm.data.text.tokenizer_base import Row, Tokenizer, printable_piece
+
+MAX_PIECES = 2**20
+MAX_PIECE = 1024  # characters
+# Encoded when a tokenizer is made and again whenever it is rebuilt: another version of the library may do otherwise.
+PROBES = (
+    "A man's 2 dogs don't run; they'll WAIT...",
+    "  two  spaces\ttab\r\nlines\n\n",
+    "Zürich naïve Ελλάδα Привет 東京 العربية हिन्दी \U0001f642\u200d e\u0301",
+    "x" * 120 + " <|endoftext|> [SEP] ##s \u2581 \x00\x7f\xa0",
+)
+
+
+class SubwordTokenizer(Tokenizer):
+    """Base of tokenizers with a stranger's vocabulary; nothing is learnt.
+
+    `learned` is JSON: the vocabulary in the order of ids, the ids that decode to nothing, and the options of OPTIONS.
+
+    Attributes:
+        OPTIONS: Options with the types of their values.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, tuple[type, ...]]]
+
+    @classmethod
+    def of(cls, vocab: Sequence[str], *, special: Iterable[int], **options: Any) -> Self:
+        """The tokenizer of a vocabulary.
+
+        Args:
+            vocab: The piece of each id.
+            special: Ids that decode to nothing.
+            options: Those of OPTIONS.
+        Raises:
+            ValueError: They do not fit together.
+        """
+        parts = {"vocab": list(vocab), "special": sorted(set(special)), **options}
+        tokenizer = cls()
+        tokenizer._load(_packed(parts))
+        tokenizer._learned = _packed(parts | {"probe": tokenizer._probe()})
+        return tokenizer
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Does nothing: the vocabulary is there."""
+        self._require_fit()
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; what looks like a special token is text as any other."""
+        self._require_fit()
+        return self._library.encode(self._prepare(text), add_special_tokens=False).ids
+
+    def _learn(self, captions: Sequence[str]) -> bytes:
+        raise NotImplementedError("a pretrained vocabulary is not learnt")
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        parts = json.loads(learned)
+        probe = parts.pop("probe", None)
+        vocab, special = self._checked(parts)
+        self.pad_id, self.bos_id, self.eos_id = parts["pad"], parts["bos"], parts["eos"]
+        try:
+            self._library = self._make(parts)
+        except ValueError:
+            raise
+        except Exception as fault:  # the library's own, of no class
+            raise ValueError(str(fault)) from fault
+        if probe is not None and probe != self._probe():
+            raise ValueError("this version of the library tokenizers gives other ids; install the one it was made with")
+        return [(b"", piece) if id in special else self._row_of(piece) for id, piece in enumerate(vocab)]
+
+    def _checked(self, parts: Mapping[str, Any]) -> tuple[list[str], set[int]]:
+        """The vocabulary and the ids that decode to nothing, once everything is of its kind."""
+        kinds = {"vocab": (list,), "special": (list,), "pad": (int,), "bos": (int,), "eos": (int,), **self.OPTIONS}
+        if not isinstance(parts, dict) or parts.keys() != kinds.keys():
+            raise ValueError("other options than a tokenizer of this kind has")
+        if wrong := [name for name, kind in kinds.items() if type(parts[name]) not in kind]:
+            raise ValueError(f"{wrong[0]} is of another kind")
+        vocab, special = parts["vocab"], parts["special"]
+        if not 0 < len(vocab) <= MAX_PIECES or not all(type(one) is str and len(one) <= MAX_PIECE for one in vocab):
+            raise ValueError(f"a vocabulary has up to {MAX_PIECES:,} pieces of up to {MAX_PIECE:,} characters")
+        if len(set(vocab)) < len(vocab):
+            raise ValueError("a piece of the vocabulary stands there twice")
+        ids = [*special, *(parts[name] for name in ("pad", "bos", "eos"))]
+        if not all(type(id) is int and 0 <= id < len(vocab) for id in ids):
+            raise ValueError("an id is outside the vocabulary")
+        return vocab, set(special)
+
+    def _probe(self) -> str:
+        ids = [self._library.encode(text, add_special_tokens=False).ids for text in PROBES]
+        return sha256(json.dumps(ids).encode()).hexdigest()
+
+    @abstractmethod
+    def _make(self, parts: Mapping[str, Any]) -> Any:
+        """The library's tokenizer of checked parts."""
+
+    @abstractmethod
+    def _row_of(self, piece: str) -> Row:
+        """The row of an id that is not special."""
+
+
+class BytePairTokenizer(SubwordTokenizer):
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019, section 2.2): any text comes back exactly."""
+
+    OPTIONS: ClassVar = {"merges": (list,), "prefix_space": (bool,)}
+
+    def _make(self, parts: Mapping[str, Any]) -> Any:
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        merges = [tuple(pair) for pair in parts["merges"]]
+        if len(merges) > MAX_PIECES or not all(len(pair) == 2 and {*map(type, pair)} == {str} for pair in merges):
+            raise ValueError("a merge is a pair of pieces")
+        vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
+        made = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
+        return made
+
+    def _row_of(self, piece: str) -> Row:
+        try:
+            raw = bytes(BYTE_OF[char] for char in piece)
+        except KeyError:
+            raise ValueError(f"{piece!r:.40} is not written in GPT-2's characters for bytes") from None
+        text = raw.decode("utf-8", "replace")
+        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
+
+
+class WordPieceTokenizer(SubwordTokenizer):
+    """WordPiece as BERT has it (Devlin et al. 2019; Wu et al. 2016): spaces and mostly case are lost."""
+
+    OPTIONS: ClassVar = {
+        "unk": (int,),
+        "clean_text": (bool,),
+        "chinese_chars": (bool,),
+        "strip_accents": (bool, type(None)),
+        "lower": (bool,),
+        "longest_word": (int,),
+    }
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Words with a space between them, punctuation as it is written."""
+        text = super().decode(ids)
+        return _PUNCTUATION.sub(r"\1", text.removeprefix(" "))
+
+    def _make(self, parts: Mapping[str, Any]) -> Any:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        vocab, self.unk_id = {piece: id for id, piece in enumerate(parts["vocab"])}, parts["unk"]
+        if not 0 <= parts["unk"] < len(vocab) or not 1 <= parts["longest_word"] <= MAX_PIECE:
+            raise ValueError("an option is out of its bounds")
+        options = {"max_input_chars_per_word": parts["longest_word"], "unk_token": parts["vocab"][parts["unk"]]}
+        made = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix="##", **options))
+        made.normalizer = normalizers.BertNormalizer(
+            clean_text=parts["clean_text"],
+            handle_chinese_chars=parts["chinese_chars"],
+            strip_accents=parts["strip_accents"],
+            lowercase=parts["lower"],
+        )
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return made
+
+    def _row_of(self, piece: str) -> Row:
+        text = piece.removeprefix("##") if piece.startswith("##") else f" {piece}"
+        return text.encode(), printable_piece(text)
+
+
+def _packed(parts: Mapping[str, Any]) -> bytes:
+    return json.dumps(parts, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _byte_of() -> dict[str, int]:
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself where it can be seen, else one from 256 on
+_PUNCTUATION = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
