@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.batch import CaptionRow, KeptImages, TextRows, next_token_rows, paired_rows
-from vlm.data.features.feature_file import FeatureFile
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import NUMBERS, draw
 from vlm.data.images.image import ImageError, Preprocess
@@ -19,7 +18,6 @@ from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Range, UserError
-from vlm.models.frozen_features import Features
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
 
@@ -167,29 +165,6 @@ class CachedImages(Split):
 
             record.open_image = image
         return record
-
-
-class FeatureField(ImageField):
-    """Features of a frozen encoder, kept on disk, in the place of the image.
-
-    Args:
-        images: The field whose place it takes.
-        file: The features by index.
-    Shapes:
-        Features of values (B, S, C)
-    """
-
-    def __init__(self, images: ImageField, file: FeatureFile) -> None:
-        super().__init__(preprocess=images.preprocess, augment=images.augment)
-        self.file = file
-
-    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        assert key is not None, "features are kept for training alone"
-        return self.file.read(int(key[2]))
-
-    def collate(self, values: Sequence[Tensor]) -> Any:
-        layout = self.file.layout
-        return Features(torch.stack(list(values)) if values else torch.empty(0, layout.states, layout.width))
 
 
 class KeptImageField(Field):
