@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vlm.data.batch import Batch, KeptImages
-from vlm.data.features.feature_file import FeatureFile
 from vlm.data.features.feature_field import FeatureField
+from vlm.data.features.feature_file import FeatureFile
 from vlm.data.fields import Field, ImageField, KeptImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
 from vlm.data.order import EvalBatches, Key, TrainBatches

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.fields import AugmentKey, ImageField
+from vlm.data.records import Record
 from vlm.models.frozen_features import Features
 
 
