@@ -74,12 +74,12 @@ class TextClassification(ClassTask):
 
     def bag_accuracy(self, data: Data, split: str) -> float:
         """The accuracy of a bag of words, learned from train."""
-        samples = {
-            name: ((bag_of(self.field.texts_of(record)), record["label"]) for record in data.split(name).records())
-            for name in ("train", split)
-        }
-        bag = NaiveBayes(samples["train"], len(self.classes))
-        right = [bag.predict(words) == label for words, label in samples[split]]
+        train, own = (
+            ((bag_of(self.field.texts_of(record)), record["label"]) for record in data.split(name).records())
+            for name in ("train", split)  # which may be the same
+        )
+        bag = NaiveBayes(train, len(self.classes))
+        right = [bag.predict(words) == label for words, label in own]
         return sum(right) / len(right)
 
     def details(self) -> dict[str, Any]:
