@@ -37,6 +37,10 @@ TASKS = {
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
+    "span_answering": [
+        *("data.source.train_stories=160", "data.source.val_stories=8", "data.source.test_stories=12"),
+        *("model.size.encoder_depth=1", "optim.lr=1e-2"),
+    ],
     "text_classification": [
         *("data.source.train_pairs=160", "data.source.val_pairs=8", "data.source.test_pairs=12", "optim.lr=1e-2"),
         *("model.size.encoder_depth=1", "tokenizer=bytes", "data.max_len=120"),
@@ -46,10 +50,12 @@ TASKS = {
         *("model.size.encoder_depth=1", "tokenizer=char", "data.max_len=60", "optim.lr=1e-2"),
     ],
 }
+STORY = "the small red circle is left of the large blue cross. the large blue cross is above the small green circle."
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+    "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],
 }
@@ -58,6 +64,7 @@ COMMANDS = {
 def outputs(task: str, path: Path) -> dict:
     """The records that the task's command writes with a checkpoint, and its metrics on the test split."""
     said = io.StringIO()
+    Path("story.txt").write_text(STORY)
     with redirect_stdout(said):
         assert vlm([*COMMANDS[task], "-c", str(path), *EXACT]) == 0
     records = [json.loads(line) for line in said.getvalue().splitlines()]

@@ -1,6 +1,7 @@
 """Every config that is shipped, and every command of the README and of the pages on tasks."""
 
 import io
+import json
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from journey import draw_classes
+from tiny_checkpoints import STORY
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -43,8 +45,9 @@ OWN = {
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "span_answering")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -54,6 +57,7 @@ NEEDS = {
     "text_folder": ["data.root=."],
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
+    "squad": ["data.path=questions.json"],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
@@ -196,6 +200,16 @@ def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) >= 20
 
 
+def write_squad(path: Path, story: str) -> None:
+    """Questions about passages in SQuAD's layout."""
+    answer = {"text": "small", "answer_start": story.index("small")}
+    passages = [
+        {"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", "question": "what?", "answers": [answer]}]}
+        for n in range(40)
+    ]
+    path.write_text(json.dumps({"data": [{"paragraphs": passages}]}))
+
+
 @pytest.fixture
 def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_captions, tmp_path, monkeypatch) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
@@ -212,6 +226,9 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     for name, count in (("train", 40), ("val", 8), ("test", 8)):
         (tmp_path / "pairs" / f"{name}.en").write_text("a red circle\na blue cross\n" * count)
         (tmp_path / "pairs" / f"{name}.de").write_text("ein roter Kreis\nein blaues Kreuz\n" * count)
+    (tmp_path / "notes.txt").write_text(STORY)
+    for name in ("train", "test"):
+        write_squad(tmp_path / f"{name}.json", STORY)
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
