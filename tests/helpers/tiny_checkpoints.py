@@ -37,6 +37,10 @@ TASKS = {
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
+    "masked_language_modeling": [
+        *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
+        *("model.size.encoder_depth=1", "optim.lr=1e-2"),
+    ],
     "span_answering": [
         *("data.source.train_stories=160", "data.source.val_stories=8", "data.source.test_stories=12"),
         *("model.size.encoder_depth=1", "optim.lr=1e-2"),
@@ -55,6 +59,7 @@ COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+    "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],
     "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],

@@ -45,9 +45,10 @@ OWN = {
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "masked_language_modeling": "masked_lm_.*|shapes_masked",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging", "span_answering")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],

@@ -204,6 +204,21 @@ class SpanRows(InputRows):
     firsts: Sequence[Sequence[int]]
 
 
+@dataclass(kw_only=True)
+class MaskedRows(InputRows):
+    """Texts of which some tokens are masked; its places are those of these tokens.
+
+    Args:
+        labels: The tokens that stood there.
+        gaps: By sample, the numbers of its words that are masked; none in training.
+    Shapes:
+        labels (T,)
+    """
+
+    labels: Tensor
+    gaps: Sequence[Sequence[int]] = ()
+
+
 @dataclass
 class WordTags(Tensors):
     """The tags of the words of a batch.

@@ -6,7 +6,7 @@ taken on the way, so that nothing is computed twice.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,29 @@ from torch import Tensor
 MOST = {"cpu": 1 << 22, "cuda": 1 << 28}
 # Columns of a product come in multiples of this: a GPU's matrix units read whole ones only.
 MULTIPLE = {"cpu": 1, "cuda": 64}
+
+
+class Head(NamedTuple):
+    """A map of hidden states to logits, in the parts that the loss takes.
+
+    Args:
+        weight: Matrix.
+        bias: Of each token of the vocabulary.
+        transform: Function of hidden states that comes first, D -> D.
+    Shapes:
+        weight (V, D), bias (V,) or None
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    def transformed(self, hidden: Tensor) -> Tensor:
+        return hidden if self.transform is None else self.transform(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
+        return F.linear(self.transformed(hidden), self.weight, self.bias)
 
 
 def vocabulary_loss(

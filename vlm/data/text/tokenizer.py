@@ -20,6 +20,7 @@ from vlm.errors import Count, Share, UserError
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
 SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
+MASK: Row = (b"", "<mask>")
 BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
 SPACE = "\u2581"  # SentencePiece writes a space so, and cannot tell it from this character in a text
 LINE = 2048  # characters of one training sentence: bounds the trainer's memory on text without spaces
@@ -33,6 +34,7 @@ class Tokenizer(ABC):
         unk_id: Stands for what cannot be encoded; None where everything can be.
     Args:
         lowercase: Lower-case every text before anything else. Nothing is changed otherwise, in any language.
+        mask: Whether there is a further id, the last one, for what a masked language model is to fill in.
     """
 
     pad_id: int = 0
@@ -40,8 +42,8 @@ class Tokenizer(ABC):
     eos_id: int = 2
     unk_id: int | None = None
 
-    def __init__(self, *, lowercase: bool = False) -> None:
-        self._options: dict[str, Any] = {"lowercase": lowercase}
+    def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
+        self._options: dict[str, Any] = {"lowercase": lowercase} | ({"mask": True} if mask else {})
         self._learned: bytes | None = None
         self._rows: Sequence[Row] = ()
 
@@ -50,6 +52,11 @@ class Tokenizer(ABC):
         """Number of ids, special ones included; what was learnt may be smaller than what was asked for."""
         self._require_fit()
         return len(self._rows)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id that stands for what is to be filled in; None for a tokenizer without one."""
+        return self.vocab_size - 1 if "mask" in self._options else None
 
     @property
     def fingerprint(self) -> str:
@@ -114,7 +121,7 @@ class Tokenizer(ABC):
         return self._options
 
     def _load(self, learned: bytes) -> None:
-        self._rows = self._build(learned)
+        self._rows = [*self._build(learned), *([MASK] if "mask" in self._options else [])]
         self._learned = learned
 
     def _require_fit(self) -> bytes:
@@ -166,8 +173,8 @@ class Tokenizer(ABC):
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8: needs no training and knows every language (Xue et al. 2022, ByT5)."""
 
-    def __init__(self, *, lowercase: bool = False) -> None:
-        super().__init__(lowercase=lowercase)
+    def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
+        super().__init__(lowercase=lowercase, mask=mask)
         self._load(b"")
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
@@ -221,6 +228,7 @@ class SentencePieceTokenizer(Tokenizer):
         byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
         character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
         lowercase: Lower-case every text first.
+        mask: As in Tokenizer.
     Raises:
         UserError: An option is unknown or out of its range.
     """
@@ -235,8 +243,9 @@ class SentencePieceTokenizer(Tokenizer):
         byte_fallback: bool = True,
         character_coverage: Share = 0.9995,
         lowercase: bool = False,
+        mask: bool = False,
     ) -> None:
-        super().__init__(lowercase=lowercase)
+        super().__init__(lowercase=lowercase, mask=mask)
         reserved = len(SPECIAL) + 1 + (len(BYTES) if byte_fallback else 1) + 1  # the unknown, a line break; the space
         if vocab_size <= reserved:
             raise UserError(f"tokenizer.vocab_size: {vocab_size} is no more than the {reserved} reserved ids; raise it")
@@ -262,7 +271,7 @@ class SentencePieceTokenizer(Tokenizer):
         return {**self._options, **self._trainer_options(), "sentencepiece": sentencepiece.__version__}
 
     def _trainer_options(self) -> dict[str, Any]:
-        options = {name: value for name, value in self._options.items() if name != "lowercase"}
+        options = {name: value for name, value in self._options.items() if name not in ("lowercase", "mask")}
         options |= dict(pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, unk_id=self.unk_id)
         return options | {
             "normalization_rule_name": "identity",
@@ -327,7 +336,8 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
 
 
 def _fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
-    return sha256(json.dumps([name, options["lowercase"]]).encode() + b"\0" + learned).hexdigest()
+    masks = ["mask"] if options.get("mask") else []
+    return sha256(json.dumps([name, options["lowercase"], *masks]).encode() + b"\0" + learned).hexdigest()
 
 
 def _printable(text: str) -> str:
