@@ -40,7 +40,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Required, TypedDict, Unpack
 
 from vlm.errors import Count, Range, Rate, Share, Supplied
 
@@ -119,6 +119,7 @@ class Limited:
 
 
 class BlockOptions(TypedDict, total=False):
+    heads: Required[Count]
     rate: Rate
     window: tuple[int, int] | None
     kind: Literal["max", "min"]

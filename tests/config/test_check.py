@@ -217,7 +217,12 @@ def test_limits_stand_with_the_type(rest, said):
     ],
 )
 def test_options_that_are_passed_on_are_checked_by_name(rest, said):
-    assert faults({"x": node("Stack", dim=1, **rest)}) == ([] if said is None else [f"x.{said}"])
+    assert faults({"x": node("Stack", dim=1, **{"heads": 2, **rest})}) == ([] if said is None else [f"x.{said}"])
+
+
+def test_options_that_are_passed_on_may_be_required():
+    assert faults({"x": node("Stack", dim=1)}) == ["x.heads: missing; Stack needs it"]
+    assert faults({"x": node("Stack", dim=1, heads=0)})[0].startswith("x.heads: 0 is out of range")
 
 
 def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():

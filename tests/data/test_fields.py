@@ -46,8 +46,18 @@ def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
     assert rows.tokens.tolist() == [first, [bos, *ids("a dog")[:3], eos, *[captions.tokenizer.pad_id] * 5]]
     assert rows.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 5 + [0] * 5]
     assert [captions.length(record) for record in records] == [10, 5]
-    assert rows.references == [[], []]
-    assert captions.collate([captions.encode(records[0], None)]).references == [["a cat", "cats"]]
+    assert rows.references == [[], []] and not rows.places and rows.others is None
+
+
+def test_evaluation_has_references_and_the_captions_of_partners(captions):
+    split = captions.view("val", Told().split("train"), training=False)
+    rows = captions.collate([captions.encode(record, None) for record in split.records()])
+    assert rows.references == [["a cat", "cats"], ["a dog"]]
+    assert (rows.places, rows.others.places) == ([0, 1], [1, 0])
+    assert torch.equal(rows.others.tokens, rows.tokens.flip(0))
+    assert torch.equal(rows.others.segments, rows.segments.flip(0))
+    assert rows.others.targets.count == rows.targets.count
+    assert captions.collate([]).tokens.shape == (0, 0)
 
 
 def test_a_tokenizer_is_learned_from_train_alone_and_restored(captions):
@@ -55,10 +65,10 @@ def test_a_tokenizer_is_learned_from_train_alone_and_restored(captions):
     assert captions.tokenizer.fingerprint == alone.fingerprint
     other = CharTokenizer().fit(["entirely other"])
     record = Told().split("train").record(0)
-    before = captions.encode(record, None)
+    before = captions.encode(record, (0, 0, 0))
     captions.restore({"tokenizer": other.state()})
     assert captions.tokenizer.fingerprint == other.fingerprint
-    assert captions.encode(record, None) != before  # ids that were kept are forgotten
+    assert captions.encode(record, (0, 0, 0)) != before  # ids that were kept are forgotten
     assert captions.sizes == {"vocab_size": other.vocab_size}
 
 

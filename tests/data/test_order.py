@@ -77,7 +77,7 @@ def test_the_position_is_asked_when_iteration_starts():
 
 @pytest.mark.parametrize("with_lengths", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_length_equals_the_number_of_batches_and_no_rank_is_left_without(world, with_lengths):
+def test_every_rank_has_as_many_batches_none_empty_and_all_samples_in_them(world, with_lengths):
     for size in range(1, 40):
         known = (lambda epoch, size=size: lengths(epoch, size)) if with_lengths else None
         options = {"size": size, "batch_size": 6, "world": world, "lengths": known}
@@ -85,9 +85,9 @@ def test_length_equals_the_number_of_batches_and_no_rank_is_left_without(world, 
         assert {len(batches) for batches in ranks} == {len(train(**options))}
         assert all(batch for batches in ranks for batch in batches)
         seen = Counter(chain.from_iterable(map(indices, ranks)))
-        left_out = size % 6 if size % 6 < world else 0
-        assert len(seen) == size - left_out
+        assert len(seen) == (size if size >= world else 0)  # fewer samples than ranks are no batch
         assert set(seen.values()) <= {1}
+        assert all(len(batch) <= 6 // world + 1 for batches in ranks for batch in batches)
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])

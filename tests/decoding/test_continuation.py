@@ -16,7 +16,7 @@ POSITIONS = {
     "rotary": lambda: RotaryPositions(head_dim=D // N),
     "relative": lambda: RelativeBias(num_heads=N, max_len=W),
     "sinusoidal": lambda: SinusoidalPositions(dim=D),
-    "each layer": lambda: LearnedPositionsEachLayer(dim=D, max_len=W),
+    "each layer": lambda: LearnedPositionsEachLayer(head_dim=D // N, max_len=W),
 }
 PROMPTS = [[5], [7, 3, 9, 1, 1, 2, 8, 4, 6, 11, 3], [1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9]]
 

@@ -145,7 +145,7 @@ KINDS = [
 
 
 def positions_of(name):
-    sizes = {"relative": {"num_heads": 2, "max_len": LONG}, "each layer": {"dim": 16, "max_len": LONG}}
+    sizes = {"relative": {"num_heads": 2, "max_len": LONG}, "each layer": {"head_dim": 8, "max_len": LONG}}
     return type(made)(**sizes[name]) if (made := POSITIONS[name]()) and name in sizes else made
 
 

@@ -19,7 +19,7 @@ POSITIONS = {
     "rotary": lambda: RotaryPositions(head_dim=8),
     "relative": lambda: RelativeBias(num_heads=2, max_len=MAX_LEN),
     "sinusoidal": lambda: SinusoidalPositions(dim=16),
-    "each layer": lambda: LearnedPositionsEachLayer(dim=16, max_len=MAX_LEN),
+    "each layer": lambda: LearnedPositionsEachLayer(head_dim=8, max_len=MAX_LEN),
 }
 SEARCHES = {
     "greedy": {},

@@ -42,6 +42,11 @@ TASKS = {
         *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
     ],
+    "translation": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
+        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"],
+    ],
 }
 
 

@@ -53,6 +53,7 @@ TASKS = {
         *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
         *("model.size.encoder_depth=1", "tokenizer=char", "data.max_len=60", "optim.lr=1e-2"),
     ],
+    "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
 STORY = "the small red circle is left of the large blue cross. the large blue cross is above the small green circle."
 COMMANDS = {
@@ -63,6 +64,7 @@ COMMANDS = {
     "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],
+    "translation": ["translate", "--text", "a small red circle", "--text", "a large blue cross", "--beam", "2"],
 }
 
 

@@ -193,3 +193,12 @@ def test_a_file_that_is_not_ours_is_refused_and_stays(tmp_path, form, foreign):
     with pytest.raises(UserError, match="was not written by this command") as refused:
         begun(str(path), form=form, columns=COLUMNS, paths=NAMES)
     assert refused.value.status == 2 and path.read_bytes() == foreign
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_table_sends_no_commands_to_a_terminal_and_is_exact_elsewhere(terminal, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    with Output(None) as output:
+        Records(form="csv", fields=("image", "caption"), output=output).write(RECORDS[1])
+    caption = r"\x1b[31mrot und grün" if terminal else RECORDS[1]["caption"]
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == ["ü.jpg", caption, "-2.0"]

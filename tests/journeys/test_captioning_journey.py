@@ -38,6 +38,19 @@ def test_evaluation_gives_the_figures_of_the_runs_own_test(trained: Path, tmp_pa
     assert "exact_match" in capsys.readouterr().out
 
 
+def test_the_batch_size_changes_no_control(trained: Path, tmp_path: Path) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    scores = []
+    for size in ("3", "16"):
+        assert (
+            vlm(["evaluate", "-c", best, "--out", str(tmp_path / size), "--batch-size", size, "--device", "cpu"]) == 0
+        )
+        scores.append(json.loads((tmp_path / size / "metrics.json").read_text()))
+    for name in ("test/loss", "test/loss@shuffled", "test/loss@blank"):
+        assert scores[0][name] == pytest.approx(scores[1][name], abs=2e-6), name
+    assert scores[0]["test/loss@shuffled"] != scores[0]["test/loss"]
+
+
 def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
     assert vlm(["evaluate", "-c", best, "--split", "val", "--device", "cpu"]) == 0

@@ -193,3 +193,18 @@ def test_scoring_loads_no_torch(tmp_path) -> None:
     code = "import sys; from vlm.cli.main import run; status = run(['score', *sys.argv[1:], '--no-java'])"
     code += "; assert status == 0 and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, *files(tmp_path)], check=True, cwd=ROOT)
+
+
+CHINESE = {7: "一只狗在草地上跑", 8: "两只猫在沙发上睡觉"}
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+@pytest.mark.parametrize("captions", [CAPTIONS, CHINESE])
+def test_scores_by_characters_say_so_in_every_form(captions, form, tmp_path, capsys) -> None:
+    names = files(tmp_path, captions, {image: [text] for image, text in captions.items()})
+    assert vlm(["score", *names, "--no-java", "--format", form]) == 0
+    captured = capsys.readouterr()
+    spaceless = captions is CHINESE
+    if form == "json":
+        assert json.loads(captured.out)["units"] == ("characters" if spaceless else "words")
+    assert ("by characters" in captured.out + captured.err) == (spaceless and form != "json")

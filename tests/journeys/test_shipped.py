@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from journey import draw_classes
+from small import TASKS as SMALL
 from tiny_checkpoints import STORY
 
 from vlm.cli.main import run as vlm
@@ -45,10 +46,11 @@ OWN = {
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
     "masked_language_modeling": "masked_lm_.*|shapes_masked",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging", "span_answering", "masked_language_modeling")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -59,6 +61,9 @@ NEEDS = {
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
     "squad": ["data.path=questions.json"],
+    "aligned": ["data.root=.", "data.from=en", "data.to=de"],
+    "translations": ["data.path=translations.csv"],
+    "multi30k": ["data.root=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
 }
@@ -153,6 +158,16 @@ def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of aligned files, with Multi30k's among them."""
+    folder = tmp_path_factory.mktemp("texts")
+    for stem in ("train", "val", "test", "test_2016_flickr"):
+        for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
+            (folder / f"{stem}.{ending}").write_text("".join(f"{words} {stem} {n}\n" for n in range(60)))
+    return folder
+
+
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
@@ -176,7 +191,7 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, tmp_path) -> None:
+def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, pairs, tmp_path) -> None:
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
     data = {
@@ -187,6 +202,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
+        "multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
         "shakespeare": [f"data.path={shakespeare}", *SHORT],
@@ -212,7 +228,9 @@ def write_squad(path: Path, story: str) -> None:
 
 
 @pytest.fixture
-def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_captions, tmp_path, monkeypatch) -> Path:
+def place(
+    trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
+) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
     shutil.copytree(trained, tmp_path / "runs" / "captioning" / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
@@ -223,17 +241,23 @@ def place(trained, photos, flickr8k, flowers, cifar10, shakespeare, read_caption
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
-    (tmp_path / "pairs").mkdir()
-    for name, count in (("train", 40), ("val", 8), ("test", 8)):
-        (tmp_path / "pairs" / f"{name}.en").write_text("a red circle\na blue cross\n" * count)
-        (tmp_path / "pairs" / f"{name}.de").write_text("ein roter Kreis\nein blaues Kreuz\n" * count)
     (tmp_path / "notes.txt").write_text(STORY)
     for name in ("train", "test"):
         write_squad(tmp_path / f"{name}.json", STORY)
+    shutil.copytree(pairs, tmp_path / "pairs")
+    shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
     return tmp_path
+
+
+def drawn_samples(command: str) -> list[str]:
+    """Few samples of the data that a command's task draws."""
+    task = re.search(r"task=(text_classification|tagging|span_answering|masked_language_modeling)", command)
+    if task:
+        return [option for option in SMALL[task[1]] if option.startswith("data.source.")]
+    return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -262,7 +286,7 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             "model.size.dim=32",
             "model.size.num_heads=2",
         ]
-        small += SHORT if "language_modeling" in command or "shakespeare" in command else []
+        small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
-        small += [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")] if drawn else []
+        small += drawn_samples(command) if drawn else []
         assert main([*arguments, *small]) == (2 if wrong else 0)

@@ -25,7 +25,12 @@ SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]])
 MODERN = {"norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1}
 VARIANTS = {
     "learned": dict,
-    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(dim=D, max_len=MAX_LEN)},
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
+    "each_layer_modern": lambda: {
+        **MODERN,
+        "positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN),
+        "qk_norm": True,
+    },
     "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N)},
     "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
     "relative_near": lambda: {"positions": RelativeBias(num_heads=N, max_len=3)},

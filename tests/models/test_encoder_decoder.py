@@ -198,3 +198,13 @@ def test_equals_hugging_face(vision_gpt2, load, width, heads):
     assert len(set(map(tuple, texts))) == 3  # each image its own text
     found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert found.tokens == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("vit_tinyy", "vit_tiny"), ("vit_smal", "vit_small"), ("regnety_00", "regnety_00")]
+)
+def test_names_that_begin_alike_are_near(name, near):
+    with pytest.raises(UserError) as fault:
+        TimmEncoder(name=name, dim=D, image_size=32)
+    named = str(fault.value).split("near it: ")[1].split(", ")
+    assert named and all(known.startswith(near) for known in named)

@@ -10,6 +10,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
 from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -77,6 +78,16 @@ def test_a_language_model() -> None:
     found = model_flop(model).forward(Work(0, 4, 13), 52)
     assert sum(found.values()) == counted(lambda: model.head(model(tokens)))
     assert found["encoder"] == 0 and found["head"] == 2 * 20 * 50 * 52
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "token_types": 2}], ids=str)
+def test_classifiers_of_texts_and_of_words(options) -> None:
+    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=2, num_heads=3, **options)
+    tokens, segments = torch.zeros(4, 13, dtype=torch.long), torch.ones(4, 13, dtype=torch.long)
+    texts, words = (kind(encoder=encoder, num_classes=7).eval() for kind in (SequenceClassifier, TokenClassifier))
+    work, places = Work(0, 4, 13), torch.arange(20)
+    assert whole(model_flop(texts), work, 4) == counted(lambda: texts(tokens, segments))
+    assert whole(model_flop(words), work, 20) == counted(lambda: words(tokens, segments, None, places))
 
 
 def test_other_encoders_are_measured() -> None:

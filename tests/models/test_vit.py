@@ -20,7 +20,7 @@ SIZES = {"image_size": 24, "patch_size": 8, "dim": 12, "depth": 2, "num_heads": 
 VARIANTS = {
     "grid": dict,
     "learned": lambda: {"positions": LearnedPositions(dim=12, max_len=9)},
-    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(dim=12, max_len=9)},
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=4, max_len=9)},
     "rotary": lambda: {"positions": RotaryPositions(head_dim=4)},
     "relative": lambda: {"positions": RelativeBias(num_heads=3, max_len=9, causal=False)},
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=12)},

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, T5Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from vlm.nn.attention import SelfAttention
 from vlm.nn.position import (
     GridPositions,
     LearnedPositions,
@@ -54,14 +55,34 @@ def test_learned_positions_look_up_their_vector():
         layer.embed(torch.tensor([[6]]))
 
 
-def test_learned_positions_each_layer_are_told_to_layers_only():
-    layer = LearnedPositionsEachLayer(dim=4, max_len=6)
-    positions = torch.tensor([[0, 5, 2], [1, 2, 3]])
-    assert layer.embed(positions) is None
-    placed = layer.place(positions, keys=3)
-    assert torch.equal(placed.added, layer.weight[positions])
-    x = torch.randn(2, 3, 4)
-    assert torch.equal(placed.add(x), x + layer.weight[positions])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("rows", ["alike", "each its own"])
+def test_positions_each_layer_follow_the_lecture(scramble, kv_heads, rows):
+    """(V + P) softmax((K + P)ᵀ (Q + P) / √d), a column a token, a loop a head and a query."""
+    head_dim, heads, length = 3, 4, 5
+    layer = scramble(SelfAttention(dim=7, num_heads=heads, head_dim=head_dim, num_kv_heads=kv_heads))
+    encoding = LearnedPositionsEachLayer(head_dim=head_dim, max_len=9)
+    positions = torch.arange(length) if rows == "alike" else torch.tensor([[0, 1, 2, 0, 1], [4, 5, 6, 7, 8]])
+    x = torch.randn(2, length, 7)
+    assert encoding.embed(positions) is None
+    found = layer(x, "causal", encoding.place(positions, keys=length))
+    q, k, v = layer.qkv(x).split([head_dim * heads, head_dim * kv_heads, head_dim * kv_heads], dim=-1)
+    for row in range(2):
+        places = encoding.weight[positions if rows == "alike" else positions[row]]
+        for query in range(length):
+            joined = []
+            for head in range(heads):
+                own, shared = (slice(at * head_dim, (at + 1) * head_dim) for at in (head, head * kv_heads // heads))
+                asked = q[row, query, own] + places[query]
+                products = [(k[row, key, shared] + places[key]) @ asked / head_dim**0.5 for key in range(query + 1)]
+                weights = torch.stack(products).softmax(0)
+                joined.append(sum(weights[key] * (v[row, key, shared] + places[key]) for key in range(query + 1)))
+            torch.testing.assert_close(found[row, query], layer.proj(torch.cat(joined)), rtol=0, atol=1e-5)
+
+
+def test_positions_each_layer_refuse_places_beyond_their_number():
+    with pytest.raises(IndexError):
+        LearnedPositionsEachLayer(head_dim=4, max_len=6).place(torch.tensor([6]), keys=7)
 
 
 def test_no_positions_tell_nothing():

@@ -52,7 +52,7 @@ def test_plain_products_in_bfloat16_are_attention(masked):
     [
         None,
         SinusoidalPositions(dim=DIM),
-        LearnedPositionsEachLayer(dim=DIM, max_len=LENGTH),
+        LearnedPositionsEachLayer(head_dim=DIM // HEADS, max_len=LENGTH),
         RotaryPositions(head_dim=DIM // HEADS),
         RelativeBias(num_heads=HEADS, max_len=LENGTH),
     ],

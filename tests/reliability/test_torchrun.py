@@ -46,6 +46,16 @@ def torchrun(*args: str, cwd: Path) -> subprocess.Popen:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("given", ["trainer.devices=1"])
+def test_more_processes_than_the_trainer_is_set_to_are_refused(given, nursery: Nursery, tmp_path: Path) -> None:
+    args = command("classification", *(given if text.startswith("trainer.devices=") else text for text in TWO))
+    processes = [nursery.start(args, cwd=tmp_path, env=place) for place in places("torchrun")]
+    for found in [nursery.ended(pid, 120) for pid in processes]:
+        assert found is not None and found.status == 2 and "Traceback" not in found.said
+        assert "trainer.devices: 2 processes were started, and the trainer is set to 1" in found.said
+
+
+@pytest.mark.slow
 def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp_path: Path) -> None:
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()

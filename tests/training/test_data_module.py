@@ -36,7 +36,7 @@ def data(source, *fields, augment=None, cached=False, **options):
     images = ImageField(preprocess=Preprocess(image_size=16), augment=augment, cache_images=cached)
     names = {LabelField: "labels", CaptionField: "captions"}
     rest = {names[type(field)]: field for field in fields or [LabelField()]}
-    given = {"batch_size": 8, "eval_batch_size": 8, "num_workers": 0, "seed": 0, **options}
+    given = {"batch_size": 8, "eval_batch_size": 8, "num_workers": 0, "order_seed": 0, **options}
     module = Data(source=source, fields={"images": images, **rest}, **given)
     module.prepare()
     return module
@@ -81,7 +81,7 @@ def of_texts(root, **options):
     source = SceneText(seed=0, max_objects=2, scenes=2, **KINDS, **documents)
     fields = {"text": TextField(tokenizer=CharTokenizer(), max_len=16)}
     module = Data(
-        source=source, fields=fields, batch_size=8, eval_batch_size=8, seed=0, **{"num_workers": 0, **options}
+        source=source, fields=fields, batch_size=8, eval_batch_size=8, order_seed=0, **{"num_workers": 0, **options}
     )
     module.prepare()
     return module

@@ -76,7 +76,7 @@ def data(root, size=8, mean=(0.5, 0.5, 0.5)):
             "images": ImageField(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given)),
             "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16),
         },
-        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "seed": 0},
+        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "order_seed": 0},
     )
     found.prepare()
     return found

@@ -2,7 +2,9 @@ import math
 from functools import partial
 
 import pytest
+import timm
 import torch
+from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from vlm.models.classifier import Classifier
@@ -117,6 +119,55 @@ def test_layers_of_timm_are_counted_too(name, bottom):
     assert len(set(depths.values())) >= 4
     lowest = [depth for name, depth in depths.items() if name.startswith(f"encoder.backbone.{bottom}")]
     assert lowest and set(lowest) == {max(depths.values())}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_vit",
+        "vit_tiny_patch16_224",
+        "vit_wee_patch16_reg1_gap_256",
+        "deit_tiny_distilled_patch16_224",
+        "eva02_tiny_patch14_224",
+        "resnet18",
+        "resnet50d",
+        "regnetx_002",
+        "regnety_002",
+        "convnext_atto",
+        "swin_tiny_patch4_window7_224",
+        "efficientnet_b0",
+        "mobilenetv3_small_050",
+    ],
+)
+def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
+    theirs = timm.create_model(name, num_classes=3)
+    scales = {}
+    for group in param_groups_layer_decay(theirs, layer_decay=0.5):
+        scales |= {id(parameter): group["lr_scale"] for parameter in group["params"]}
+    expected = {key: scales[id(parameter)] for key, parameter in theirs.named_parameters() if id(parameter) in scales}
+    encoder = TimmEncoder(name=name, dim=8, image_size=theirs.pretrained_cfg["input_size"][-1])
+    depths = encoder.layer_depths()
+    own = {key.removeprefix("backbone."): 0.5**depth for key, depth in depths.items() if key.startswith("backbone.")}
+    shared = own.keys() & expected.keys()
+    assert len(shared) > 0.9 * len(own)
+    assert {key: own[key] for key in shared} == {key: expected[key] for key in shared}
+    assert layer_depths(encoder) == depths
+
+
+@pytest.mark.parametrize("token", ["cls_token", "reg_token", "dist_token", "pos_embed"])
+@pytest.mark.parametrize("name", ["vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224"])
+def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name, token):
+    encoder = TimmEncoder(name=name, dim=8, image_size=224)
+    depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
+    if token in dict(encoder.backbone.named_parameters()):
+        assert depths[f"encoder.backbone.{token}"] == max(depths.values()) == 1 + len(encoder.backbone.blocks)
+
+
+def test_a_token_that_timms_grouping_forgets_stands_beside_the_stem(monkeypatch):
+    encoder = TimmEncoder(name="test_vit", dim=8, image_size=32)
+    encoder.backbone.new_token = nn.Parameter(torch.zeros(1))
+    depths = encoder.layer_depths()
+    assert depths["backbone.new_token"] == depths["backbone.patch_embed.proj.weight"] == max(depths.values())
 
 
 def test_lower_layers_learn_more_slowly(model):

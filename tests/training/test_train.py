@@ -5,7 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from vlm.cli.main import run as vlm
 from vlm.training.callbacks.signals import Stopped
+from vlm.training.faults import standing
+from vlm.training.finite import NotFiniteError
+from vlm.training.fit import main
 from vlm.training.train import chose, leave
 
 
@@ -26,3 +30,43 @@ def test_a_run_may_be_stopped_before_its_callbacks_are_set_up(tmp_path, capsys):
     run = SimpleNamespace(folder=tmp_path, trainer=SimpleNamespace(strategy=SimpleNamespace(launcher=None)))
     assert leave(run, Stopped(signal.SIGINT, saved=False)) == 130
     assert "resume" not in capsys.readouterr().out
+
+
+def test_a_run_without_checkpoints_is_refused_before_anything_is_made(tmp_path, capsys):
+    assert main(["callbacks.checkpoints=null", f"runs={tmp_path / 'runs'}"]) == 2
+    assert "callbacks.checkpoints: cannot be left out" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_limit_that_leaves_no_batch_ends_in_a_line(split, tmp_path, capsys):
+    small = [f"data.source.{name}_scenes=8" for name in ("train", "val", "test")]
+    small += ["trainer=cpu", "data.num_workers=0", "data.batch_size=4", "tokenizer=char", f"runs={tmp_path}"]
+    assert main([*small, "callbacks.progress=null", f"trainer.limit_{split}_batches=1e-9"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: trainer: ") and f"limit_{split}_batches" in said and "Traceback" not in said
+
+
+def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
+    small = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")]
+    small += [
+        "trainer=cpu",
+        "trainer.max_steps=1",
+        "data.num_workers=0",
+        "data.batch_size=4",
+        "callbacks.progress=null",
+    ]
+    assert main([*small, "tokenizer=char", "trainer.limit_test_batches=0", f"runs={tmp_path}"]) == 0
+    assert "the best checkpoint" not in capsys.readouterr().out
+    (checkpoint,) = tmp_path.glob("*/*/checkpoints/best.ckpt")
+    assert not list(tmp_path.glob("*/*/evaluation"))
+    assert vlm(["evaluate", "-c", str(checkpoint)]) == 2
+    assert "trainer.limit_test_batches: leaves no batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("precision", "advised"), [("bf16-mixed", True), ("32-true", False), ("64-true", False)])
+def test_more_bits_are_advised_to_whom_they_may_help(precision, advised, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    said = standing(tmp_path, NotFiniteError("the loss is not finite", 1), precision=precision)
+    assert ("trainer.precision=32-true" in said) == advised and "lower optim.lr" in said

@@ -58,8 +58,15 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights that evaluation uses (the moving average where there is one), under the model's own names."""
+    """The weights that evaluation uses (the moving average where there is one), under the model's own names.
+
+    Raises:
+        UserError: One of them is no finite number, with which a model makes nothing.
+    """
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
+    for name, tensor in stored.items():
+        if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"the checkpoint's weights are not finite numbers ({name}); use another checkpoint")
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 

@@ -28,7 +28,7 @@ def modules() -> dict[str, list[str]]:
         if module.startswith(_PRIVATE):
             continue
         for name, bases in _CLASS.findall(path.read_text(encoding="utf-8")):
-            if not {"Protocol", "NamedTuple", "Enum"} & set(re.findall(r"\w+", bases)):
+            if not {"Protocol", "NamedTuple", "Enum", "TypedDict"} & set(re.findall(r"\w+", bases)):
                 by_name.setdefault(name, []).append(f"vlm.{module}")
     return by_name
 

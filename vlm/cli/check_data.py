@@ -7,6 +7,7 @@ from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, Field, LabelField
 from vlm.data.records import NAMES, lenient
 from vlm.data.text.input_fields import EncodedField
+from vlm.data.text.target_field import TargetField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
@@ -17,6 +18,7 @@ from vlm.evaluation.data_check.faults import (
     read_images,
     source_faults,
 )
+from vlm.evaluation.data_check.pairs import pair_faults
 from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults, text_source_faults
 from vlm.evaluation.report.data_page import data_page, write_page
 from vlm.inference.output import output_folder
@@ -49,7 +51,7 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     about = [f"data        {type(data.source).__name__}"]
     if "document" in data.source.holds:
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
-    elif "image" in data.source.holds:
+    elif any("image" in field.needs for field in data.fields.values()):
         about += image_lines(data, splits, faults, limit)
     else:
         about += text_lines(data, splits, faults, limit)
@@ -77,7 +79,7 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
 
 
 def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Looks at texts and their labels or tags; gives a line for each fact."""
+    """Looks at texts and their labels, tags or translations; gives a line for each fact."""
     drawn = data.source.drawn
     limit = FRESH if limit is None and drawn else limit
     lines = [f"{name:<12}{len(split):,} samples" for name, split in splits.items()]
@@ -85,6 +87,9 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
     lines += [f"left out    {line}" for line in text_source_faults(data.source, sum(map(len, splits.values())), faults)]
     fields = data.fields.values()
     data.learn_tokenizers()
+    for target in (field for field in fields if isinstance(field, TargetField)):
+        shares = pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, drawn=drawn)
+        return [*lines, tokenizer_line(target.tokenizer, shares)]
     for field in (field for field in fields if isinstance(field, EncodedField)):
         shares = text_faults(splits, field, faults, limit=limit, drawn=drawn)
         lines.append(tokenizer_line(field.tokenizer, shares))

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
 from vlm.errors import SUPPLIED, UserError, did_you_mean, nearest
@@ -77,15 +77,18 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _options(options: Any) -> dict[str, inspect.Parameter]:
     """The keys of a TypedDict as parameters; what takes them has the defaults of those that may be left out."""
-    return {
-        name: inspect.Parameter(
+    listed = {}
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        stated = get_origin(hint) if get_origin(hint) in (NotRequired, Required) else None
+        # As text, an annotation does not tell the TypedDict that it is Required.
+        needed = stated is Required or (name in options.__required_keys__ and stated is None)
+        listed[name] = inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in options.__required_keys__ else ...,
-            annotation=hint,
+            default=inspect.Parameter.empty if needed else ...,
+            annotation=get_args(hint)[0] if stated else hint,
         )
-        for name, hint in get_type_hints(options, include_extras=True).items()
-    }
+    return listed
 
 
 def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -1,7 +1,7 @@
 """Batches: the values of a task's fields for some samples, and rows that hold several texts end to end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -130,6 +130,8 @@ class TextRows(Tensors):
         bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
             and their end; None where they are not known.
         references: Texts that belong to each row, for metrics; none in training.
+        places: Index of each row's sample in its split, in evaluation.
+        others: The rows of each sample's partner (vlm.data.pairs), in evaluation.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -140,6 +142,8 @@ class TextRows(Tensors):
     scored: Tensor | None = None
     bounds: Tensor | None = None
     references: Sequence[Sequence[str]] = ()
+    places: list[int] = field(default_factory=list)
+    others: "TextRows | None" = None
 
 
 @dataclass
@@ -251,3 +255,33 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, 
         tokens[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         segments[index, : len(ids)] = torch.tensor(owners, dtype=torch.long)
     return tokens, segments
+
+
+class CaptionRow(NamedTuple):
+    """The captions of a sample as ids; in evaluation with more.
+
+    Args:
+        references: Texts for metrics.
+        places: Index of the sample in its split, and that of its partner.
+        other: The partner's captions as ids.
+    """
+
+    ids: list[list[int]]
+    references: Sequence[str] = ()
+    places: tuple[int, int] | None = None
+    other: Sequence[Sequence[int]] = ()
+
+
+def caption_rows(values: Sequence[CaptionRow], pad_id: int) -> TextRows:
+    """The captions of samples as rows of tokens."""
+    rows = replace(_next_tokens([row.ids for row in values], pad_id), references=[row.references for row in values])
+    if not values or values[0].places is None:
+        return rows
+    places, others = zip(*(row.places for row in values if row.places), strict=True)
+    partners = replace(_next_tokens([row.other for row in values], pad_id), places=list(others))
+    return replace(rows, places=list(places), others=partners)
+
+
+def _next_tokens(ids: Sequence[Sequence[Sequence[int]]], pad_id: int) -> TextRows:
+    tokens, segments = pack(ids, pad_id)
+    return TextRows(tokens, segments, Targets.of(next_token_labels(tokens, segments)))

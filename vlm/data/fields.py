@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import KeptImages, Targets, TextRows, next_token_labels, pack
+from vlm.data.batch import CaptionRow, KeptImages, TextRows, caption_rows
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import NUMBERS, draw
 from vlm.data.images.image import ImageError, Preprocess
+from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Range, UserError
@@ -218,7 +219,7 @@ class KeptImageField(Field):
 
 
 class CaptionField(Field):
-    """All captions of a record as one row of tokens, end to end; in evaluation beside their references.
+    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
 
     Args:
         tokenizer: Learned from the training captions unless it already is.
@@ -228,6 +229,7 @@ class CaptionField(Field):
     """
 
     needs = ("captions",)
+    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
     tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
@@ -276,14 +278,20 @@ class CaptionField(Field):
     def length(self, record: Record) -> int:
         return sum(len(self.ids(text)) for text in self.texts_of(record))
 
-    def encode(self, record: Record, key: AugmentKey | None) -> tuple[list[list[int]], list[str]]:
-        ids = [self.ids(text) for text in self.texts_of(record)]
-        return ids, list(self.references_of(record)) if key is None else []
+    def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
+        return Paired(split) if self.paired and not training else split
 
-    def collate(self, values: Sequence[tuple[list[list[int]], list[str]]]) -> TextRows:
-        tokens, segments = pack([ids for ids, _ in values], self.tokenizer.pad_id)
-        targets = Targets.of(next_token_labels(tokens, segments))
-        return TextRows(tokens, segments, targets, references=[references for _, references in values])
+    def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
+        row = CaptionRow(self._row(record), list(self.references_of(record)) if key is None else [])
+        if key is not None or not self.paired:
+            return row
+        return row._replace(places=(record["place"], record["other_place"]), other=self._row(record["other"]))
+
+    def _row(self, record: Record) -> list[list[int]]:
+        return [self.ids(text) for text in self.texts_of(record)]
+
+    def collate(self, values: Sequence[CaptionRow]) -> TextRows:
+        return caption_rows(values, self.tokenizer.pad_id)
 
 
 class LabelField(Field):

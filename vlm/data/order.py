@@ -105,8 +105,8 @@ class TrainBatches:
         return [batches[index] for index in rng.permutation(len(batches))]
 
     def _equal(self, order: np.ndarray) -> list[np.ndarray]:
-        starts = range(0, self.size, self.batch_size)
-        return [order[start : start + self.batch_size] for start in starts][: len(self)]
+        """Batches of batch_size samples; a rest of fewer than ranks joins the last."""
+        return np.split(order, [self.batch_size * number for number in range(1, len(self))]) if len(self) else []
 
 
 def even_cuts(sizes: np.ndarray, parts: int, *, least: int) -> np.ndarray:

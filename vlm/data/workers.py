@@ -10,10 +10,14 @@ from contextlib import contextmanager
 from copy import copy
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch._utils import ExceptionWrapper
+
+from vlm.errors import UserError
 
 MOST = 32  # workers of a GPU; more only take memory
 MOST_BESIDE = 8  # of them beside a training that computes on the same CPUs
@@ -33,6 +37,7 @@ def worker_context() -> BaseContext:
     """The default way of starting processes, for a DataLoader; `end_workers` ends the processes started by it."""
     context: Any = copy(multiprocessing.get_context())
     start = context.Process
+    context.Queue = lambda maxsize=0: _BatchQueue(maxsize, ctx=context)
 
     def process(*args: Any, **kwargs: Any) -> BaseProcess:
         worker = start(*args, **kwargs)
@@ -41,6 +46,26 @@ def worker_context() -> BaseContext:
 
     context.Process = process
     return context
+
+
+class _BatchQueue(Queue):
+    """A queue of batches that hands on why one cannot be sent, as one that does not fit into shared memory.
+
+    multiprocessing's own prints a traceback and drops it, and torch waits for it without end.
+    """
+
+    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:  # there it is static
+        number, _ = obj
+        reason = str(e).splitlines()[0]
+        try:
+            raise UserError(
+                f"a batch cannot be handed over by the process that read it ({reason}); give the container more shared "
+                "memory (docker run --shm-size=8g), or lower data.batch_size or data.num_workers",
+                1,
+            )
+        except UserError:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process")  # with its traceback, as all others
+        self.put((number, wrapped))
 
 
 def leave_signals_to_owner(worker: int) -> None:

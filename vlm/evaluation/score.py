@@ -9,6 +9,7 @@ from typing import Any
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
+from vlm.evaluation.metrics.tokens import Units
 from vlm.inference.output import Output, csv_text, text_line
 
 NAMED = 10  # images without a caption or a reference that are named; JSON names them all
@@ -36,11 +37,13 @@ class Scores:
     Attributes:
         corpus: Scores of the whole set.
         per_image: Those of each image.
+        units: What they count.
         absent: Why a metric could not be computed.
     """
 
     corpus: dict[str, float]
     per_image: dict[str, dict[str, float]]
+    units: Units
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -76,10 +79,11 @@ def score_files(
 
 def score(captioned: Captioned, *, java: bool) -> Scores:
     """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE where they can be computed."""
-    coco = References(captioned.references).score(captioned.predictions)
-    scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()})
+    references = References(captioned.references)
+    coco = references.score(captioned.predictions)
+    scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()}, references.units)
     if java:
-        corpus, rows, scores.absent = java_scores(captioned.predictions, captioned.references)
+        corpus, rows, scores.absent = java_scores(captioned.predictions, captioned.references, scores.units)
         scores.corpus |= corpus
         for name, values in rows.items():
             for image, value in values.items():
@@ -169,6 +173,7 @@ def as_text(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     lines = [f"images    {len(captioned.predictions):>10,}"]
     lines += [f"{name:<10}{value:>10.4f}" for name, value in scores.corpus.items()]
     lines += [f"{name:<10}{'absent':>10}  {why}" for name, why in scores.absent.items()]
+    lines += [f"({scores.units.note})"] if scores.units.note else []
     text = "\n".join([*lines, ""])
     if not per_image:
         return text
@@ -178,7 +183,11 @@ def as_text(captioned: Captioned, scores: Scores, per_image: bool) -> str:
 
 def as_json(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     content: dict[str, Any] = {**scores.corpus, "images": len(captioned.predictions)}
-    content |= {"without_caption": captioned.without_caption, "without_reference": captioned.without_reference}
+    content |= {
+        "units": scores.units.name,
+        "without_caption": captioned.without_caption,
+        "without_reference": captioned.without_reference,
+    }
     content |= {"absent": scores.absent} if scores.absent else {}
     content |= {"per_image": scores.per_image} if per_image else {}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
@@ -187,6 +196,8 @@ def as_json(captioned: Captioned, scores: Scores, per_image: bool) -> str:
 def as_csv(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     for name, why in scores.absent.items():
         print_error(f"{name}: absent, {why}", "warning")
+    if scores.units.note:
+        print_error(scores.units.note, "warning")
     if not per_image:
         return csv_text([scores.corpus, scores.corpus.values()])
     rows = ([image, *(row[name] for name in scores.corpus)] for image, row in scores.per_image.items())

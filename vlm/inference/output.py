@@ -214,7 +214,9 @@ class Records:
         elif self.form == "jsonl":
             self.output.write(json.dumps(record, ensure_ascii=not self.output.plain) + "\n")
         else:
-            self.output.write(csv_text([*([list(record)] if self.output.empty else []), record.values()]))
+            watched = self.output.path is None and sys.stdout.isatty()
+            values = [printable(_text(value)) for value in record.values()] if watched else record.values()
+            self.output.write(csv_text([*([list(record)] if self.output.empty else []), values]))
 
 
 def ranked_record(form: str, head: Mapping[str, Any], ranked: Sequence[tuple[str, float]]) -> dict[str, Any]:
@@ -240,8 +242,12 @@ def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
     return "".join(",".join(map(_cell, row)) + end for row in rows)
 
 
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
 def _cell(value: Any) -> str:
-    text = "" if value is None else str(value)
+    text = _text(value)
     quoted = '"' + text.replace('"', '""') + '"'  # Python's own writer leaves a carriage return bare
     return quoted if any(char in text for char in ',"\r\n') else text
 

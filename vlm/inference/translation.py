@@ -10,7 +10,7 @@ from vlm.data.batch import pack
 from vlm.data.text.inputs import encode_text
 from vlm.decoding.options import Decoding
 from vlm.errors import print_error
-from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, TraceFile, refuse_undecoded
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs
 from vlm.inference.text_rows import read_texts
@@ -95,7 +95,7 @@ def command(
     model: ModelOptions,
     decoding: DecodingOptions,
     files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None,
-    text: Annotated[list[str] | None, Option("A text; may be repeated.")] = None,
+    text: Texts = None,
     prefix: Prefix = "",
     trace: TraceFile = None,
 ) -> int:

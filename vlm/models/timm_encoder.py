@@ -1,6 +1,7 @@
 """Any timm backbone as an image encoder."""
 
 from difflib import SequenceMatcher
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
 from vlm.models.context import Context
+
+RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's names of what evaluation shows
 
 
 class TimmEncoder(nn.Module):
@@ -50,6 +53,39 @@ class TimmEncoder(nn.Module):
     def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
 
+    def layer_depths(self) -> dict[str, int]:
+        """Layers above each parameter, in the backbone by timm's own grouping: 1 for the last block.
+
+        Tokens and positions that timm's grouping forgets stand beside the stem.
+        """
+        from timm.models import group_parameters
+
+        head = "\0"  # fits no layer, as a classifier's name does
+        names = [*(name for name, _ in self.backbone.named_parameters()), head]
+        named: Any = SimpleNamespace(named_parameters=lambda: ((name, None) for name in names))
+        layers = group_parameters(named, self.backbone.group_matcher(coarse=False), reverse=True)
+        top = layers[head]
+        forgotten = {name for name in names if layers[name] == top and "." not in name}
+        depths = {f"backbone.{name}": top - (0 if name in forgotten else layers[name]) for name in names[:-1]}
+        return depths | {f"proj.{name}": 0 for name, _ in self.proj.named_parameters()}
+
+    @staticmethod
+    def prepares(*, name: str, pretrained: bool = False, weights: str | None = None, **others: Any) -> dict[str, Any]:
+        """The preprocessing that the pretrained weights of a backbone were trained with, as far as timm knows it.
+
+        Returns:
+            Arguments of `vlm.data.images.image.Preprocess`; none without pretrained weights.
+        """
+        if not pretrained and weights is None:
+            return {}
+        from timm.models import get_pretrained_cfg
+
+        known = get_pretrained_cfg(name) if name in _names() else None
+        if known is None:
+            return {}
+        found = {"mean": list(known.mean), "std": list(known.std), "resize": RESIZES.get(known.crop_mode)}
+        return found | {"interpolation": known.interpolation, "crop": known.crop_pct}
+
 
 def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
     """Freezes what only the backbone's own classifier uses, such as its pooling: without a gradient, DDP would fail."""
@@ -62,6 +98,12 @@ def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
     backbone.train(training)
 
 
+def _names() -> list[str]:
+    import timm
+
+    return timm.list_models()
+
+
 def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
     """The names that begin most like a name, shorter ones first."""
     likeness = {known: SequenceMatcher(None, name, known[: len(name)]).ratio() for known in names}
@@ -72,8 +114,8 @@ def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
 def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> Any:
     import timm
 
-    if ":" in name or "/" in name or name not in timm.list_models():
-        near = ", ".join(_near(name, timm.list_models())) or "none"
+    if ":" in name or "/" in name or name not in _names():
+        near = ", ".join(_near(name, _names())) or "none"
         raise UserError(f"model.encoder.name: timm has no backbone {name!r}; near it: {near}")
     options: dict = {"num_classes": 0, "pretrained": pretrained and weights is None}
     if weights is not None:

@@ -212,8 +212,8 @@ class SelfAttention(nn.Module):
         position: PositionInfo = NO_POSITIONS,
     ) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = self.qkv(position.add(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
-        q, k, v = qkv.split(heads, dim=1)
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
+        q, k, v = position.add(qkv).split(heads, dim=1)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
         q, k = position.rotate(q), position.rotate(k)

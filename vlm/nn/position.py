@@ -46,11 +46,11 @@ class PositionInfo:
     """Position information for the self-attention of every layer.
 
     Args:
-        added: Added to what queries, keys and values are made of.
+        added: Added to queries, keys and values, the same in all heads.
         rotation: Cosines and sines by which queries and keys are rotated.
         bias: Added to the products of queries and keys.
     Shapes:
-        added (..., L, D); rotation two of (..., L, K / 2), with an axis for the heads if it has one for rows;
+        added (..., L, K), rotation two of (..., L, K / 2), with an axis for the heads where there is one for rows;
         bias (N, L, S)
     """
 
@@ -59,7 +59,8 @@ class PositionInfo:
     bias: Tensor | None = None
 
     def add(self, x: Tensor) -> Tensor:
-        return x if self.added is None else x + self.added
+        """Adds to each vector of x (B, N, L, K)."""
+        return x if self.added is None else x + self.added.to(x.dtype)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotates the pairs (i, i + K / 2) of each vector of x (B, N, L, K)."""
@@ -126,17 +127,27 @@ class GridPositions(LearnedPositions):
         self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(side, dim)]))
 
 
-class LearnedPositionsEachLayer(LearnedPositions):
-    """Learned vectors added again at every layer, to what its queries, keys and values are made of.
+class LearnedPositionsEachLayer(Positions):
+    """Learned vectors P added at every layer to queries, keys and values: (V + P) softmax((K + P)ᵀ (Q + P)).
 
-    After Carion et al. 2020 (DETR), who add them to queries and keys: deep layers need not carry them along.
+    Layers and heads share them. Carion et al. 2020 (DETR) add them at every layer too: deep ones need not carry places
+    along.
+
+    Args:
+        head_dim: Width K of a head.
+        max_len: Number of positions.
+    Raises:
+        IndexError: A position is not below max_len.
     """
 
-    def embed(self, positions: Tensor) -> Tensor | None:
-        return None
+    def __init__(self, *, head_dim: Count, max_len: Count) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_len, head_dim))
+        nn.init.normal_(self.weight, std=head_dim**-0.5)
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        return PositionInfo(added=nn.functional.embedding(positions, self.weight))
+        added = nn.functional.embedding(positions, self.weight)
+        return PositionInfo(added=added if positions.ndim == 1 else added[:, None])  # (L, K) or (B, 1, L, K)
 
 
 class SinusoidalPositions(Positions):

@@ -1,16 +1,17 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
+from vlm.data.pairs import block_of
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share
+from vlm.errors import Count
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
@@ -25,11 +26,10 @@ from vlm.models.frozen_features import Features
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
-from vlm.training.grounding import BATCHES, GroundingLosses
+from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import Term, token_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
@@ -38,9 +38,8 @@ class Captioning(Task):
     """Trains by next-token prediction, validates by captioning freely.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a VisionLanguageModel.
+        model, options: As in Task; the model is a VisionLanguageModel.
         fields: images, and captions.
-        label_smoothing: Share of the target spread evenly over the vocabulary.
         max_tokens: Longest caption that is decoded, in tokens.
         val_captions: Images that a validation captions; None for all.
     """
@@ -54,17 +53,12 @@ class Captioning(Task):
         self,
         *,
         model: VisionLanguageModel,
-        fields: Mapping[str, Any],
-        seed: int,
         max_tokens: Count,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         val_captions: Count | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        super().__init__(model=model, **options)
         self.max_tokens, self.val_captions = max_tokens, val_captions
-        self.label_smoothing = label_smoothing
         self.captions = CaptionMetric()
 
     @property
@@ -90,16 +84,18 @@ class Captioning(Task):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
-        self.grounding = GroundingLosses(self.device)
+        size = len(self.evaluated_split)
+        self.grounding = GroundingLosses(size, self.device)
+        self.controlled = range(size) if self.trainer.testing else block_of(0, size)
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
-    def evaluation_step(self, batch: Batch, limit: int | None, *, controls: bool) -> None:
+    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
         context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
-        blank = self._blank(pixels) if controls else None
-        own, losses = self.grounding.read(self.model, context, rows, blank=blank)
-        self.add_loss({"tokens": Term(*own)})
+        blank = self._blank(pixels) if any(place in self.controlled for place in rows.places) else None
+        (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
+        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
@@ -116,10 +112,10 @@ class Captioning(Task):
             return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, self.val_captions, controls=batch_idx < BATCHES)
+        self.evaluation_step(batch, self.val_captions)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, None, controls=True)
+        self.evaluation_step(batch, None)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory
@@ -130,6 +126,13 @@ class Captioning(Task):
             results["novelty"] = novelty(self.captions.predictions.values(), train)
             results |= self.captions.intervals(seed=self.seed)
         return results
+
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        return self.captions.units.note
+
+    def notes(self) -> list[str]:
+        return [f"({self.remark})"] if self.remark else []
 
     def details(self) -> dict[str, Any]:
         return {"images": self.captions.per_image()}

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.images.image import Preprocess
-from vlm.errors import Range, Share
+from vlm.errors import Range
 from vlm.evaluation.report.sections import Card, Cards
 from vlm.inference.classification import class_probabilities
 from vlm.models.classifier import Classifier
@@ -19,17 +19,16 @@ from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.losses import Term, class_loss
 from vlm.training.mixing import Mixing
-from vlm.training.optim import Optimization
 from vlm.training.show import example_image, image_shape
+from vlm.training.task import TaskOptions
 
 
 class Classification(ClassTask):
     """Trains by cross-entropy, with two images mixed if asked to.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a Classifier.
+        model, options: As in Task; the model is a Classifier.
         fields: images, and labels.
-        label_smoothing: Share of the target spread evenly over the classes.
         mixup, cutmix: As in Mixing.
     """
 
@@ -40,16 +39,11 @@ class Classification(ClassTask):
         self,
         *,
         model: Classifier,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         mixup: Annotated[float, Range(0)] = 0.0,
         cutmix: Annotated[float, Range(0)] = 0.0,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        options: dict[str, Any] = {"optimization": optimization, "freeze": freeze, "label_smoothing": label_smoothing}
-        super().__init__(model=model, fields=fields, seed=seed, **options)
+        super().__init__(model=model, **options)
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
 
     @property

@@ -2,33 +2,31 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share, printable
+from vlm.errors import Count, printable
 from vlm.evaluation.report.sections import Section, Texts
 from vlm.inference.language_modeling import generate
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
 from vlm.training.losses import Term, token_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import first_row, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 
 class LanguageModeling(Task):
     """Trains and validates by next-token prediction.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a Decoder without context.
+        model, options: As in Task; the model is a Decoder without context.
         fields: text.
-        label_smoothing: Share of the target spread evenly over the vocabulary.
         sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
         prompts: Texts that each validation continues, to look at; an empty one starts a document.
         prompt_tokens: How far it continues them.
@@ -44,17 +42,13 @@ class LanguageModeling(Task):
         self,
         *,
         model: Decoder,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
         prompt_tokens: Count = 64,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
-        self.label_smoothing, self.sampled_batches = label_smoothing, sampled_batches
+        super().__init__(model=model, **options)
+        self.sampled_batches = sampled_batches
         self.prompts, self.prompt_tokens = prompts, prompt_tokens
 
     @property

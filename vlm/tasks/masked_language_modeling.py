@@ -1,10 +1,10 @@
 """Masked language modelling: the model fills in words of a text that are masked."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vlm.data.batch import Batch, MaskedRows
 from vlm.data.text.masked_field import MaskedField
@@ -17,16 +17,15 @@ from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
 from vlm.training.data_module import Data
 from vlm.training.losses import Term
-from vlm.training.optim import Optimization
 from vlm.training.show import row_lines, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 
 class MaskedLanguageModeling(Task):
     """Trains by the cross-entropy of the tokens that were chosen to be filled in (Devlin et al. 2019).
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a MaskedLanguageModel.
+        model, options: As in Task; the model is a MaskedLanguageModel.
         fields: texts.
         scored_texts: Texts of a test whose pseudo-perplexity is measured, which takes a row a token.
     """
@@ -41,14 +40,11 @@ class MaskedLanguageModeling(Task):
         self,
         *,
         model: MaskedLanguageModel,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
         scored_texts: Count = 256,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
-        self.field: MaskedField = fields["texts"]
+        super().__init__(model=model, **options)
+        self.field: MaskedField = options["fields"]["texts"]
         self.scored_texts, self.metric = scored_texts, MaskedMetric()
 
     def work(self, batch: Batch) -> Work:
@@ -57,7 +53,9 @@ class MaskedLanguageModeling(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows, head = batch["texts"], self.model.head
         hidden = head.transformed(self.model(rows.tokens, rows.segments, rows.types, rows.places))
-        return {"tokens": Term(vocabulary_loss(hidden, rows.labels, head.weight, head.bias), len(rows.labels))}
+        options = {"label_smoothing": self.label_smoothing}
+        loss = vocabulary_loss(hidden, rows.labels, head.weight, head.bias, **options)
+        return {"tokens": Term(loss, len(rows.labels))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

@@ -1,16 +1,14 @@
 """Tagging: the model reads a text and gives each of its words a tag."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.input_fields import TagField, WordsField
-from vlm.errors import Share
 from vlm.evaluation.metrics.tagging import Sentence, TaggingMetric
 from vlm.evaluation.metrics.text_controls import tag_controls
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
@@ -19,18 +17,16 @@ from vlm.models.flop import Work
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.training.data_module import Data
 from vlm.training.losses import Term
-from vlm.training.optim import Optimization
 from vlm.training.show import row_lines, text_shape
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 
 class Tagging(Task):
     """Trains by the cross-entropy of each word's tag, read at its first piece.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a TokenClassifier.
+        model, options: As in Task; the model is a TokenClassifier.
         fields: words, and tags.
-        label_smoothing: Share of the target spread evenly over the tags.
     """
 
     name = "tagging"
@@ -43,16 +39,12 @@ class Tagging(Task):
         self,
         *,
         model: TokenClassifier,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
-        self.words: WordsField = fields["words"]
-        tags: TagField = fields["tags"]
-        self.classes, self.label_smoothing = list(tags.classes), label_smoothing
+        super().__init__(model=model, **options)
+        self.words: WordsField = options["fields"]["words"]
+        tags: TagField = options["fields"]["tags"]
+        self.classes = list(tags.classes)
         self.metric = TaggingMetric(classes=self.classes)
 
     def size(self, batch: Batch) -> int:

@@ -3,13 +3,12 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.text.input_fields import InputField
-from vlm.errors import Share
 from vlm.evaluation.metrics.text_controls import NaiveBayes, bag_of
 from vlm.evaluation.report.sections import Table
 from vlm.inference.text_classification import text_probabilities
@@ -18,8 +17,8 @@ from vlm.models.text_classifiers import SequenceClassifier
 from vlm.training.class_task import ClassTask, share
 from vlm.training.data_module import Data
 from vlm.training.losses import Term, class_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import row_lines, text_shape
+from vlm.training.task import TaskOptions
 
 SHOWN_CHARACTERS = 400  # of a text of a report
 
@@ -28,7 +27,7 @@ class TextClassification(ClassTask):
     """Trains by cross-entropy.
 
     Args:
-        model, optimization, seed, freeze, label_smoothing: As in ClassTask; the model is a SequenceClassifier.
+        model, options: As in ClassTask; the model is a SequenceClassifier.
         fields: texts, and labels.
     """
 
@@ -42,14 +41,9 @@ class TextClassification(ClassTask):
         self,
         *,
         model: SequenceClassifier,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        options: dict[str, Any] = {"optimization": optimization, "freeze": freeze, "label_smoothing": label_smoothing}
-        super().__init__(model=model, fields=fields, seed=seed, **options)
+        super().__init__(model=model, **options)
 
     @property
     def field(self) -> InputField:

@@ -1,15 +1,14 @@
 """Translation, and any other text to text: the model reads a text and writes another."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share
+from vlm.errors import Count
 from vlm.evaluation.metrics.translation import TranslationMetric
 from vlm.evaluation.report.sections import Section
 from vlm.evaluation.report.translations import translation_sections
@@ -20,20 +19,16 @@ from vlm.models.flop import Work
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.losses import Term, row_losses, token_loss
-from vlm.training.optim import Optimization
 from vlm.training.show import caption_line, first_row, text_shape
-from vlm.training.task import Task
-
-PAIRS = 20_000  # of train that the dictionary, a control, is learned from
+from vlm.training.task import Task, TaskOptions
 
 
 class Translation(Task):
     """Trains by next-token prediction, validates by translating freely.
 
     Args:
-        model, optimization, seed, freeze: As in Task; the model is a TextToText.
+        model, options: As in Task; the model is a TextToText.
         fields: text, and translation.
-        label_smoothing: Share of the target spread evenly over the vocabulary.
         max_tokens: Longest translation that is decoded, in tokens.
         val_texts: Texts that a validation translates; None for all.
     """
@@ -48,17 +43,13 @@ class Translation(Task):
         self,
         *,
         model: TextToText,
-        fields: Mapping[str, Any],
-        seed: int,
         max_tokens: Count,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
         val_texts: Count | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
+        super().__init__(model=model, **options)
         self.max_tokens, self.val_texts = max_tokens, val_texts
-        self.label_smoothing, self.metric = label_smoothing, TranslationMetric()
+        self.metric = TranslationMetric()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -66,8 +57,8 @@ class Translation(Task):
         return self.fields["translation"].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
-        texts, rows = batch["text"].tokens, batch["translation"].tokens
-        return Work(rows=len(rows), length=rows.shape[1], read=texts.shape[1])
+        rows, length = batch["translation"].tokens.shape
+        return Work(rows=rows, length=length, read=batch["text"].tokens.shape[1])
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
@@ -106,9 +97,8 @@ class Translation(Task):
         del self.steps  # and its memory
         results = self.metric.compute()
         if final:
-            train = self.trainer.datamodule.split("train").records(PAIRS)  # type: ignore[attr-defined]
-            results |= self.metric.dictionary((record["text"], record["translation"]) for record in train)
-            results |= self.metric.intervals(seed=self.seed)
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= self.metric.dictionary(train) | self.metric.intervals(seed=self.seed)
         return results
 
     def notes(self) -> list[str]:

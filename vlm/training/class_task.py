@@ -1,18 +1,16 @@
 """The base of tasks that give an input one of several classes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.errors import Share
 from vlm.evaluation.metrics.classification import ClassificationMetric
 from vlm.evaluation.report.sections import SHOWN, Confusion, Part, Section, Table, random_places
 from vlm.models.classifier import PoolingClassifier
 from vlm.training.losses import Term
-from vlm.training.optim import Optimization
-from vlm.training.task import Task
+from vlm.training.task import Task, TaskOptions
 
 SAMPLES = 32  # of an evaluation, to look at
 
@@ -21,9 +19,8 @@ class ClassTask(Task):
     """Validates and tests by accuracy and calibration; a subclass reads its inputs, and shows them.
 
     Args:
-        model, optimization, seed, freeze: As in Task.
+        model, options: As in Task.
         fields: labels, and those of the inputs.
-        label_smoothing: Share of the target spread evenly over the classes.
     """
 
     headlines: Sequence[str] = ("accuracy", "balanced_accuracy")
@@ -34,14 +31,10 @@ class ClassTask(Task):
         self,
         *,
         model: PoolingClassifier,
-        fields: Mapping[str, Any],
-        seed: int,
-        optimization: Optimization | None = None,
-        freeze: Sequence[str] = (),
-        label_smoothing: Share = 0.0,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, fields=fields, optimization=optimization, seed=seed, freeze=freeze)
-        self.classes, self.label_smoothing = list(fields["labels"].classes), label_smoothing
+        super().__init__(model=model, **options)
+        self.classes = list(options["fields"]["labels"].classes)
         self.metric = ClassificationMetric(num_classes=len(self.classes))
 
     def probabilities(self, batch: Batch) -> Tensor:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 
 def train_command(*arguments: str) -> str:
-    """A command line as a shell takes it: `vlm train` where this process was started as `vlm`."""
-    started = "vlm train" if Path(sys.argv[0]).stem == "vlm" else "python train.py"
-    return " ".join([started, *map(shlex.quote, arguments)])
+    """A command line as a shell takes it: by the train.py that was called, or lies here; else by `vlm train`."""
+    called = Path(sys.argv[0])
+    script = called if called.name == "train.py" else Path("train.py")
+    started = ["vlm", "train"] if called.stem == "vlm" or not script.is_file() else ["python", str(script)]
+    return shlex.join([*started, *arguments])

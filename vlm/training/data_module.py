@@ -35,7 +35,8 @@ class Data(L.LightningDataModule):
         eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Processes that read samples, each device's; "auto" takes its share of the
             CPUs, at most 8 where there is no GPU.
-        seed: Key of the order and of the augmentation.
+        order_seed: Key of the order and of the augmentation.
+        seed: Key of which samples are held out, and which those of `train_samples` are; None for that of the order.
         bucket: How many batches are sorted by length together; 1 sorts nothing.
         batch_tokens: Tokens of a training step's global batch, about, in place of batch_size samples; None for samples.
         repeats: How often a training sample comes in a batch, each time augmented in its own way; 1 is off.
@@ -57,7 +58,8 @@ class Data(L.LightningDataModule):
         batch_size: Count,
         eval_batch_size: Count,
         num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
-        seed: Supplied[int],
+        order_seed: Supplied[int],
+        seed: Annotated[int, Range(0)] | None = None,
         bucket: Count = 1,
         batch_tokens: Count | None = None,
         repeats: Count = 1,
@@ -72,7 +74,8 @@ class Data(L.LightningDataModule):
             raise UserError(f"data.train_samples: {train_samples} is too small; give at least 1")
         if repeats < 1 or batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
-        self.source, self.fields, self.seed, self._test = source, dict(fields), seed, test
+        self.source, self.fields, self._test = source, dict(fields), test
+        self.order_seed, self.seed = order_seed, order_seed if seed is None else seed
         self.batch_size, self.eval_batch_size, self.batch_tokens = batch_size, eval_batch_size, batch_tokens
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.images_on_device = images_on_device
@@ -86,7 +89,7 @@ class Data(L.LightningDataModule):
         self.test_split = self.final_split
         self._cache = Path(cache) if cache else None
         for field in self.fields.values():
-            field.open(source, self.splits, seed=seed, cache=self._cache)
+            field.open(source, self.splits, seed=order_seed, cache=self._cache)
 
     def _open(self, train_samples: int | None) -> dict[str, Split]:
         readable = (name for name in self.source.splits if name != "test" or self._test)
@@ -145,7 +148,7 @@ class Data(L.LightningDataModule):
             limit = self._limit if name == "train" else None
             for field in fields.values():
                 split = field.view(name, split, training=training, limit=limit)
-            seed, repeats = (self.seed, self.repeats) if training else (None, 1)
+            seed, repeats = (self.order_seed, self.repeats) if training else (None, 1)
             self._samples[name, training] = RecordDataset(split, fields, seed=seed, repeats=repeats)
         return self._samples[name, training]
 
@@ -216,7 +219,7 @@ class Data(L.LightningDataModule):
         return TrainBatches(
             size=len(samples),
             batch_size=self.batch_size,
-            seed=self.seed,
+            seed=self.order_seed,
             position=self._position,
             lengths=samples.lengths,
             bucket=self.bucket,

@@ -89,6 +89,8 @@ def evaluate_checkpoint(
     task = build_task(config, model, data)
     trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
+    if not results:
+        raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
     print(table(results) + "\n".join([chose(config, results), *task.notes()]))
     skipped = f", {len(task.unread):,} skipped" if task.unread else ""
     print(f"\nsamples     {task.used:,} used{skipped}")

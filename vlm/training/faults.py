@@ -35,7 +35,8 @@ def explain(fault: Exception, run: Any) -> Exception:
         return fault
     saved = any((run.folder / "checkpoints").glob("*.ckpt"))
     if run.trainer.is_global_zero and (found.status == 1 or saved):
-        return type(found)(f"{found}\n{standing(run.folder, found)}", found.status)
+        precision = str(run.trainer.precision)
+        return type(found)(f"{found}\n{standing(run.folder, found, precision=precision)}", found.status)
     return found
 
 
@@ -54,17 +55,20 @@ def _began(run: Any) -> bool:
     return run.trainer is not None and run.trainer.state.fn is not None
 
 
-def standing(folder: Path, fault: Exception | None = None) -> str:
-    """A line on the last save of a run that a fault ended, with the command that resumes it."""
+def standing(folder: Path, fault: Exception, *, precision: str) -> str:
+    """A line on the last save of a run that a fault ended, with the command that resumes it.
+
+    Args:
+        precision: What the run computes in.
+    """
     saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
     if not saved:
         return "no checkpoint had been written yet: start the run again"
     command = train_command(f"resume={folder}")
     if getattr(fault, "repeats", False):
-        return (
-            f"the last good state is in {saved[0]}; from there the same comes again, unless the trainer is another: "
-            f"{command} trainer.precision=32-true, say; else start again with a lower optim.lr"
-        )
+        finer = f", unless it computes in more bits: {command} trainer.precision=32-true; else"
+        again = f"the last good state is in {saved[0]}; from there the same comes again"
+        return f"{again}{';' if precision.startswith(('32', '64')) else finer} start again with a lower optim.lr"
     return f"the last save is whole, {saved[0]}; go on with: {command}"
 
 
@@ -84,6 +88,8 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
         lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
         said = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
         return UserError(f"torch.compile failed ({said[:160]}); set compile=false", 1)
+    if type(fault).__name__ == "MisconfigurationException":  # Lightning's word for a setting that cannot work
+        return UserError(f"trainer: {str(fault).splitlines()[0]}")
     if isinstance(fault, OSError) and fault.errno in _REMEDIES:
         where = f"{fault.filename}: " if fault.filename else ""
         return UserError(f"{where}{fault.strerror}; {_REMEDIES[fault.errno]}", 1)

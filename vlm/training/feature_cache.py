@@ -166,7 +166,7 @@ class FeatureCacheBuilder:
         """Batches of pixels with the indices of their images, those of bad ones too."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
         parts = [indices[at : at + size] for at in range(0, len(indices), size)]
-        samples = RecordDataset(self.split, {"images": self.images}, seed=self.data.seed)
+        samples = RecordDataset(self.split, {"images": self.images}, seed=self.data.order_seed)
         loader = self.data.loader(samples, [[Key(0, index) for index in part] for part in parts])
         yield from zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True)
 

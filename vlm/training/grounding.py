@@ -8,85 +8,87 @@ from torch import Tensor
 from vlm.data.batch import TextRows
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.training.losses import row_losses, token_loss
+from vlm.training.losses import row_losses
 
-BATCHES = 8  # of a validation, on each process, that are read thrice; a final evaluation reads all so
-
-Loss = tuple[Tensor, Tensor | int]  # summed, and the count that it is a sum over
+Losses = tuple[Tensor, Tensor]  # sums and counts of rows, each (B,)
 
 
 class GroundingLosses:
-    """Sums of the losses under control of an evaluation's batches.
+    """Losses under control of an evaluation, by sample.
 
-    The decoder reads each caption again beside the encoded states of another image of the batch, and beside those of a
-    blank one. To a model that ignores the image all are the same; one that looks at it loses by either.
+    The decoder reads the captions of another sample beside each image, and its own captions beside a blank image. To a
+    model that ignores the image all are the same; one that looks at it loses by either. Which samples belong together
+    is a matter of their place in the split alone, so that neither batches nor processes change a digit that counts.
+
+    Args:
+        size: Number of samples of the split.
+        device: Where losses are summed.
     """
 
     CONTROLS = ("shuffled", "blank")
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(len(self.CONTROLS), 2, dtype=torch.float64, device=device)
-        self._last: Context | None = None
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=torch.float64, device=device)
 
     def read(
         self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
-    ) -> tuple[Loss, list[float]]:
-        """The loss of a batch, and that of each of its images; under control too, where a blank image is there.
+    ) -> tuple[Losses, list[float]]:
+        """The losses of a batch's rows, summed and as means; under control too, where a blank image is there.
 
         Args:
             context: The batch's images, encoded.
             blank: One blank image, encoded.
         """
-        hidden = model.decoder(rows.tokens, rows.segments, context)
 
-        def loss_with(other: Context) -> Loss:
-            return token_loss(model.decoder(rows.tokens, rows.segments, other), rows.targets, model.head_weight)
+        def losses(rows: TextRows, context: Context) -> Losses:
+            hidden = model.decoder(rows.tokens, rows.segments, context)
+            return row_losses(hidden, rows.targets, model.head_weight)
 
-        sums, counts = row_losses(hidden, rows.targets, model.head_weight)
-        own = sums.sum(), counts.sum()
+        own = losses(rows, context)
         if blank is not None:
-            self.add(own, context, blank, loss_with)
-        return own, (sums / counts.clamp(min=1)).tolist()
+            self.add(rows, own, context, blank, losses)
+        return own, (own[0] / own[1].clamp(min=1)).tolist()
 
-    def add(self, own: Loss, context: Context, blank: Context, loss: Callable[[Context], Loss]) -> None:
+    def add(
+        self,
+        rows: TextRows,
+        own: Losses,
+        context: Context,
+        blank: Context,
+        losses: Callable[[TextRows, Context], Losses],
+    ) -> None:
         """Adds a batch.
 
         Args:
-            own: Its loss with its own images.
+            rows: Its captions, with those of its samples' partners.
+            own: Their losses with their own images.
             context: These, encoded.
             blank: One blank image, encoded.
-            loss: The loss of the batch with other images than its own.
+            losses: The losses of captions beside images.
         """
-        size = len(context.states)
-        if size == 0:
-            return
-        others = self._others(context)
-        self._last = _rows(context, slice(-1, None))
-        for place, other in enumerate((others, _rows(blank, torch.zeros(size, dtype=torch.long)))):
-            if other is not None:
-                total, count = loss(other)
-                self._sums[place, 0] += total.double() - own[0].double()
-                self._sums[place, 1] += count
+        self._put(0, rows.places, own)
+        others = rows.others
+        if others is not None and others.places != rows.places:  # a lone sample is its own partner
+            self._put(1, others.places, losses(others, context))
+        same = torch.zeros(len(rows.places), dtype=torch.long, device=blank.states.device)
+        self._put(2, rows.places, losses(rows, blank.rows(same)))
 
-    def _others(self, context: Context) -> Context | None:
-        """The states of another image for each: that half a batch away, since neighbours may be alike."""
-        size = len(context.states)
-        if size == 1:  # that of the batch before
-            return self._last
-        places = torch.arange(size).roll(size // 2)
-        return _rows(context, places)
+    def _put(self, kind: int, places: list[int], losses: Losses) -> None:
+        index = torch.tensor(places, device=self._sums.device)
+        self._sums[kind, index] = torch.stack(losses, dim=1).double()
 
     def results(self, loss: float, summed: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """loss@shuffled and loss@blank: the loss of the split and what the control adds to it in the batches read.
+        """loss@shuffled and loss@blank: the loss of the split, and what a control adds to it where both are known.
 
         Args:
             loss: Of the whole split.
             summed: Adds a tensor over the processes.
         """
-        sums = summed(self._sums).tolist()
-        rows = zip(self.CONTROLS, sums, strict=True)
-        return {f"loss@{name}": loss + added / count for name, (added, count) in rows if count}
-
-
-def _rows(context: Context, rows: Tensor | slice) -> Context:
-    return context.rows(rows.to(context.states.device) if isinstance(rows, Tensor) else rows)
+        own, *controls = summed(self._sums).cpu()
+        found = {}
+        for name, other in zip(self.CONTROLS, controls, strict=True):
+            both = (own[:, 1] > 0) & (other[:, 1] > 0)
+            if both.any():
+                added = (other[both, 0] - own[both, 0]).sum() / own[both, 1].sum()
+                found[f"loss@{name}"] = loss + added.item()
+        return found

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from torch import nn
 from torch.optim import Optimizer
@@ -70,19 +70,30 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     ]
 
 
-# Modules below the first block of a stack, by our names and timm's.
-_BOTTOM = ("patch_embed", "positions", "class_token", "token_embed", "pos_embed", "cls_token", "stem", "conv1", "bn1")
+# Modules below the first block of a stack.
+_BOTTOM = ("patch_embed", "positions", "class_token", "token_embed")
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A module that counts its layers itself."""
+
+    def layer_depths(self) -> dict[str, int]:
+        """Layers above each parameter, by name, those of heads and last norms being 0."""
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
     """Number of layers above each parameter in its stack: 0 for heads and last norms, 1 for the last block."""
-    names = [name for name, _ in model.named_parameters()]
-    matches = {name: re.match(r"(.*?)(?:blocks|layers|stages|layer)\.?(\d+)\.", name) for name in names}
+    depths: dict[str, int] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Layered):
+            depths |= {f"{prefix}.{name}".removeprefix("."): depth for name, depth in module.layer_depths().items()}
+    names = [name for name, _ in model.named_parameters() if name not in depths]
+    matches = {name: re.match(r"(.*?)(?:blocks|layers|stages)\.(\d+)\.", name) for name in names}
     counts: dict[str, int] = {}
     for match in matches.values():
         if match:
             counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
-    depths = {}
     for name, match in matches.items():
         stack = match[1] if match else max((s for s in counts if name.startswith(s)), key=len, default="")
         below = name.removeprefix(stack).startswith(_BOTTOM) and stack in counts

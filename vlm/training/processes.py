@@ -105,11 +105,12 @@ def _store(rank: int, world: int) -> Any:
     return found
 
 
-def check_devices(batch_size: int, world_size: int) -> None:
-    """Refuses a trainer that has other processes than were started, and a batch that they cannot share evenly.
+def check_devices(batch_size: int, samples: int, world_size: int) -> None:
+    """Refuses a trainer that has other processes than were started, and samples that they cannot share.
 
     Args:
         batch_size: Samples of the global batch.
+        samples: Samples of an epoch.
         world_size: Processes that the trainer reckons with.
     """
     ours = started()
@@ -118,6 +119,8 @@ def check_devices(batch_size: int, world_size: int) -> None:
             f"trainer.devices: {ours[1]} processes were started, and the trainer is set to {world_size}; "
             "give trainer=ddp and trainer.devices=N for the N processes of each machine"
         )
+    if samples < world_size:
+        raise UserError(f"data: {world_size} devices need as many training samples at least, not {samples}; add some")
     if batch_size % world_size:
         raise UserError(
             f"data.batch_size: {batch_size} samples cannot be divided among {world_size} devices; give a multiple"

@@ -23,6 +23,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
         title=f"{name}: {data.source.name or type(data.source).__name__}",
         split=task.test_split,
         used=task.used,
+        remark=task.remark,
         results=results,
         predictions=task.predictions(),
         details=task.details(),

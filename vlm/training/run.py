@@ -34,6 +34,7 @@ from vlm.training.fsdp import gather, scatter
 from vlm.training.launcher import oversee
 from vlm.training.nodes import data_node, model_node, supply
 from vlm.training.optim import Optimization
+from vlm.training.preparation import prepared
 from vlm.training.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.results import keep_results
 from vlm.training.run_folder import clean, create, new_folder
@@ -66,7 +67,7 @@ def build_data(config: dict[str, Any]) -> Data:
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = supply(node["source"], {"needs": needs})
-    options = {"seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
+    options = {"order_seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
     return build(node, "data", fields=fields, **options)
 
 
@@ -168,6 +169,7 @@ class Run:
     """
 
     def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+        config = prepared(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(new_folder(config))))
         loaded = None if checkpoint is None else ckpt.read(checkpoint)
@@ -182,7 +184,9 @@ class Run:
         self.trainer = build_trainer(
             config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
         )
-        check_devices(config["data"]["batch_size"], self.trainer.world_size)
+        samples = len(self.data.samples("train", training=True))
+        # Its world_size is that of the processes which were started, whatever it is set to.
+        check_devices(config["data"]["batch_size"], samples, self.trainer.num_devices * self.trainer.num_nodes)
         if loaded is not None:
             self._check_same_data(loaded)
 
@@ -265,6 +269,8 @@ class Run:
         loaded = ckpt.read(self.checkpoints.kept)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        if not results:  # trainer.limit_test_batches=0
+            return results
         gather(self.task.model)  # one rank writes, and the report reads the model's attention
         if self.trainer.is_global_zero:
             keep_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
@@ -303,5 +309,6 @@ def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
 def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
     """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
     task.test_split = data.test_split = split
+    task.results = {}  # of a validation, which would stand for those of a test without batches
     trainer.test(task, datamodule=data, verbose=False)
     return task.results

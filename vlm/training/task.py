@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import lightning as L
 import torch
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
+from vlm.data.records import Split
+from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
@@ -23,6 +25,16 @@ from vlm.training.loop_counters import settle, total_steps, validates_regularly
 from vlm.training.loss_sums import SplitLoss, Step
 from vlm.training.losses import Term
 from vlm.training.optim import Optimization
+
+
+class TaskOptions(TypedDict):
+    """Arguments of every task, which those with more pass on as they are; `Task` describes them."""
+
+    fields: Mapping[str, Any]
+    seed: int
+    optimization: NotRequired[Optimization | None]
+    freeze: NotRequired[Sequence[str]]
+    label_smoothing: NotRequired[Share]
 
 
 class Task(L.LightningModule):
@@ -44,12 +56,14 @@ class Task(L.LightningModule):
         step_loss: Loss of the last optimiser step, on the device.
         received: Number of the signal that this process received, 0 for none; set by the callback that stops the run.
         agreed: Number of a signal that any of several ranks had received in the last optimiser step that was read.
+        bad_samples: Training samples that any of several ranks could not read, set back by the callback that counts.
     Args:
         model: The model to train.
         fields: Fields that are read of each record, by the names that batches have.
         optimization: Optimiser and schedule; None for a model that is only evaluated.
         seed: Key of dropout and of all other randomness of a step.
         freeze: Names of submodules of the model that are not trained, such as "encoder".
+        label_smoothing: Share of the target spread evenly over the vocabulary or the classes.
     """
 
     def __init__(
@@ -60,8 +74,10 @@ class Task(L.LightningModule):
         seed: int,
         optimization: Optimization | None = None,
         freeze: Sequence[str] = (),
+        label_smoothing: Share = 0.0,
     ) -> None:
         super().__init__()
+        self.label_smoothing = label_smoothing
         self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         for name in freeze:
@@ -75,7 +91,7 @@ class Task(L.LightningModule):
         self.counted: Tensor | int = 0
         self.step_counts: Mapping[str, int] = {}
         self.step_loss: Tensor | None = None
-        self.received = self.agreed = 0
+        self.received = self.agreed = self.bad_samples = self._bad = 0
         self._shared = torch.empty(0)
         self._check: finite.StepCheck | None = None
         self.test_split = "test"
@@ -85,6 +101,7 @@ class Task(L.LightningModule):
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
+    remark = ""  # on how the scores of the last evaluation, of training too, are to be read
     counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
 
     def loss(self, batch: Any) -> dict[str, Term]:
@@ -137,6 +154,7 @@ class Task(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         terms = self.loss(batch)
         self._step.add(batch.ids, terms)
+        self._bad += len(batch.bad)
         self.counted = self.counted + next(iter(terms.values())).count
         # Lightning will divide by the accumulated batches, and DDP by the ranks.
         total = self._step.weighted(terms, self.step_counts, self._summed)
@@ -181,20 +199,26 @@ class Task(L.LightningModule):
         """
         if self._check is not None:
             checked, self._check = self._check, None
-            self.agreed = int(max(checked.settle(self.trainer, self.model), default=0))
+            *signals, bad = checked.settle(self.trainer, self.model) or (0.0, 0.0)
+            self.agreed, self.bad_samples = int(max(signals)), self.bad_samples + int(bad)
 
     def on_train_start(self) -> None:
         self._step = Step()
 
     def _shared_sums(self) -> Tensor:
-        """Sum and count of each term over all ranks, which in the same message tell each other of signals: (N, 2)."""
+        """Sum and count of each term over all ranks: (N, 2).
+
+        In the same message the ranks tell each other of signals, and of samples that they could not read.
+        """
         sums = self._step.sums()
         if self.trainer.world_size == 1:
             self._shared = sums.new_empty(0)
             return sums
-        signals = sums.new_zeros(self.trainer.world_size)
-        signals[self.trainer.global_rank].fill_(self.received)
-        message = self._summed(torch.cat([sums.flatten(), signals]))
+        more = sums.new_zeros(self.trainer.world_size + 1)
+        more[self.trainer.global_rank].fill_(self.received)
+        more[-1].fill_(self._bad)
+        self._bad = 0
+        message = self._summed(torch.cat([sums.flatten(), more]))
         self._shared = message[sums.numel() :]
         return message[: sums.numel()].view_as(sums)
 
@@ -215,6 +239,12 @@ class Task(L.LightningModule):
         self.used = 0
         self._split_loss = SplitLoss(self.device)
 
+    @property
+    def evaluated_split(self) -> Split:
+        """The split of the evaluation that runs."""
+        data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data.split(self.test_split if self.trainer.testing else "val")
+
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss to those of the split."""
         self._split_loss.add(terms)
@@ -228,7 +258,8 @@ class Task(L.LightningModule):
         losses = self._split_loss.means(self.trainer.world_size)
         results = self.evaluation_results(split, losses["loss"], final=final)
         self.results = {f"{split}/{name}": value for name, value in {**losses, **results}.items()}
-        self.log_dict(self.results, rank_zero_only=False)
+        if not (final and split == "val"):  # which has been validated: its curves would end in a point of another kind
+            self.log_dict(self.results, rank_zero_only=False)
 
     def on_validation_epoch_start(self) -> None:
         self.on_evaluation_start()

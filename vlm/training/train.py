@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import SharedError
+from vlm.errors import SharedError, UserError
 from vlm.inference.output import aligned
 from vlm.training import run_folder
 from vlm.training.command import train_command
@@ -23,6 +23,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
     from vlm.training.run import Run
 
     quiet()
+    if not config["callbacks"].get("checkpoints"):
+        raise UserError("callbacks.checkpoints: cannot be left out; a run is tested and resumed from what it saves")
     run = None
     try:
         with stopping():

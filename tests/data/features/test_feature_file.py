@@ -38,6 +38,30 @@ def test_what_is_missing_is_not_read_as_zeros(tmp_path):
             pickle.loads(pickle.dumps(file)).read(index)
 
 
+@pytest.mark.parametrize("at", [0, 17, 47])
+@pytest.mark.parametrize("bit", [1, 128])
+def test_a_flipped_bit_is_named_and_others_are_read(tmp_path, at, bit):
+    file = open_features(tmp_path, layout())
+    file.write([0, 1], torch.randn(2, 3, 4))
+    with file.path.open("r+b") as content:
+        content.seek(layout().start + layout().row + at)
+        byte = content.read(1)[0]
+        content.seek(-1, 1)
+        content.write(bytes([byte ^ bit]))
+    again = open_features(tmp_path, layout())
+    again.read(0)
+    with pytest.raises(UserError, match=r"features: the features of image 1 are not those.*remove the file") as fault:
+        again.read(1)
+    assert not isinstance(fault.value, ImageError) and fault.value.status == 1
+
+
+def test_features_whose_sum_is_nothing_are_there_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_file.zlib, "crc32", lambda data: 0)
+    file = open_features(tmp_path, layout())
+    file.write([2], torch.ones(1, 3, 4))
+    assert 2 not in file.missing() and torch.equal(file.read(2), torch.ones(3, 4))
+
+
 def test_each_layout_has_a_file_of_its_own(tmp_path):
     layouts = [layout(), layout(6), layout(dtype="bfloat16"), layout(source="b")]
     assert len({given.path(tmp_path) for given in layouts}) == 4

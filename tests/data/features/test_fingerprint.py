@@ -9,6 +9,8 @@ from captioned import captions, picture
 from classed import lay_out, pack
 from sharded import captioned, write_tar
 
+from vlm.data.features.fingerprint import augment_fault
+from vlm.data.images.class_augment import ClassAugment
 from vlm.data.records import Part
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scene_classes import ShapeClasses
@@ -79,3 +81,16 @@ def test_a_stamp_changes_with_its_image(make, tmp_path):
     assert after[1] != before[1]
     assert (after[0] == before[0]) == (make in (files, folder, memory))  # those whose images are apart
     assert stamps(Part(split, [1])) == after[1:2]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "off"),
+    [
+        ({"horizontal_flip": True}, "data.augment.horizontal_flip=false"),
+        ({"min_scale": 0.5}, "data.augment.min_scale=1"),
+        ({"policy": "randaugment", "erase": 0.2}, "data.augment.policy=null data.augment.erase=0"),
+    ],
+)
+def test_the_overrides_that_turn_an_augmentation_off_are_named(drawn, off):
+    assert augment_fault(ClassAugment(image_size=8)) is None
+    assert augment_fault(ClassAugment(image_size=8, **drawn)).endswith(f"turn that off: {off}")

@@ -116,7 +116,6 @@ def test_the_state_is_plain_and_gives_the_same_preprocessing():
         ({"mean": "grey"}, "mean"),
         ({"mean": (0.5, 0.5, float("nan"))}, "mean"),
         ({"std": (0.5, 0.5, 0)}, "std"),
-        ({"std": None}, "std"),
         ({"size": 3}, "size"),
     ],
 )

@@ -43,7 +43,7 @@ class Texts(Source):
 
 
 def data(source=None, tokenizer=None, *, max_len=8, stride=None, **options):
-    given = {"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "seed": 3}
+    given = {"batch_size": 6, "eval_batch_size": 5, "num_workers": 0, "order_seed": 3}
     text = TextField(tokenizer=tokenizer or ByteTokenizer(), max_len=max_len, stride=stride)
     module = Data(source=source or Texts(), fields={"text": text}, **given | options)
     module.prepare()
@@ -133,7 +133,7 @@ def test_windows_are_a_function_of_seed_epoch_and_index():
     assert mixed.ids[1] == whole.ids[0]
     same = np.mean(other.split.places(0) == other.split.places(1))
     assert same < 0.1
-    assert np.mean(windows(source, seed=4).split.places(0) == other.split.places(0)) < 0.1
+    assert np.mean(windows(source, order_seed=4).split.places(0) == other.split.places(0)) < 0.1
 
 
 def test_a_limit_keeps_the_first_windows_in_every_epoch():

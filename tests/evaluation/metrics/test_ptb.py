@@ -144,9 +144,20 @@ PAIRS = [
     ("\x00a\x07b", "a b"),
     ("ſ K", "ſ k"),
 ]
+# Reported differences from the reference; its rules, by which these follow, could not be run here.
+REPORTED = [
+    ("in c# or f#, c++ or C++", "in c# or f# c++ or c++"),
+    ("plan b. <br>", "plan b <br>"),
+    ("plan b. <br/> it", "plan b <br/> it"),
+    ("plan b. < br", "plan b. < br"),
+    ("the my\xadfile.txt is", "the my\xadfile.txt is"),
+    ("so\xadft is", "soft is"),
+    ("©.NET and ~.Com", "©.net and ~.com"),
+    ("a .NET book", "a net book"),
+]
 
 
-@pytest.mark.parametrize(("caption", "expected"), PAIRS)
+@pytest.mark.parametrize(("caption", "expected"), PAIRS + REPORTED)
 def test_oddities(caption: str, expected: str) -> None:
     assert " ".join(tokenize(caption)) == expected
 

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import sacrebleu
 
+from vlm.data.records import Listed, Record
 from vlm.evaluation.metrics.dictionary import ROUNDS, Dictionary
 from vlm.evaluation.metrics.translation import NAMES, TranslationMetric, TranslationScores
 from vlm.randomness import numpy_rng
 
+SIDES = ("text", "translation")
 TEXTS = [
     "the cat sat on the mat.",
     "a dog",
@@ -117,5 +119,6 @@ def test_a_dictionary_is_scored_beside_the_translations():
     metric = TranslationMetric()
     metric.update([("1", "a b", "x", "y z", 1.0)])
     metric.compute()
-    found = metric.dictionary([("a", "y"), ("b", "z"), ("a b", "y z")])
+    pairs = [("a", "y"), ("b", "z"), ("a b", "y z")]
+    found = metric.dictionary(Listed(pairs, lambda pair, epoch: Record("", dict(zip(SIDES, pair, strict=True)))))
     assert found["exact_match@dictionary"] == 1.0 and set(found) == {f"{name}@dictionary" for name in NAMES}

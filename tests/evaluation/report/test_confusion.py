@@ -1,5 +1,7 @@
 """The picture of a confusion matrix: it can be written for any number of classes, and the diagonal stands out."""
 
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -54,3 +56,10 @@ def test_names_are_cut_in_the_middle():
     assert len(set(names)) == 20
     assert max(map(len, names)) == MAX_LETTERS
     assert _short("daisy") == "daisy"
+
+
+@pytest.mark.parametrize("name", ["\u65e5\u672c", "\x1b[31mred", "a\nb", "$x$", "\u202e"])
+def test_names_of_any_script_are_drawn_without_a_warning(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        confusion_picture(Confusion(np.eye(2, dtype=int), [name, "b"]))

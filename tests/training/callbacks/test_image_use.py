@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vlm.data.batch import IGNORE, Targets
+from vlm.data.batch import IGNORE, Targets, TextRows
+from vlm.data.pairs import partner
 from vlm.models.context import Context
 from vlm.training.callbacks.image_use import ImageUseMonitor, Pixels, differ
 from vlm.training.grounding import GroundingLosses
@@ -16,32 +17,50 @@ def context(*values: float) -> Context:
     return Context(torch.tensor(values)[:, None, None])
 
 
-def measured(batches: list[list[float]], weight: float = 1.0) -> dict[str, float]:
-    """A loss of one token an image that is the distance of the image's state from the right one."""
-    losses = GroundingLosses(torch.device("cpu"))
-    for batch in batches:
-        right = context(*batch)
+def rows(values: list[float], places: list[int]) -> TextRows:
+    """Captions of one token each, which name the state of the right image."""
+    return TextRows(torch.tensor(values)[:, None], None, Targets(torch.empty(0), None), places=places)
 
-        def loss(other: Context, right: Context = right) -> tuple[torch.Tensor, torch.Tensor]:
-            return weight * (other.states - right.states).abs().sum(), torch.tensor(len(right.states))
 
-        losses.add(loss(right), right, context(0.0), loss)
-    return losses.results(10.0, lambda tensor: tensor)
+def measured(split: list[float], batches: list[list[int]], *, world: int = 1, weight: float = 1.0) -> dict[str, float]:
+    """A loss of one token an image that is the distance of the image's state from the one its caption names."""
+
+    def losses(captions: TextRows, images: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = (images.states[:, 0] - captions.tokens).abs()[:, 0] * weight
+        return distance, torch.ones(len(distance))
+
+    ranks = [GroundingLosses(len(split), torch.device("cpu")) for _ in range(world)]
+    for number, batch in enumerate(batches):
+        own = rows([split[place] for place in batch], batch)
+        others = [partner(place, len(split)) for place in batch]
+        own.others = rows([split[place] for place in others], others)
+        right = context(*(split[place] for place in batch))
+        ranks[number % world].add(own, losses(own, right), right, context(0.0), losses)
+    return ranks[0].results(10.0, lambda tensor: sum((rank._sums for rank in ranks[1:]), tensor))
 
 
 def test_what_the_controls_add_to_the_loss() -> None:
-    found = measured([[1.0, 2.0, 3.0, 5.0]])
-    # Half a batch away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
+    found = measured([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
+    # Half the split away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
     assert found == {"loss@shuffled": pytest.approx(10 + 10 / 4), "loss@blank": pytest.approx(10 + 11 / 4)}
 
 
 def test_a_model_that_ignores_images_has_no_gap() -> None:
-    assert measured([[1.0, 2.0, 3.0]], weight=0.0) == {"loss@shuffled": 10, "loss@blank": 10}
+    assert measured([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0) == {"loss@shuffled": 10, "loss@blank": 10}
 
 
-def test_batches_of_one_take_the_image_before() -> None:
-    assert measured([[1.0]]) == {"loss@blank": 11}
-    assert measured([[1.0], [4.0], []])["loss@shuffled"] == pytest.approx(10 + 3)
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_neither_batches_nor_processes_change_a_control(size: int, world: int) -> None:
+    split = torch.rand(7).tolist()
+    batches = [[*range(start, min(7, start + size))] for start in range(0, 7, size)]
+    assert measured(split, batches, world=world) == measured(split, [[*range(7)]])
+
+
+def test_one_sample_has_no_other_and_samples_that_cannot_be_read_are_left_out_of_both() -> None:
+    assert measured([1.0], [[0]]) == {"loss@blank": 11}
+    # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
+    assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
 
 
 def test_row_losses_are_those_of_the_rows_alone() -> None:

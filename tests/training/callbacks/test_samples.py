@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from vlm.cli.main import run as vlm
-from vlm.training.callbacks.samples import show_samples
+from vlm.training.callbacks.samples import Samples, folded, show_samples
 from vlm.training.fit import main
 
 
@@ -41,3 +42,29 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     events.Reload()
     assert len(events.Tags()["images"]) == 4
     assert {"val/loss@shuffled", "val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize(
+    ("count", "show", "shown"), [(8, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2]), (5, 0, [])]
+)
+def test_samples_are_shown_from_all_over_an_evaluation(count, show, shown, tmp_path, capsys):
+    """Those of class folders stand class by class."""
+    task = SimpleNamespace(
+        samples=[{"line": f"sample {n}"} for n in range(count)], results={"val/loss": 1.0}, remark="by x"
+    )
+    trainer = SimpleNamespace(
+        sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
+    )
+    Samples(show=show, keep=0).on_validation_end(trainer, task)
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["", "step 3: loss 1.0000", "  (by x)", *(f"  sample {n}" for n in shown), ""]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_lines_are_folded_between_words_on_a_terminal_alone(width, monkeypatch):
+    line = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
+    assert folded(line) == line
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = folded(line).split("\n")
+    assert len(rows) > 1 and max(map(len, rows)) < width and " ".join(rows).split() == line.split()

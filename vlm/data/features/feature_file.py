@@ -1,13 +1,14 @@
 """Features that a frozen encoder makes of the images of a split, in one file that is mapped into memory.
 
-A page of header that says what the file holds; a byte for each image, 1 where its features are there; the features, an
-image's end to end with the next one's. The byte is written when the features are on disk: whenever a process is killed,
-what it had done is there, and is known to be.
+A page of header that says what the file holds; a checksum for each image, 0 where its features are not there; the
+features, an image's end to end with the next one's. The checksum is written when the features are on disk: whenever a
+process is killed, what it had done is there, and is known to be; and a disk that changes a bit is found out.
 """
 
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,8 +26,9 @@ from vlm.data.store.cache_file import unwritable
 from vlm.errors import UserError
 
 MAGIC = b"VLMFEATS"
-VERSION = 1  # of the format, and of how features are made
+VERSION = 2  # of the format, and of how features are made
 PAGE = 4096
+SUM = np.dtype("<u4")
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
@@ -55,7 +57,7 @@ class Layout:
     @property
     def start(self) -> int:
         """Offset of the features, at a page's begin."""
-        return PAGE + -(-self.images // PAGE) * PAGE
+        return PAGE + -(-self.images * SUM.itemsize // PAGE) * PAGE
 
     @property
     def size(self) -> int:
@@ -95,7 +97,7 @@ class FeatureFile:
             raise UserError(f"{path}: {error.strerror}; give a file of features") from error
         if not whole:
             raise UserError(f"{path}: is no whole file of these features; remove it, and it is written anew")
-        self._done = np.memmap(path, np.uint8, "r", PAGE, (layout.images,))
+        self._sums = np.memmap(path, SUM, "r", PAGE, (layout.images,))
         self._rows = np.memmap(path, np.uint8, "r", layout.start, (layout.images, layout.row))
 
     def __reduce__(self) -> Any:
@@ -103,7 +105,7 @@ class FeatureFile:
 
     def missing(self) -> list[int]:
         """The images whose features are not there."""
-        return np.flatnonzero(np.asarray(self._done) != 1).tolist()
+        return np.flatnonzero(np.asarray(self._sums) == 0).tolist()
 
     def read(self, index: int) -> Tensor:
         """The features of an image.
@@ -112,10 +114,18 @@ class FeatureFile:
             (S, C)
         Raises:
             ImageError: It could not be read when features were made.
+            UserError: They are not those that were written.
         """
-        if self._done[index] != 1:
+        if self._sums[index] == 0:
             raise ImageError(self.faults.get(index, f"{self.path}: holds no features of image {index}"))
-        row = torch.from_numpy(np.array(self._rows[index]))
+        values = np.array(self._rows[index])
+        if checksum(values) != self._sums[index]:
+            raise UserError(
+                f"{self.path}: the features of image {index} are not those that were written; check the disk, remove "
+                "the file, and they are made anew",
+                1,
+            )
+        row = torch.from_numpy(values)
         return row.view(DTYPES[self.layout.dtype]).view(self.layout.states, self.layout.width)
 
     def check_room(self, images: int) -> None:
@@ -146,8 +156,8 @@ class FeatureFile:
                 for index, row in zip(indices, rows, strict=True):
                     _write(file.fileno(), row.data, self.layout.start + index * self.layout.row)
                 os.fsync(file.fileno())
-                for index in indices:
-                    _write(file.fileno(), memoryview(b"\1"), PAGE + index)
+                for index, row in zip(indices, rows, strict=True):
+                    _write(file.fileno(), checksum(row).astype(SUM).tobytes(), PAGE + SUM.itemsize * index)
         except OSError as error:
             raise unwritable(self.path, error) from error
 
@@ -183,11 +193,16 @@ def create(path: Path, layout: Layout) -> None:
         raise unwritable(path, error) from error
 
 
+def checksum(row: np.ndarray) -> np.uint32:
+    """A number that tells bytes from others, never 0: a change of up to 32 bits in a row never goes unseen."""
+    return np.uint32(zlib.crc32(row.data) or 1)
+
+
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:,.2f} GB" if count >= 1e7 else f"{count / 1e6:,.2f} MB"
 
 
-def _write(file: int, data: memoryview, at: int) -> None:
+def _write(file: int, data: memoryview | bytes, at: int) -> None:
     """Writes all of it: the system may take less at once."""
     while data:
         written = os.pwrite(file, data, at)

@@ -16,7 +16,9 @@ def augment_fault(augment: Any) -> str | None:
         return f"data.augment may be random, since {kind.__name__} has no `drawn` of its own that says what of it is on"
     if not augment.drawn:
         return None
-    return f"data.augment makes other pixels in every epoch ({', '.join(augment.drawn)}); turn that off"
+    names = (part.partition("=")[0] for part in augment.drawn)
+    off = " ".join(f"data.augment.{name}={json.dumps(kind.OFF[name])}" for name in names)
+    return f"data.augment makes other pixels in every epoch ({', '.join(augment.drawn)}); turn that off: {off}"
 
 
 def check_split(split: Split) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlm.data.images.image import check_geometry, to_rgb
+from vlm.data.images.image import MIN_CROP, check_geometry, to_rgb
 from vlm.data.images.resize import Box, resize_box, square, to_tensor
 from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import numpy_rng
@@ -38,7 +38,7 @@ class Augment:
     Args:
         image_size: Side of the square that the model sees.
         resize: ``crop``, ``squash`` or ``pad``, as evaluation does it.
-        interpolation: As evaluation does it.
+        interpolation, crop: As evaluation does it.
         min_scale: The least part of the area that a crop keeps, in (0, 1]. A small one loses what captions speak of.
         min_ratio: The least ratio of the sides of a crop, relative to the uncropped one, in (0, 1].
         horizontal_flip: Whether half of the images are mirrored. Then no caption may say left or right.
@@ -53,22 +53,24 @@ class Augment:
         self,
         *,
         image_size: Count,
-        resize: str = "crop",
-        interpolation: str = "bicubic",
+        resize: str | None = None,
+        interpolation: str | None = None,
+        crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
         min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
         min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
         horizontal_flip: bool = False,
         color_jitter: Share = 0.0,
     ) -> None:
-        check_geometry(image_size, resize, interpolation)
+        self.image_size = image_size
+        self.resize = "crop" if resize is None else resize
+        self.interpolation = "bicubic" if interpolation is None else interpolation
+        self.crop = 1.0 if crop is None else crop
+        check_geometry(image_size, self.resize, self.interpolation, self.crop)
         for name, value in (("min_scale", min_scale), ("min_ratio", min_ratio)):
             if not 0 < value <= 1:
                 raise UserError(f"{name}={value} is not possible; give a number above 0 and at most 1 (1 is off)")
         if not 0 <= color_jitter < 1:
             raise UserError(f"color_jitter={color_jitter} is not possible; give a number from 0 (off) to below 1")
-        self.image_size = image_size
-        self.resize = resize
-        self.interpolation = interpolation
         self.min_scale = min_scale
         self.min_ratio = min_ratio
         self.horizontal_flip = horizontal_flip
@@ -85,7 +87,7 @@ class Augment:
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
         if not self.drawn:
-            return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
+            return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
         return to_tensor(self.picture(image, key))
 
     def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
@@ -93,7 +95,7 @@ class Augment:
         image = to_rgb(image)
         drawn = self.draw(image.size, key)
         if drawn.box is None:
-            shown = square(image, self.image_size, self.resize, self.interpolation)
+            shown = square(image, self.image_size, self.resize, self.interpolation, self.crop)
             image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
         else:
             image = resize_box(image, drawn.box, self.image_size, self.resize == "pad", self.interpolation)

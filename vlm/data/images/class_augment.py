@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from vlm.data.images.augment import Augment
+from vlm.data.images.image import MIN_CROP
 from vlm.data.images.resize import PAD_COLOR, to_tensor
 from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import key as hashed
@@ -28,8 +29,8 @@ class ClassAugment(Augment):
     """`Augment`, then a shift, a policy of operations, and an erased rectangle; each a function of the sample's key.
 
     Args:
-        image_size, resize, interpolation, min_scale, min_ratio, horizontal_flip, color_jitter: As in Augment. Usual for
-            photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
+        image_size, resize, interpolation, crop, min_scale, min_ratio, horizontal_flip, color_jitter: As in Augment.
+            Usual for photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
         pad_crop: By how many pixels the image is shifted at most in each direction, black moving in: torchvision's
             RandomCrop(image_size, padding=pad_crop), usual for tiny images (He et al. 2016, section 4.2: 4 of 32).
         policy: ``randaugment`` (Cubuk et al. 2020), ``autoaugment`` as found for ImageNet or ``autoaugment_cifar10``
@@ -48,8 +49,9 @@ class ClassAugment(Augment):
         self,
         *,
         image_size: Count,
-        resize: str = "crop",
-        interpolation: str = "bicubic",
+        resize: str | None = None,
+        interpolation: str | None = None,
+        crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
         min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
         min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
         horizontal_flip: bool = False,
@@ -64,6 +66,7 @@ class ClassAugment(Augment):
             image_size=image_size,
             resize=resize,
             interpolation=interpolation,
+            crop=crop,
             min_scale=min_scale,
             min_ratio=min_ratio,
             horizontal_flip=horizontal_flip,

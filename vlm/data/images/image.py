@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 from io import BytesIO
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from PIL import (
 
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import square
-from vlm.errors import Count, UserError, printable
+from vlm.errors import Count, Range, UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -44,6 +44,7 @@ MAX_SLOW_PIXELS = 2**22
 MAX_WEBP_PIXELS = 2**25  # its decoder holds three copies
 MAX_SLOW_BYTES = 2**25
 MAX_IMAGE_SIZE = 4096
+MIN_CROP = 0.25
 LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
 
 RESIZES = ("crop", "squash", "pad")
@@ -208,7 +209,7 @@ def _finite(band: Image.Image) -> np.ndarray:
     return values
 
 
-def check_geometry(image_size: int, resize: str, interpolation: str) -> None:
+def check_geometry(image_size: int, resize: str, interpolation: str, crop: float) -> None:
     """Refuses sizes and names that no preprocessing has.
 
     Raises:
@@ -219,6 +220,8 @@ def check_geometry(image_size: int, resize: str, interpolation: str) -> None:
     for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
         if value not in known:
             raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
+        raise UserError(f"crop={crop!r} is not possible; give a number from {MIN_CROP} to 1")
 
 
 def _three(name: str, values: Sequence[float]) -> list[float]:
@@ -241,13 +244,19 @@ def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 class Preprocess:
     """Deterministic preprocessing; a checkpoint records its `state`.
 
+    None stands for what a pretrained encoder was trained with, which training fills in where there is one
+    (`vlm.training.preparation`); else for the default.
+
     Args:
         image_size: Side of the square that the model sees.
         resize: ``crop`` shows the centre at the size of the shorter side (torchvision's Resize and CenterCrop),
-            ``squash`` stretches the image to the square, ``pad`` shows all of it with a grey border.
+            ``squash`` stretches the image to the square, ``pad`` shows all of it with a grey border. By default crop.
         mean: Mean of the three channels, of values in [0, 1].
         std: Standard deviation of the three channels.
-        interpolation: A name in `INTERPOLATIONS`; all are antialiased.
+        interpolation: A name in `INTERPOLATIONS`; all are antialiased. By default bicubic.
+        crop: Share of the resized image's shorter side that ``crop`` and ``squash`` show, by default 1: 0.875 shows
+            224 of 256 pixels.
+        default_mean, default_std: Those where neither they nor an encoder's own are stated.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
@@ -258,22 +267,26 @@ class Preprocess:
         self,
         *,
         image_size: Count,
-        resize: str = "crop",
-        mean: Sequence[float] = (0.5, 0.5, 0.5),
-        std: Sequence[float] = (0.5, 0.5, 0.5),
-        interpolation: str = "bicubic",
+        resize: str | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        interpolation: str | None = None,
+        crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
+        default_mean: Sequence[float] = (0.5, 0.5, 0.5),
+        default_std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
-        check_geometry(image_size, resize, interpolation)
-        self.mean = _three("mean", mean)
-        self.std = _three("std", std)
-        if min(self.std) <= 0:
-            raise UserError(f"std={std!r} is not possible; give numbers above 0")
         self.image_size = image_size
-        self.resize = resize
-        self.interpolation = interpolation
+        self.resize = "crop" if resize is None else resize
+        self.interpolation = "bicubic" if interpolation is None else interpolation
+        self.crop = 1.0 if crop is None else crop
+        check_geometry(image_size, self.resize, self.interpolation, self.crop)
+        self.mean = _three("mean", default_mean if mean is None else mean)
+        self.std = _three("std", default_std if std is None else std)
+        if min(self.std) <= 0:
+            raise UserError(f"std={self.std!r} is not possible; give numbers above 0")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        return square(to_rgb(image), self.image_size, self.resize, self.interpolation)
+        return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
@@ -288,6 +301,7 @@ class Preprocess:
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,
+            "crop": self.crop,
         }
 
     @classmethod

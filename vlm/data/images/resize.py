@@ -30,7 +30,7 @@ def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpo
     return square
 
 
-def square(image: Image.Image, image_size: int, resize: str, interpolation: str) -> torch.Tensor:
+def square(image: Image.Image, image_size: int, resize: str, interpolation: str, crop: float = 1.0) -> torch.Tensor:
     """The square that evaluation shows of an RGB image, uint8 (3, image_size, image_size).
 
     Where torch has the resampling, it does it, four times as fast as Pillow: exactly torchvision's Resize (and, for
@@ -39,13 +39,15 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str)
     Args:
         resize: ``crop``, ``squash`` or ``pad``.
         interpolation: A filter of Pillow's, in small letters.
+        crop: Share of the resized image's shorter side that is shown, from its centre; not of ``pad``.
     """
-    if image.size == (image_size, image_size):
+    side = image_size if resize == "pad" else int(image_size / crop)
+    if image.size == (image_size, image_size) and side == image_size:
         return to_tensor(image)
-    size = _resized(image, image_size) if resize == "crop" else (image_size, image_size)
+    size = _resized(image, side) if resize == "crop" else (side, side)
     # Of a long image nearly all of what is resized would be cut away.
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > 2 * image_size:
-        box = center_box(image, image_size) if resize == "crop" else whole_box(image)
+        box = whole_box(image) if resize == "pad" else center_box(image, size, image_size)
         return to_tensor(resize_box(image, box, image_size, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
@@ -53,10 +55,10 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str)
     return pixels[0, :, top : top + image_size, left : left + image_size].contiguous()
 
 
-def _resized(image: Image.Image, image_size: int) -> tuple[int, int]:
-    """Width and height once the shorter side is image_size, in whole pixels as torchvision rounds them."""
+def _resized(image: Image.Image, side: int) -> tuple[int, int]:
+    """Width and height once the shorter side has this length, in whole pixels as torchvision rounds them."""
     shorter = min(image.size)
-    return int(image_size * image.width / shorter), int(image_size * image.height / shorter)
+    return int(side * image.width / shorter), int(side * image.height / shorter)
 
 
 def whole_box(image: Image.Image) -> Box:
@@ -64,12 +66,11 @@ def whole_box(image: Image.Image) -> Box:
     return 0, 0, *image.size
 
 
-def center_box(image: Image.Image, image_size: int) -> Box:
-    """The region that torchvision's ``Resize(image_size)`` followed by ``CenterCrop(image_size)`` shows.
+def center_box(image: Image.Image, resized: tuple[int, int], image_size: int) -> Box:
+    """The region of an image that torchvision's ``CenterCrop(image_size)`` shows of it, once it is resized.
 
-    Both round to whole pixels of the resized image; so does this, to agree with models trained on theirs.
+    It rounds to whole pixels of the resized image; so does this, to agree with models trained on theirs.
     """
-    resized = _resized(image, image_size)
     start = [round((side - image_size) / 2) for side in resized]
     left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
     right, bottom = ((at + image_size) * side / to for at, side, to in zip(start, image.size, resized, strict=True))

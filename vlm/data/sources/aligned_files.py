@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
-from vlm.data.sources.caption_tables import read_text
+from vlm.data.sources.tables import read_text
 from vlm.errors import UserError
 
 Line = tuple[int, str, str]  # its number, the text and the translation

@@ -10,6 +10,7 @@ class TargetField(CaptionField):
     """The translation of a record as a row of tokens; in evaluation beside its reference, which is the same."""
 
     needs = ("translation",)
+    paired = False
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return [record["translation"]]

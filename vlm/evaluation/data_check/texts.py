@@ -9,7 +9,7 @@ from vlm.data.text.passages import covering, word_places
 from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
 from vlm.evaluation.metrics.spans import normalized
 
-KINDS = {"empty text": "empty text", "no label": "text without a label"}
+KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
 QUESTION_KINDS = ("answer not in its context", "question without an answer", "question without an id of its own")
 KINDS |= {kind: kind for kind in QUESTION_KINDS}
 SHOWN = 60  # characters of a text

@@ -6,8 +6,8 @@ from typing import Any
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import caption_intervals
 from vlm.evaluation.metrics.coco import CaptionScores, References, best_constant, score_captions
-from vlm.evaluation.metrics.ptb import tokenize
 from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.tokens import WORDS, Units
 from vlm.randomness import numpy_rng
 
 __all__ = ["CaptionMetric", "CaptionScores", "References", "best_constant", "score_captions", "shuffled"]
@@ -55,7 +55,7 @@ class CaptionMetric(RecordMetric):
 
         ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share that is
         left when repeated ones are struck out, ``vocabulary`` the number of different words, ``mean_length`` that of
-        words in a caption (both counted in tokens), ``length_ratio`` that over the mean of the references: where it
+        words in a caption (both counted in `units`), ``length_ratio`` that over the mean of the references: where it
         drifts from 1, captions stop too early or do not end.
 
         Raises:
@@ -69,9 +69,14 @@ class CaptionMetric(RecordMetric):
         if self._prepared is None or self._prepared.captions != references:
             self._prepared = References(references)
         self.scores = self._prepared.score(self.predictions)
-        variety = _variety(self.predictions, references)
+        variety = _variety(self.predictions, references, self.units)
         variety["length_ratio"] = variety["mean_length"] / max(1e-9, self._prepared.mean_length)
         return self.scores.summary() | variety
+
+    @property
+    def units(self) -> Units:
+        """The units that the last `compute` counted."""
+        return WORDS if self._prepared is None else self._prepared.units
 
     def prepared(self) -> References:
         """The references of the last `compute`, ready to score other captions of the same images."""
@@ -126,10 +131,10 @@ def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Seque
     return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
 
 
-def _variety(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def _variety(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], units: Units) -> dict[str, float]:
     count = len(predictions)
     exact = sum(exact_matches(predictions, references))
-    tokens = [tokenize(text) for text in predictions.values()]
+    tokens = [units.cut(text) for text in predictions.values()]
     return {
         "exact_match": exact / count,
         "distinct": len({tuple(text.split()) for text in predictions.values()}) / count,

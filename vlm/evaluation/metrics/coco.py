@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -9,8 +10,8 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.bleu import Bleu, BleuCounts, bleu_of
 from vlm.evaluation.metrics.cider import Cider, DocumentFrequencies
 from vlm.evaluation.metrics.ngrams import Entries, Floats, ReferenceCounts, Tokens
-from vlm.evaluation.metrics.ptb import tokenize
 from vlm.evaluation.metrics.rouge import RougeL
+from vlm.evaluation.metrics.tokens import units_of
 
 KEYS = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider")
 
@@ -22,6 +23,9 @@ class References:
         captions: Reference captions by image.
         frequencies: Document frequencies of a saved corpus for CIDEr; without them, those of these references.
 
+    Attributes:
+        units: Words, or characters where the script of the references has no spaces.
+
     Raises:
         UserError: No image, or an image without a reference.
     """
@@ -30,7 +34,8 @@ class References:
         _check_references(captions)
         # Sums of floating-point numbers depend on their order: images are always scored in that of their names.
         self.captions = {image: list(captions[image]) for image in sorted(captions)}
-        tokens = [[tokenize(caption) for caption in texts] for texts in self.captions.values()]
+        self.units = units_of(chain.from_iterable(self.captions.values()))
+        tokens = [[self.units.cut(caption) for caption in texts] for texts in self.captions.values()]
         others = [gram.split() for gram in frequencies.counts] if frequencies else []
         self._counts = ReferenceCounts([list(map(_words, texts)) for texts in tokens], others)
         self._rouge_l, self._bleu, self._cider = RougeL(tokens), Bleu(self._counts), Cider(self._counts, frequencies)
@@ -42,7 +47,7 @@ class References:
             UserError: The images of the predictions are not those of the references.
         """
         _check_same(predictions, self.captions)
-        tokens = [tokenize(predictions[image]) for image in self.captions]
+        tokens = [self.units.cut(predictions[image]) for image in self.captions]
         entries = self._encode(tokens)
         counts = self._bleu.count(entries)
         values = np.column_stack([bleu_of(*counts), self._rouge_l(tokens), self._cider(entries)])
@@ -50,12 +55,12 @@ class References:
 
     @property
     def mean_length(self) -> float:
-        """Words of a reference, on average."""
+        """Units of a reference, on average."""
         return float(self._counts.entries.lengths.mean())
 
     def score_constants(self, candidates: Sequence[str]) -> Floats:
         """CIDEr and BLEU-4 of each caption, were it given for every image. Shapes: C captions -> (C, 2)."""
-        entries = self._encode([tokenize(caption) for caption in candidates])
+        entries = self._encode([self.units.cut(caption) for caption in candidates])
         return np.column_stack([self._cider.of_constants(entries), self._bleu.of_constants(entries)[:, -1]])
 
     def _encode(self, tokens: Sequence[Tokens]) -> Entries:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vlm.evaluation.metrics.ptb import tokenize
+from vlm.evaluation.metrics.tokens import Units
 
 Texts = dict[str, list[str]]
 Found = tuple[float, list[float]]
@@ -15,21 +15,21 @@ _MODELS = "stanford-corenlp-3.6.0-models.jar"  # what SPICE parses with; the pac
 
 
 def java_scores(
-    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], units: Units
 ) -> tuple[dict[str, float], dict[str, dict[str, float]], dict[str, str]]:
     """Computes what can be computed on this machine.
 
     Args:
         predictions: One caption by image.
         references: Captions by the same images.
+        units: Those of the other metrics; words are cut by the rules of the tokenizer that pycocoevalcap runs.
     Returns:
         The score of the whole set by metric, those of each image by metric and image, and for each metric that is
         absent the reason.
     """
     images = list(references)
-    # Tokenized as for the other metrics, by the same rules as the tokenizer that pycocoevalcap runs.
-    wanted = {image: [" ".join(tokenize(text)) for text in references[image]] for image in images}
-    given = {image: [" ".join(tokenize(predictions[image]))] for image in images}
+    wanted = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
+    given = {image: [" ".join(units.cut(predictions[image]))] for image in images}
     corpus: dict[str, float] = {}
     rows: dict[str, dict[str, float]] = {}
     absent: dict[str, str] = {}

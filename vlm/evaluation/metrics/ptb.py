@@ -20,12 +20,12 @@ Known differences, none of them in ordinary English captions:
 
 import re
 
-from vlm.evaluation.metrics.ptb_rules import CONTRACTIONS, KEPT_STOP, outline, rules, symbols
+from vlm.evaluation.metrics.ptb_rules import A_LETTER, CONTRACTIONS, KEPT_STOP, outline, scanner, symbols
 
 _PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 _CONTRACTIONS = frozenset(CONTRACTIONS.split())
 _PLAIN = re.compile("[A-Za-z, ]*[.]?[ ]*")
-_PLAIN_WORDS = re.compile("(?:[A-Za-z]+ +)+")
+_PLAIN_WORDS = re.compile(f"(?:[A-Za-z{A_LETTER}]+ +)+")
 
 
 def tokenize(caption: str) -> list[str]:
@@ -61,8 +61,8 @@ def _tokenize(caption: str) -> list[str]:
         if line[position] == " ":
             position += 1
             continue
-        plain = _PLAIN_WORDS.match(line, position)
-        if plain and _CONTRACTIONS.isdisjoint(words := plain.group().lower().split()):
+        plain = _PLAIN_WORDS.match(shape, position)
+        if plain and _CONTRACTIONS.isdisjoint(words := line[position : plain.end()].lower().split()):
             tokens.extend(words)
             position = plain.end()
             continue
@@ -75,11 +75,8 @@ def _tokenize(caption: str) -> list[str]:
 
 def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
     """Where the token of the rule that wins here ends, and the token; the position and its character if none does."""
-    best, farthest = None, -1
-    for rule in rules():
-        match = rule.pattern.match(shape, position)
-        if match and match.end() > farthest:
-            best, farthest, action = match, match.end(), rule.action
-    if best is None:
+    found = scanner().longest(shape, position)
+    if found is None:
         return position, line[position]
-    return best.end(1), action(line[position : best.end(1)])
+    end, action = found
+    return end, action(line[position:end])

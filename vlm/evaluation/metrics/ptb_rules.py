@@ -60,12 +60,12 @@ ff5b-ff65 ffe0-ffe1 ffe5-ffe6
 """
 
 # What stands in an outline for every letter, mark and digit that is not ASCII.
-_A_LETTER, _A_MARK, _A_DIGIT = "\u00e9", "\u0301", "\u0660"
+A_LETTER, _A_MARK, _A_DIGIT = "\u00e9", "\u0301", "\u0660"
 
-_LETTER = f"[A-Za-z{_A_LETTER}]"
+_LETTER = f"[A-Za-z{A_LETTER}]"
 _DIGIT = f"[0-9{_A_DIGIT}]"
-_ALNUM = f"[A-Za-z0-9{_A_LETTER}{_A_DIGIT}]"
-_WORD_LETTER = f"(?:[A-Za-z{_A_LETTER}{_A_MARK}\xad]|&[aeiouAEIOU](?:acute|grave|uml);)"
+_ALNUM = f"[A-Za-z0-9{A_LETTER}{_A_DIGIT}]"
+_WORD_LETTER = f"(?:[A-Za-z{A_LETTER}{_A_MARK}\xad]|&[aeiouAEIOU](?:acute|grave|uml);)"
 _PART = f"{_WORD_LETTER}(?:{_WORD_LETTER}|{_DIGIT})*"
 _WORD = f"{_PART}(?:[.!?]{_PART})*"
 _APOSTROPHE = "(?:['\x92\u2019]|&apos;)"
@@ -75,6 +75,10 @@ _SPACE = "[ \t\xa0\u2000-\u200a\u3000\n]"
 _STOP = "[,;:\u3001]"
 # Runs that are looked through and may then fail are bounded, lest a long text without blanks take quadratic time.
 _BOUNDED = "{0,254}"
+
+_NAME = "[A-Za-z][A-Za-z0-9_:.-]*"
+_ATTRIBUTE = f"{_NAME}(?: *= *(?:'[^\r\n']*'|\"[^\r\n\"]*\"))?"
+_TAG = f"<(?:[!?][A-Za-z-][^>\r\n]*|{_NAME}(?: +{_ATTRIBUTE})* */?|/{_NAME}) *>"
 
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _STRAIGHT = {"\x92": "'", "\u2019": "'", "\x91": "`", "\u2018": "`", "\u201b": "`"}
@@ -91,11 +95,27 @@ _QUOTES = {
 _FRACTIONS = {"\xbc": "1/4", "\xbd": "1/2", "\xbe": "3/4", "\u2153": "1/3", "\u2154": "2/3"}
 
 
-class Rule(NamedTuple):
-    """Group 1 of the pattern is the token, the rest its context; the action gives the token as it is printed."""
+class Scanner(NamedTuple):
+    """All rules in one pattern, which matches anywhere and tries each of them: one call is far cheaper than sixty.
+
+    Args:
+        pattern: Groups 2n + 1 and 2n + 2 are the token of rule n with its context, and the token alone.
+        actions: Of each rule; it gives the token as it is printed.
+    """
 
     pattern: re.Pattern[str]
-    action: Action
+    actions: list[Action]
+
+    def longest(self, shape: str, position: int) -> tuple[int, Action] | None:
+        """End of the token of the rule that wins at a position of an outline, and its action; None if none fits."""
+        match = self.pattern.match(shape, position)
+        assert match is not None
+        ends = [match.end(group) for group in range(1, 2 * len(self.actions), 2)]  # -1 where a rule does not fit
+        farthest = max(ends)
+        if farthest < 0:
+            return None
+        number = ends.index(farthest)
+        return match.end(2 * number + 2), self.actions[number]
 
 
 def outline(line: str) -> str:
@@ -109,7 +129,7 @@ def _kind(char: str) -> str:
     if char.isascii() or ord(char) > 0xFFFF:
         return char
     if char.isalpha():
-        return _A_LETTER
+        return A_LETTER
     if char in _marks():
         return _A_MARK
     return _A_DIGIT if unicodedata.category(char) == "Nd" else char
@@ -127,10 +147,11 @@ def symbols() -> frozenset[str]:
 
 
 @cache
-def rules() -> list[Rule]:
+def scanner() -> Scanner:
     """All rules, in the order that settles ties."""
-    listed = [*_words(), *_addresses(), *_abbreviations(), *_numbers(), *_compounds(), *_signs()]
-    return [Rule(re.compile(f"({token})(?:{context})"), action) for token, context, action in listed]
+    rules = [*_words(), *_addresses(), *_abbreviations(), *_numbers(), *_compounds(), *_signs()]
+    tried = (f"(?:(?=(({token})(?:{context})))|)" for token, context, _ in rules)
+    return Scanner(re.compile("".join(tried)), [action for *_, action in rules])
 
 
 def _words() -> list[tuple[str, str, Action]]:
@@ -167,7 +188,7 @@ def _addresses() -> list[tuple[str, str, Action]]:
     blank = ' \t\n\x0c\r"<>'
     end = f"[^{blank}|.!?(){{}},-]"
     # The reference leaves out of a bare host name all from the comma to the underscore: capitals and digits too.
-    bare = f"(?:[^{blank}`'|!(){{}},-_$]{{1,255}}\\.)+(?:com|net|org|edu)"
+    bare = f"(?:[^{blank}`'|!(){{}},-_$]{{1,255}}\\.)+(?i:com|net|org|edu)"
     host = f"(?:www\\.(?:[^{blank}|.!?(){{}},]+\\.)+[a-zA-Z]{{2,4}}|{bare})"
     user = f"[a-zA-Z0-9][^{blank}|()\xa0{{}}]{_BOUNDED}"
     domain = f"[^{blank}|(){{}}.\xa0]+"
@@ -183,14 +204,15 @@ def _addresses() -> list[tuple[str, str, Action]]:
 
 def _abbreviations() -> list[tuple[str, str, Action]]:
     states, starts = _any(_STATES_IN_CAPITALS, capitalised=True), _any(_SENTENCE_STARTS, capitalised=True)
-    common = f"(?:(?i:{_any(_ABBREVIATIONS)}|ed\\.d|ph\\.d)|[Pp]?[Pp][Tt][ey][Ss]?|{states})\\."
+    stopped = "(?=[A-Za-z]{1,8}\\.)"  # else sixty words are tried at each letter
+    common = f"{stopped}(?:(?i:{_any(_ABBREVIATIONS)}|ed\\.d|ph\\.d)|[Pp]?[Pp][Tt][ey][Ss]?|{states})\\."
     return [
         (common, "(?s:..)", _keep),
         (common, "", _keep),
-        (f"(?:(?i:{_any(_TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
+        (f"{stopped}(?:(?i:{_any(_TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
         ("(?:[A-Za-z]\\.)+", "", _keep),
-        ("[A-Za-z]", f"\\.{_SPACE}+{starts}{_SPACE}", _keep),
-        (f"(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{_DIGIT}", _keep),
+        ("[A-Za-z]", f"\\.{_SPACE}+(?:{starts}{_SPACE}|{_TAG})", _keep),
+        (f"{stopped}(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{_DIGIT}", _keep),
     ]
 
 
@@ -217,9 +239,10 @@ def _compounds() -> list[tuple[str, str, Action]]:
     hyphened = f"[A-Za-z0-9][A-Za-z0-9.,\xad]{_BOUNDED}(?:-(?:[A-Za-z]\\.(?:[A-Za-z]\\.)+|[A-Za-z0-9\xad]+))+"
     joined = f"{_ALNUM}+(?:{_HYPHEN}{_ALNUM}+)*"
     capitals = "[A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+"
+    file = f"(?:{_ALNUM}|\xad)"
     side = "[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}"
     return [
-        (f"{_ALNUM}+(?:\\.{_ALNUM}+)*\\.(?i:{_any(_FILES)})", f"{_SPACE}|[.,!?]", _keep),
+        (f"{file}+(?:\\.{file}+)*\\.(?i:{_any(_FILES)})", f"{_SPACE}|[.,!?]", _keep),
         (hyphened, "", soft),
         (joined, "", soft),
         (f"{hyphened}\\.", _STOP, soft),
@@ -228,18 +251,15 @@ def _compounds() -> list[tuple[str, str, Action]]:
         (capitals, "", _ampersand),
         (f"{capitals}\\.", _STOP, _ampersand),
         (f"{side}(?:\\\\?/{side}){{1,2}}", "", _keep),
-        ("-(?:[LR][RCS]B|[lr][rcs]b)-|C\\.D\\.s|pro-|anti-|C\\+\\+|[CF]#", "", _keep),
+        ("-(?:[LR][RCS]B|[lr][rcs]b)-|C\\.D\\.s|pro-|anti-|[Cc]\\+\\+|[CFcf]#", "", _keep),
         ("(?i:s(?:&|&amp;)(?:p-500|ls))", "", _ampersand),
     ]
 
 
 def _signs() -> list[tuple[str, str, Action]]:
-    name = "[A-Za-z][A-Za-z0-9_:.-]*"
-    attribute = f"{name}(?: *= *(?:'[^\r\n']*'|\"[^\r\n\"]*\"))?"
-    tag = f"<(?:[!?][A-Za-z-][^>\r\n]*|{name}(?: +{attribute})* */?|/{name}) *>"
     faces = "[-^x=~<>']_[-^x=~<>']|\\([-^x=~<>'][_.]?[-^x=~<>']\\)"
     return [
-        (tag, "", _replace({" ": "\xa0"})),
+        (_TAG, "", _replace({" ": "\xa0"})),
         ("&(?:MD|mdash|ndash);|[\x96\x97\u2013-\u2015]|----?", "", _to("--")),
         ("-+", "", _keep),
         ("&amp;", "", _to("&")),

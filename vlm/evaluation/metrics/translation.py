@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
+from vlm.data.records import Split
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.dictionary import Dictionary, words
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 
 NAMES = ("bleu", "chrf", "exact_match")
+PAIRS = 20_000  # of train that the dictionary, a control, is learned from
 COLUMNS = ("text", "translation", "reference", "loss")  # of a sample
 
 
@@ -132,9 +134,9 @@ class TranslationMetric(RecordMetric):
         """As in TranslationScores, of the last `compute`."""
         return self.scores.intervals(seed=seed)
 
-    def dictionary(self, pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
-        """metric@dictionary: the scores of a word-for-word dictionary that was learned from pairs."""
-        dictionary = Dictionary(pairs)
+    def dictionary(self, train: Split) -> dict[str, float]:
+        """metric@dictionary: the scores of a word-for-word dictionary that was learned from the training split."""
+        dictionary = Dictionary((record["text"], record["translation"]) for record in train.records(PAIRS))
         translations = [dictionary.translate(text) for text in self._column("text")]
         found = TranslationScores(translations, self.scores.references).summary
         return {f"{name}@dictionary": value for name, value in found.items()}

@@ -1,11 +1,13 @@
 """A confusion matrix as a picture."""
 
+import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vlm.errors import printable
 from vlm.evaluation.report.sections import Confusion
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ def confusion_picture(confusion: Confusion) -> bytes:
             color = "white" if shares[row, column] > 0.3 else "black" if number else "silver"
             axes.text(column, row, f"{number}", ha="center", va="center", color=color, fontsize=size)
     file = BytesIO()
-    figure.savefig(file, dpi=110, format="png", bbox_inches="tight")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks; a box stands for it
+        figure.savefig(file, dpi=110, format="png", bbox_inches="tight")
     return file.getvalue()
 
 
@@ -56,7 +60,7 @@ def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:
 
 def _short(name: str) -> str:
     """Cut in the middle, because names that are alike at first often differ at their end."""
-    name = " ".join(name.split())
+    name = printable(" ".join(name.split()))
     half = MAX_LETTERS // 2
     return name if len(name) <= MAX_LETTERS else f"{name[: half - 1]}\u2026{name[-half:]}"
 

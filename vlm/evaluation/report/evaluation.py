@@ -15,8 +15,9 @@ from vlm.inference import page
 
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
+TITLES |= {"bleu": "BLEU", "chrf": "chrF"}
 CONTROLS = {"constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
-CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word"}
+CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word", "dictionary": "word for word"}
 ESTIMATES = {"sampled": "sampled"}  # of the same score on a part of the split
 
 Results = Mapping[str, float]
@@ -36,6 +37,7 @@ class Evaluation:
         sections: The task's own part of the report.
         headlines: The few metrics that say most.
         curves: Metrics of validations that are drawn over steps.
+        remark: On how the scores are to be read.
     """
 
     title: str
@@ -47,6 +49,7 @@ class Evaluation:
     sections: Sequence[Section] = ()
     headlines: Sequence[str] = ()
     curves: Sequence[str] = ()
+    remark: str = ""
 
 
 def evaluation_page(
@@ -59,7 +62,7 @@ def evaluation_page(
         curves: Lines of the run by metric.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
-    body = [headlines(scores, evaluation.headlines), *_grounding(scores), scores_section(scores)]
+    body = [headlines(scores, evaluation.headlines), *_grounding(scores), scores_section(scores, evaluation.remark)]
     if drawn := curve_charts(curves or {}, evaluation.curves):
         body.append(page.section("Curves of the run", drawn))
     body += [rendered(section, picture) for section in evaluation.sections]
@@ -74,8 +77,8 @@ def headlines(scores: Results, wanted: Sequence[str]) -> str:
     return page.tiles([*items, ("loss", number(scores["loss"]), "nats a sample or token")])
 
 
-def scores_section(scores: Results) -> str:
-    """All scores, their intervals and controls in a table."""
+def scores_section(scores: Results, remark: str = "") -> str:
+    """All scores, their intervals and controls in a table, below a remark on how they are to be read."""
     names = [name for name in scores if "@" not in name]
     columns = {
         c: title for c, title in (CONTROLS | ESTIMATES).items() if any(f"{name}@{c}" in scores for name in names)
@@ -86,7 +89,8 @@ def scores_section(scores: Results) -> str:
         row = [TITLES.get(name, name.replace("_", " ")), number(scores[name])]
         row += [interval(scores, name)] if len(header) > 2 else []
         rows.append(row + [number(scores.get(f"{name}@{column}")) for column in columns])
-    notes = ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
+    notes = [f"{remark[:1].upper()}{remark[1:]}."] if remark else []
+    notes += ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
     if columns.keys() & CONTROLS.keys():
         notes.append("The columns on the right are controls that know little of the input: a model should beat them.")
     if columns.keys() & ESTIMATES.keys():

@@ -3,9 +3,11 @@
 import argparse
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from PIL import Image
 
+from vlm.atomic import named, replacing
 from vlm.data.images.image import load_image
 from vlm.errors import UserError, print_error
 from vlm.inference.captioning import Captioner
@@ -23,7 +25,8 @@ def contact_sheet(images: Sequence[Image.Image], captions: Sequence[str], out: s
         axes.imshow(image, interpolation="lanczos")
         axes.set_axis_off()
         axes.set_title(textwrap.fill(caption, 34), y=-0.04, verticalalignment="top", fontsize=11)
-    figure.savefig(out, dpi=100)
+    with named(Path(out)) as path, replacing(path) as file:
+        figure.savefig(file, format="png", dpi=100)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         images = [load_image(path) for path in find_images(args.images)]
         captions = captioner.write([captioner.pixels(image) for image in images])
         contact_sheet(images, [caption.text for caption in captions], args.out)
+    except OSError as fault:
+        print_error(f"--out {args.out}: cannot be written ({fault.strerror}); choose another place")
+        return 1
     except UserError as fault:
         print_error(fault)
         return fault.status

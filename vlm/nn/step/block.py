@@ -26,7 +26,7 @@ class StepInputs:
     Args:
         beams: Number G of beams a row.
         length: Number L of tokens a beam.
-        position: Laid out as the tokens are: added (B * G * L, D), rotation (B or 1, 1, G * L, K / 2), no bias.
+        position: Laid out as queries are: added (B or 1, 1, G * L, K), rotation (B or 1, 1, G * L, K / 2), no bias.
         bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
     Shapes:
         bias (B or 1, N or 1, G * L, slots)
@@ -90,8 +90,8 @@ class StepBlock:
         """Self-attention to the cache, which takes the new tokens' keys and values in."""
         position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
-        qkv = self.qkv(position.add(x)).view(rows, beams * length, sum(self.heads), self.head_dim)
-        q, k, v = qkv.transpose(1, 2).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
+        qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
+        q, k, v = position.add(qkv).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
         if position.rotation is not None:

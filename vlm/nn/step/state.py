@@ -180,16 +180,18 @@ class DecodeState:
         return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
 
     def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
-        """Position information, laid out as the tokens are."""
+        """Position information, laid out as the queries are."""
+
+        def laid_out(part: Tensor) -> Tensor:
+            if self.starts is not None:  # (B * G, 1, L, K)
+                return part.view(-1, 1, self.beams * length, part.shape[-1])
+            return part.repeat(self.beams, 1) if self.beams > 1 else part  # (L, K)
+
         added, rotation = position.added, position.rotation
-        if added is not None:  # (L, D) or (B * G, L, D)
-            rows = self.caches[0].keys.shape[0] * self.beams
-            added = added.expand(rows, length, added.shape[-1]).flatten(0, 1)  # (B * G * L, D)
-        if rotation is not None and self.starts is not None:  # (B * G, 1, L, K / 2)
-            rotation = tuple(part.view(-1, 1, self.beams * length, part.shape[-1]) for part in rotation)  # type: ignore[assignment]
-        elif rotation is not None and self.beams > 1:  # (L, K / 2)
-            rotation = tuple(part.repeat(self.beams, 1) for part in rotation)  # type: ignore[assignment]
-        return PositionInfo(added=added, rotation=rotation)
+        return PositionInfo(
+            added=None if added is None else laid_out(added),
+            rotation=None if rotation is None else (laid_out(rotation[0]), laid_out(rotation[1])),
+        )
 
 
 def states_of(context: Sequence[KeysValues | None]) -> int:

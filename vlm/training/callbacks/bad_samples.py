@@ -27,6 +27,7 @@ class BadSamples(L.Callback):
             raise UserError(f"callbacks.bad_samples.limit: {limit} is no share; give 0, to stop at the first, to 1")
         self.limit = limit
         self.reasons: dict[str, str] = {}
+        self._own: list[BadSample] = []  # of this rank, not told to the others yet
 
     def state_dict(self) -> dict[str, Any]:
         return {"reasons": self.reasons}
@@ -45,7 +46,12 @@ class BadSamples(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        new = [sample for sample in _of_all_ranks(trainer, batch.bad) if sample.id not in self.reasons]
+        self._own += batch.bad
+        task = cast(Task, pl_module)
+        if trainer.world_size > 1 and not task.bad_samples:  # of no rank, as far as they have told each other
+            return
+        bad, self._own, task.bad_samples = _of_all_ranks(trainer, self._own), [], 0
+        new = [sample for sample in bad if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:
             pl_module.print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new))
@@ -74,8 +80,8 @@ def _size(trainer: L.Trainer) -> int:
 
 
 def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """The samples of a batch that any rank could not read: so all ranks count, and stop, alike."""
-    if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
+    """The samples that any rank could not read: so all ranks count, and stop, alike."""
+    if trainer.world_size == 1:
         return bad
     gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]
     dist.all_gather_object(gathered, bad)

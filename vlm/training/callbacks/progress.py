@@ -37,6 +37,7 @@ class Progress(TQDMProgressBar):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         for bar in (self._val_progress_bar, self._train_progress_bar):
             if bar is not None:  # else it is drawn once more, below the last words
+                bar.leave = False  # nor as it closes: the ^C that the terminal shows has moved to the next line
                 bar.close()
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:

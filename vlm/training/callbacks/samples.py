@@ -1,6 +1,9 @@
 """Outputs of the model for a few inputs of each validation."""
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,9 +35,13 @@ class Samples(L.Callback):
         samples = task.samples
         if trainer.sanity_checking or not trainer.is_global_zero or not samples:
             return
-        lines = [f"  {sample['line']}" for sample in samples[: self.show]]
+        # Spread over them: those of class folders stand class by class.
+        shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
+        lines = [f"  {sample['line']}" for sample in shown]
         scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in task.results.items())
-        print("\n".join([f"\nstep {trainer.global_step}: {scores}", *lines]), flush=True)
+        remark = [f"  ({task.remark})"] if task.remark else []
+        lines = [f"step {trainer.global_step}: {scores}", *remark, *lines]
+        print("\n".join(["", *map(folded, lines)]), flush=True)
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         kept = [
@@ -47,7 +54,15 @@ class Samples(L.Callback):
             board = getattr(logger, "experiment", None)
             if hasattr(board, "add_image"):
                 with suppress(OSError):  # a full disk is warned of where metrics are written
-                    show_samples(board, samples[: self.show], trainer.global_step)
+                    show_samples(board, shown, trainer.global_step)
+
+
+def folded(line: str) -> str:
+    """A line folded between words to the width of the terminal, where it goes to one."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns - 1
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent="      ", replace_whitespace=False) or [line])
 
 
 def show_samples(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:

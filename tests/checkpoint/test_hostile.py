@@ -1,0 +1,68 @@
+"""Checkpoints of every task that were changed by a stranger are refused in a line by the task's own command."""
+
+import copy
+
+import pytest
+import tiny_checkpoints as tiny
+
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run as vlm
+
+EACH = [task if task == "tagging" else pytest.param(task, marks=pytest.mark.slow) for task in tiny.TASKS]
+
+
+def named(about):
+    about["model"]["name"] = "os.system"
+
+
+def foreign(about):
+    about["model"]["name"] = "SentencePieceTokenizer"
+
+
+def giant(about):
+    """Every size of the model a million times what it was."""
+    pending = [about["model"]["args"]]
+    while pending:
+        args = pending.pop()
+        for name, value in args.items():
+            if isinstance(value, dict):
+                pending.append(value["args"])
+            elif type(value) is int and name in ("dim", "depth", "vocab_size", "max_len"):
+                args[name] = value * 10**6
+
+
+def wordless(about):
+    about["task"] = ["captioning"]
+
+
+def bare(about):
+    for name in ("tokenizer", "preprocess", "classes"):
+        about.pop(name, None)
+
+
+def mistyped(about):
+    for name in ("tokenizer", "preprocess", "classes", "max_len"):
+        if name in about:
+            about[name] = 7 if isinstance(about[name], dict | list) else {"x": []}
+
+
+def shorter(about):
+    """A tokenizer, or classes, of another size than the model's."""
+    if "classes" in about:
+        about["classes"] = about["classes"][:1]
+    else:
+        about["tokenizer"] |= {"learned": "abc" if about["tokenizer"]["learned"] else "x"}
+
+
+@pytest.mark.parametrize("change", [named, foreign, giant, wordless, bare, mistyped, shorter])
+@pytest.mark.parametrize("task", EACH)
+def test_a_changed_checkpoint_is_refused_in_a_line(task, change, tmp_path, capsys):
+    loaded = copy.deepcopy(read(tiny.FILES / f"{task}.ckpt"))
+    change(loaded["vlm"])
+    path = tmp_path / "stranger.ckpt"
+    write(path, loaded)
+    assert vlm([*tiny.COMMANDS[task], "-c", str(path), *tiny.EXACT]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and "Traceback" not in said.err and len(said.err.splitlines()) <= 2
+    assert said.out == ""

@@ -1,0 +1,55 @@
+"""Batches that cannot be handed over by the process that read them."""
+
+import resource
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from vlm.data.samples import whole
+from vlm.data.workers import end_workers, worker_context
+from vlm.errors import UserError
+from vlm.training.faults import _reworded
+
+NUMBERS = 4096
+
+
+class Large(Dataset):
+    """Batches of tensors that lie in shared memory."""
+
+    def __getitems__(self, keys):
+        return [torch.zeros(NUMBERS) for _ in keys]
+
+    def __len__(self):
+        return 9
+
+
+def without_room(worker):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (NUMBERS, NUMBERS))  # of shared memory too
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_that_does_not_fit_into_shared_memory_ends_in_a_line(workers):
+    loader = DataLoader(
+        Large(),
+        batch_size=3,
+        collate_fn=whole,
+        num_workers=workers,
+        multiprocessing_context=worker_context(),
+        worker_init_fn=without_room,
+        timeout=60,  # else the test would not end before the fault was mended
+    )
+    with pytest.raises(UserError) as fault:
+        list(loader)
+    end_workers()
+    said = _reworded(fault.value, {})
+    assert str(said).startswith("a batch cannot be handed over") and "--shm-size" in str(said)
+    assert "\n" not in str(said) and said.status == 1
+
+
+def test_batches_come_through_as_they_are():
+    loader = DataLoader(
+        Large(), batch_size=4, collate_fn=whole, num_workers=1, multiprocessing_context=worker_context(), timeout=60
+    )
+    assert [len(batch) for batch in loader] == [4, 4, 1]
+    end_workers()

@@ -1,0 +1,61 @@
+"""Runs of all seeds have the same data, and data.seed gives others."""
+
+import pytest
+
+from vlm.config.compose import compose
+from vlm.training.check import check
+from vlm.training.run import build_data
+
+TASKS = {
+    "captioning": [f"data.source.{split}_scenes=6" for split in ("train", "val", "test")],
+    "classification": [f"data.source.{split}_scenes=12" for split in ("train", "val", "test")],
+    "language_modeling": [f"data.source.{split}_documents=3" for split in ("train", "val", "test")],
+}
+SPLITS = ("train", "val", "test")
+
+
+def drawn(task, tmp_path, *overrides):
+    config = compose([f"task={task}", f"runs={tmp_path}", *TASKS[task], *overrides], check)
+    data = build_data(config)
+    found = {}
+    for split in SPLITS:
+        for record in data.split(split).records():
+            value = (
+                record["document"].lines()
+                if "document" in record
+                else record["class" if "class" in record else "captions"]
+            )
+            image = record.image().tobytes() if record.open_image else b""
+            found[split, record.id] = (list(value), image)
+    return found, [
+        [key.index for key in batch] for batch in data.train_order().__iter__()
+    ] if task != "language_modeling" else []
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_seed_of_the_run_has_the_same_data_in_another_order(task, tmp_path):
+    default, order = drawn(task, tmp_path)
+    other, reordered = drawn(task, tmp_path, "seed=1")
+    assert other == default
+    assert not order or order != reordered
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_seed_of_the_data_has_other_data(task, tmp_path):
+    assert drawn(task, tmp_path, "data.seed=1")[0] != drawn(task, tmp_path)[0]
+
+
+@pytest.mark.parametrize("key", ["seed", "data.seed"])
+def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
+    from PIL import Image
+
+    for number in range(200):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    rows = "".join(f"{number}.png,picture {number},train\n" for number in range(200))
+    (tmp_path / "table.csv").write_text(f"image,caption,split\n{rows}")
+    base = ["data=captions", f"data.root={tmp_path}", "data.path=table.csv", f"runs={tmp_path / 'runs'}"]
+    held = []
+    for value in (0, 1):
+        split = build_data(compose([*base, f"{key}={value}"], check)).split("val")
+        held.append([record.id for record in split.records()])
+    assert (held[0] == held[1]) == (key == "seed")
