@@ -70,7 +70,7 @@ def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
 def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimizer) -> int:
     """One training step; returns how many tokens its loss counted."""
     targets = Targets.of(next_token_labels(batch["tokens"], batch["segments"]))
-    loss, count = token_loss(model(**batch), targets, model.head_weight)
+    loss, count = token_loss(model(**batch), targets, model.head_parts)
     (loss / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

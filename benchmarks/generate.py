@@ -98,7 +98,7 @@ def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageMod
 def run_ours(
     decoder: Any, model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, eos: int, rows: int
 ) -> list[list[int]]:
-    dtype = model.decoder.head_weight.dtype
+    dtype = model.decoder.head_parts.weight.dtype
     chunks = (
         (
             range(at, min(at + rows, len(images))),

@@ -7,14 +7,22 @@ import torch
 
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.fusion import Prefix
+
+
+@pytest.fixture(params=["cross", pytest.param("prefix", marks=pytest.mark.slow)])
+def fusion(request) -> Callable:
+    """Options of a decoder of width 16 that takes context of width 6."""
+    made = {"cross": lambda: {"context_dim": 6}, "prefix": lambda: {"prefix": Prefix(dim=16, context_dim=6)}}
+    return made[request.param]
 
 
 @pytest.fixture
-def make_decoder(scramble) -> Callable:
+def make_decoder(scramble, fusion) -> Callable:
     """Builds a random decoder; `sharpness` says how far apart the probabilities of tokens are."""
 
-    def make(vocab_size, max_len, *, sharpness=1.0, **options):
-        sizes = {"dim": 16, "depth": 2, "num_heads": 2, "context_dim": 6}
+    def make(vocab_size, max_len, *, sharpness=1.0, context=True, **options):
+        sizes = {"dim": 16, "depth": 2, "num_heads": 2, **(fusion() if context else {})}
         model = scramble(Decoder(vocab_size=vocab_size, max_len=max_len, **sizes | options))
         if hasattr(model.positions, "weight") and model.positions.weight.ndim == 2:
             model.positions.weight.data *= 4  # or a random model with tied embeddings repeats one token

@@ -159,7 +159,7 @@ def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_co
 
 
 def test_pruning_changes_nothing_but_the_steps(make_decoder, make_context):
-    decoder, context = make_decoder(11, 12, sharpness=0.5), make_context(6)
+    decoder, context = make_decoder(11, 12, sharpness=0.5), make_context(24)
     steps = []
     for prune in (True, False):
         trees = {}
@@ -188,7 +188,7 @@ def test_required_words_are_in_every_text(make_decoder, make_context, beam):
 
 
 def test_more_beams_find_required_texts_at_least_as_probable(make_decoder, make_context):
-    decoder, context = make_decoder(40, 9), make_context(8)
+    decoder, context = make_decoder(40, 9), make_context(24)
     rules = Rules(required=(((7, 8),), ((30,),)))
     means = []
     for beam in (2, 12):

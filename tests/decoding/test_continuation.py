@@ -90,3 +90,30 @@ def test_the_context_fits_the_window_and_keeps_half_of_it(window):
     for length in range(1, 60):
         kept = length - context_begin(length, window)
         assert kept <= window and kept >= min(length, max(1, window // 2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context, positions):
+    """As questions about images: each prompt has a row of context, and texts end at different steps."""
+    options = {"positions": None if positions == "learned" else RotaryPositions(head_dim=8)}
+    decoder, context = make_decoder(V, 16, sharpness=0.5, **options), make_context(4)
+    prompts = [[1, 7], [1, 3, 9, 2, 8], [1], [1, 9, 9]]
+
+    def alone(row, eos_id):
+        text = list(prompts[row])
+        for _ in range(6):
+            one = context.rows(slice(row, row + 1))
+            text.append(decoder.head(decoder(torch.tensor([text]), None, one))[0, -1].argmax().item())
+            if text[-1] == eos_id:
+                break
+        return text[len(prompts[row]) :]
+
+    end = alone(0, -1)[2]
+    texts = [[] for _ in prompts]
+    greedy = {"sampling": Sampling(temperature=0.0), "max_tokens": 6, "eos_id": end, "seed": 0}
+    for step in continue_texts(decoder, prompts, context=context, **greedy):
+        for item in step:
+            texts[item.prompt].append(item.token)
+    assert texts == [alone(row, end) for row in range(4)]
+    assert len({tuple(text) for text in texts}) > 1

@@ -49,7 +49,7 @@ def test_texts_are_those_of_growing_states(make_decoder, context, name, position
 
 
 def test_texts_of_different_lengths_go_on(make_decoder):
-    decoder = make_decoder(V, MAX_LEN, context_dim=None)
+    decoder = make_decoder(V, MAX_LEN, context=False)
     starts, tokens = torch.tensor([0, 2, 4]), torch.randint(V, (3, MAX_LEN))
     grown, fixed = (decoder.start(None, rows=3, max_len=MAX_LEN, starts=starts) for _ in range(2))
     for state in (grown, fixed):
@@ -176,7 +176,7 @@ def test_blocks_of_all_kinds_are_replayed(make_decoder, context, options, monkey
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_continued_texts_are_replayed(make_decoder, positions, monkeypatch, caplog):
-    decoder = make_decoder(V, LONG, context_dim=None, positions=positions_of(positions))
+    decoder = make_decoder(V, LONG, context=False, positions=positions_of(positions))
     prompts = [torch.randint(2, V, (length,)).tolist() for length in (1, 3, 7, 12, 2, 40)]
 
     def texts(eos_id):

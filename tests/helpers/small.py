@@ -16,6 +16,11 @@ TASKS = {
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
         *["task.mixup=0.4", "task.cutmix=0.5", "data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
     ],
+    "image_questions": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
+        *["model.size.dropout=0.2", "task.max_tokens=4", "model/fusion=prefix"],
+    ],
     "language_modeling": [
         *[
             "data.source.train_documents=40",

@@ -32,6 +32,10 @@ SMALL = [*SCENES, "model.size.encoder_depth=1", "model/encoder=vit", "model.enco
 TASKS = {
     "captioning": [*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "callbacks=ema"],
     "classification": [*SMALL, "optim.lr=1e-2"],
+    "image_questions": [
+        *[*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "model/fusion=prefix"],
+        *["data.max_len=96", "task.max_tokens=12"],
+    ],
     "language_modeling": [
         *("data.source.train_documents=40", "data.source.val_documents=4", "data.source.test_documents=4"),
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
@@ -59,6 +63,14 @@ STORY = "the small red circle is left of the large blue cross. the large blue cr
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
+    "image_questions": [
+        "answer",
+        *IMAGES,
+        "--question",
+        "how many circles are there?",
+        "--question",
+        "is there a red cross?",
+    ],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
     "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],
     "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],

@@ -14,6 +14,7 @@ from vlm.inference.attention_folder import picture_name
 from vlm.inference.attention_picture import attention_picture
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.fusion import Prefix
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 
@@ -47,6 +48,24 @@ def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model
     for word, queries in (("a", [0]), ("red", range(1, 5)), ("circle", range(5, 12))):
         expected = weights[list(queries)].mean(0).reshape(3, 3)
         np.testing.assert_allclose(maps[word], (expected / expected.sum()).detach().numpy(), atol=1e-6)
+
+
+def test_maps_of_a_prefix_are_the_last_layers_attention_to_its_states(scramble, tokenizer):
+    encoder = ViT(image_size=24, patch_size=8, dim=12, depth=1, num_heads=3, class_token=True)
+    sizes = {"vocab_size": tokenizer.vocab_size, "max_len": 32, "dim": 12, "depth": 2, "num_heads": 3}
+    decoder = Decoder(**sizes, prefix=Prefix(dim=12, context_dim=12))
+    model = scramble(VisionLanguageModel(encoder=encoder, decoder=decoder))
+    preprocess, pixels = Preprocess(image_size=24), torch.randint(256, (3, 24, 24), dtype=torch.uint8)
+    attn, seen = decoder.blocks[-1].attn, {}
+    attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0], mask=args[1]))
+    maps = word_maps(model, tokenizer, preprocess, pixels, "a red")
+    assert [word for word, _ in maps] == ["a", "red"]
+    q, k, _ = attn.qkv(seen["x"]).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)  # each (1, 3, 10 + 5, 4)
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~seen["mask"], -torch.inf)
+    weights = scores.softmax(-1).mean(1)[0, 10:, 1:10]  # of the tokens to the patches
+    for (_, found), queries in zip(maps, ([0], [1, 2, 3, 4]), strict=True):
+        expected = weights[queries].mean(0).reshape(3, 3)
+        np.testing.assert_allclose(found, (expected / expected.sum()).detach().numpy(), atol=1e-6)
 
 
 def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
@@ -118,9 +137,9 @@ def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
     assert len(missing) == (heads == 0) and all("heads" in line for line in missing)
 
 
-def test_a_decoder_without_cross_attention_has_no_maps_of_words(model, tokenizer):
+def test_a_decoder_without_context_has_no_maps_of_words(model, tokenizer):
     model.decoder.blocks[-1].cross_attn = None
-    assert "no cross-attention" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
+    assert "looks at no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
     found = read_attention(model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24), [5])
     assert not found.words and found.heads
 

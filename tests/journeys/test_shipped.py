@@ -31,6 +31,7 @@ GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
     "model/position": ("captioning", "language_modeling", "tagging"),
+    "model/fusion": ("captioning",),
     "data": (),
     "tokenizer": ("captioning", "language_modeling"),
     "optim": TASKS,
@@ -43,6 +44,7 @@ GROUPS = {
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
+    "image_questions": "questions|shapes_questions",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
@@ -54,6 +56,7 @@ ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "span_answe
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
+    "questions": ["data.root=.", "data.path=questions.csv"],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
     "texts": ["data.path=texts.csv"],

@@ -8,9 +8,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vlm.data.batch import Targets, next_token_labels
 from vlm.decoding.search import greedy
+from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
 from vlm.nn.position import (
+    LearnedPositions,
     LearnedPositionsEachLayer,
     Positions,
     RelativeBias,
@@ -41,13 +45,31 @@ VARIANTS = {
     "modern": lambda: MODERN | {"positions": RotaryPositions(head_dim=D // N)},
     "cosine": lambda: MODERN | {"qk_norm": True, "positions": RotaryPositions(head_dim=D // N)},
     "cosine_relative": lambda: {"qk_norm": True, "positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
+    "prefix": lambda: prefix(),
+    "prefix_counted": lambda: prefix(counted=True, norm=True) | {"positions": LearnedPositions(dim=D, max_len=27)},
+    "prefix_rotary": lambda: MODERN | prefix() | {"positions": RotaryPositions(head_dim=D // N)},
+    "prefix_counted_rotary": lambda: prefix(counted=True) | {"positions": RotaryPositions(head_dim=D // N)},
+    "prefix_relative": lambda: prefix() | {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
+    "prefix_each_layer": lambda: prefix() | {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
+    "prefix_counted_each_layer": lambda: (
+        prefix(counted=True) | {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=27)}
+    ),
+    "git": lambda: (
+        prefix(norm=True)
+        | {"pre_norm": False, "embed_norm": True}
+        | {"vocabulary_head": VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True)}
+    ),
 }
+
+
+def prefix(**options):
+    return {"context_dim": None, "prefix": Prefix(dim=D, context_dim=7, **options)}
 
 
 @pytest.fixture(params=VARIANTS)
 def build(request):
     """Builds a decoder of each kind."""
-    return lambda **options: Decoder(**SIZES | VARIANTS[request.param]() | options)
+    return lambda **options: Decoder(**SIZES | options | VARIANTS[request.param]())
 
 
 @pytest.fixture
@@ -63,6 +85,11 @@ def plain(scramble):
 @pytest.fixture
 def context():
     return Context(torch.randn(1, 5, 7))
+
+
+def counted(decoder):
+    """True where positions count the states of a prefix, none of which may then be masked."""
+    return decoder.prefix is not None and decoder.prefix.counted
 
 
 def tokens_like(segments):
@@ -142,8 +169,8 @@ def test_greedy_text_equals_llama(llama, like_llama):
 
 
 def test_every_parameter_gets_a_gradient(decoder, context):
-    hidden = decoder(tokens_like(SEGMENTS), SEGMENTS, context)
-    (hidden * torch.randn_like(hidden)).sum().backward()
+    logits = decoder.head(decoder(tokens_like(SEGMENTS), SEGMENTS, context))
+    (logits * torch.randn_like(logits)).sum().backward()
     assert not [name for name, p in decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
@@ -173,11 +200,11 @@ def test_a_packed_row_equals_its_captions_one_by_one(decoder, context):
 @pytest.mark.parametrize("chunks", [[1] * 8, [3, 1, 4]])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_cached_decoding_equals_uncached(decoder, chunks, beams):
-    mask = torch.arange(5) < torch.tensor([[5], [3]])
-    states = torch.randn(2, 5, 7)
+    mask = None if counted(decoder) else torch.arange(5) < torch.tensor([[5], [3]])
+    context = Context(torch.randn(2, 5, 7), mask)
     tokens = torch.randint(V, (2 * beams, sum(chunks)))
-    copies = Context(states.repeat_interleave(beams, 0), mask.repeat_interleave(beams, 0))
-    state = decoder.start(Context(states, mask), rows=2 * beams, max_len=8)
+    copies = context.rows(torch.arange(2).repeat_interleave(beams))
+    state = decoder.start(context, rows=2 * beams, max_len=8)
     stepped = torch.cat([decoder.step(part, state) for part in tokens.split(chunks, 1)], 1)
     assert state.length == 8
     torch.testing.assert_close(stepped, decoder(tokens, None, copies), rtol=0, atol=1e-5)
@@ -241,6 +268,10 @@ def test_context_is_seen_and_its_mask_respected(decoder):
     seen = decoder(tokens, None, Context(states))
     assert (seen - decoder(tokens, None, Context(torch.randn(1, 5, 7)))).abs().max() > 0.01
     mask = torch.tensor([[True, True, True, False, False]])
+    if counted(decoder):
+        with pytest.raises(UserError, match="are masked"):
+            decoder(tokens, None, Context(states, mask))
+        return
     torch.testing.assert_close(
         decoder(tokens, None, Context(states, mask)), decoder(tokens, None, Context(states[:, :3])), rtol=0, atol=1e-5
     )
@@ -250,6 +281,6 @@ def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(plain, context):
     torch.nn.init.zeros_(plain.token_embed.weight)
     tokens = tokens_like(SEGMENTS)
     hidden = plain(tokens, SEGMENTS, context)
-    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, SEGMENTS)), plain.head_weight)
+    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, SEGMENTS)), plain.head_parts)
     assert count == 9
     assert (total / count).item() == pytest.approx(math.log(V), rel=1e-6)

@@ -170,7 +170,7 @@ def test_a_batch_without_images_trains(scramble):
     model = joined()
     hidden = model(images, tokens, segments)
     assert hidden.shape == (0, 0, D)
-    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_weight)
+    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_parts)
     total.backward()
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())

@@ -10,6 +10,8 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
 from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
+from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -25,9 +27,9 @@ def vit(*, stem: str = "patches", **options) -> ViT:
     return ViT(stem=STEMS[stem](), **sizes, **options)
 
 
-def decoder(*, context_dim: int | None = None, **options) -> Decoder:
+def decoder(**options) -> Decoder:
     sizes = {"vocab_size": 50, "max_len": 16, "dim": 20, "depth": 2, "num_heads": 2}
-    return Decoder(context_dim=context_dim, **sizes, **options)
+    return Decoder(**sizes | options)
 
 
 @sdpa_kernel(SDPBackend.MATH)
@@ -59,11 +61,26 @@ def test_a_classifier(stem, options, pool) -> None:
     assert whole(flop, Work(images=5), 5) == counted(lambda: model(images))
 
 
-@pytest.mark.parametrize("options", [{}, {"activation": "swiglu"}, {"head_dim": 6}], ids=str)
+CAPTIONERS = {
+    "cross": lambda: {"context_dim": 24},
+    "swiglu": lambda: {"context_dim": 24, "activation": "swiglu"},
+    "wide heads": lambda: {"context_dim": 24, "head_dim": 6},
+    "prefix": lambda: {"prefix": Prefix(dim=20, context_dim=24)},
+    "prefix of its own width": lambda: {"dim": 24, "prefix": Prefix(dim=24, context_dim=24)},
+    "own head": lambda: {"context_dim": 24, "vocabulary_head": VocabularyHead(dim=20, vocab_size=50, tied=False)},
+    "transform": lambda: {
+        "context_dim": 24,
+        "vocabulary_head": VocabularyHead(dim=20, vocab_size=50, transform="gelu"),
+    },
+}
+
+
+@pytest.mark.parametrize("options", CAPTIONERS)
 def test_a_captioner(options) -> None:
-    model = VisionLanguageModel(encoder=vit(), decoder=decoder(context_dim=24, **options)).eval()
+    text = decoder(**CAPTIONERS[options]())
+    model = VisionLanguageModel(encoder=vit(), decoder=text).eval()
     tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
-    predicted = torch.zeros(40, 20)
+    predicted = torch.zeros(40, text.token_embed.embedding_dim)
 
     def step() -> None:
         model(torch.zeros(5, 3, 32, 32), tokens, segments)

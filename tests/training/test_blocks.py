@@ -40,7 +40,7 @@ def step(model: VisionLanguageModel, *, rows: int = 3, length: int = 12) -> tupl
     model.zero_grad()
     seed_torch(7 * length + rows)
     hidden = model(images, tokens, segments)
-    loss, _ = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_weight)
+    loss, _ = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_parts)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

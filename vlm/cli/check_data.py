@@ -73,7 +73,7 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     fields = data.fields.values()
     data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):
-        shares = caption_faults(splits, field.tokenizer, field.max_len, faults, limit=limit)
+        shares = caption_faults(splits, field, faults, limit=limit)
         lines.append(tokenizer_line(field.tokenizer, shares))
     return [*lines, *class_lines(fields, "images")]
 

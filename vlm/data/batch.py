@@ -1,6 +1,6 @@
 """Batches: the values of a task's fields for some samples, and rows that hold several texts end to end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -129,7 +129,7 @@ class TextRows(Tensors):
         scored: Tokens that count when they are predicted; None for all.
         bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
             and their end; None where they are not known.
-        references: Texts that belong to each row, for metrics; none in training.
+        references: Texts or questions that belong to each row, for metrics; none in training.
         places: Index of each row's sample in its split, in evaluation.
         others: The rows of each sample's partner (vlm.data.pairs), in evaluation.
     Shapes:
@@ -141,7 +141,7 @@ class TextRows(Tensors):
     targets: Targets
     scored: Tensor | None = None
     bounds: Tensor | None = None
-    references: Sequence[Sequence[str]] = ()
+    references: Sequence[Sequence[Any]] = ()
     places: list[int] = field(default_factory=list)
     others: "TextRows | None" = None
 
@@ -258,30 +258,36 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, 
 
 
 class CaptionRow(NamedTuple):
-    """The captions of a sample as ids; in evaluation with more.
+    """The texts of a sample, encoded; in evaluation with more.
 
     Args:
-        references: Texts for metrics.
+        texts: Each as its field encodes it.
+        references: Texts or questions for metrics.
         places: Index of the sample in its split, and that of its partner.
-        other: The partner's captions as ids.
+        other: The partner's texts, encoded.
     """
 
-    ids: list[list[int]]
-    references: Sequence[str] = ()
+    texts: list[Any]
+    references: Sequence[Any] = ()
     places: tuple[int, int] | None = None
-    other: Sequence[Sequence[int]] = ()
+    other: Sequence[Any] = ()
 
 
-def caption_rows(values: Sequence[CaptionRow], pad_id: int) -> TextRows:
-    """The captions of samples as rows of tokens."""
-    rows = replace(_next_tokens([row.ids for row in values], pad_id), references=[row.references for row in values])
+def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequence[Any]]], TextRows]) -> TextRows:
+    """The texts of samples as rows of tokens, beside those of their partners where these are there.
+
+    Args:
+        rows_of: Lays the encoded texts of samples out as rows.
+    """
+    rows = replace(rows_of([row.texts for row in values]), references=[row.references for row in values])
     if not values or values[0].places is None:
         return rows
     places, others = zip(*(row.places for row in values if row.places), strict=True)
-    partners = replace(_next_tokens([row.other for row in values], pad_id), places=list(others))
+    partners = replace(rows_of([row.other for row in values]), places=list(others))
     return replace(rows, places=list(places), others=partners)
 
 
-def _next_tokens(ids: Sequence[Sequence[Sequence[int]]], pad_id: int) -> TextRows:
+def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int) -> TextRows:
+    """Rows of token ids, of which each predicts the next."""
     tokens, segments = pack(ids, pad_id)
     return TextRows(tokens, segments, Targets.of(next_token_labels(tokens, segments)))

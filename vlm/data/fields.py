@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import CaptionRow, KeptImages, TextRows, caption_rows
+from vlm.data.batch import CaptionRow, KeptImages, TextRows, next_token_rows, paired_rows
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import NUMBERS, draw
@@ -246,7 +246,7 @@ class CaptionField(Field):
         """The texts that are to be written of a record."""
         return record["captions"]
 
-    def references_of(self, record: Record) -> Sequence[str]:
+    def references_of(self, record: Record) -> Sequence[Any]:
         """The texts that metrics compare with."""
         return record["references"]
 
@@ -287,11 +287,14 @@ class CaptionField(Field):
             return row
         return row._replace(places=(record["place"], record["other_place"]), other=self._row(record["other"]))
 
-    def _row(self, record: Record) -> list[list[int]]:
+    def _row(self, record: Record) -> list[Any]:
         return [self.ids(text) for text in self.texts_of(record)]
 
     def collate(self, values: Sequence[CaptionRow]) -> TextRows:
-        return caption_rows(values, self.tokenizer.pad_id)
+        return paired_rows(values, self._rows)
+
+    def _rows(self, texts: Sequence[Sequence[Any]]) -> TextRows:
+        return next_token_rows(texts, self.tokenizer.pad_id)
 
 
 class LabelField(Field):

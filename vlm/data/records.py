@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from PIL import Image
 
@@ -57,14 +57,26 @@ class Skipped(str):
         return self
 
 
+class Question(NamedTuple):
+    """A question about an image, its answer, and what kind of question it is."""
+
+    text: str
+    answer: str
+    kind: str = ""
+
+    def __str__(self) -> str:
+        """The question and its answer, as they are read one after the other."""
+        return f"{self.text} {self.answer}".strip()
+
+
 @dataclass(slots=True)
 class Record:
     """One sample: its name and all that is known of it. Its image is opened only when it is asked for.
 
     Args:
         id: Name that no other sample of the source has.
-        known: Values at hand, by name: "captions" that a row is trained on, "references" (all captions), "label",
-            "document", or whatever else a source and a field agree on.
+        known: Values at hand, by name: "captions" that a row is trained on, "references" (all captions), "questions",
+            "label", "document", or whatever else a source and a field agree on.
         open_image: Opens the image, in RGB; raises ImageError for one that cannot be read.
         read_file: The bytes of the image's file; None where no file holds it.
         read_stamp: A text that changes where the image (or document) does, without its being read; None for none.
@@ -98,9 +110,11 @@ class Record:
 
     @property
     def texts(self) -> list[str]:
-        """The texts that a person reads beside its image: all captions, else its class."""
+        """The texts that a person reads beside its image: all captions or questions, else its class."""
         if "references" in self.known:
             return list(self.known["references"])
+        if "questions" in self.known:
+            return [f"{question.text} {question.answer}" for question in self.known["questions"]]
         return [str(self.known["class"])] if "class" in self.known else []
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.sampling import Sampling
+from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.step import replay
 from vlm.nn.step.replay import Stepper
@@ -32,14 +33,17 @@ def continue_texts(
     max_tokens: int,
     eos_id: int,
     seed: int,
+    context: Context | None = None,
 ) -> Iterator[list[Drawn]]:
     """Continues texts token by token until their end or max_tokens.
 
-    What a prompt becomes depends on itself and the seed alone, not on the others or their order. Once a text is longer
-    than the decoder's max_len, the model goes on from its newest half, and again whenever that has filled up.
+    What a prompt becomes depends on itself, its context and the seed alone, not on the others or their order. Once a
+    text is longer than the decoder's max_len, the model goes on from its newest half, and again whenever that has
+    filled up.
 
     Args:
         prompts: Token ids, at least one each.
+        context: A row for each prompt; None for a decoder without context.
     Yields:
         After each step, what was drawn for every text that is not finished.
     """
@@ -61,8 +65,10 @@ def continue_texts(
         if steps is None or full or wanted != begins:
             rows = [row for row in rows if row not in ended]
             begins = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
-            steps, logits = _read([texts[row][at:] for row, at in zip(rows, begins, strict=True)], decoder, device)
-            drawing = draws[torch.tensor(rows, device=device)]
+            index = torch.tensor(rows, device=device)
+            seen = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
+            steps, logits = _read(seen, decoder, device, None if context is None else context.rows(index))
+            drawing = draws[index]
         else:
             logits = steps.logits(tokens[:, None])  # (R, V)
         tokens = sampling.draw(logits, drawing[:, step])
@@ -91,11 +97,13 @@ def context_begin(length: int, window: int) -> int:
     return 0 if length <= window else -(-(length - window) // stride) * stride
 
 
-def _read(contexts: list[list[int]], decoder: Decoder, device: torch.device) -> tuple[Stepper, Tensor]:
+def _read(
+    texts: list[list[int]], decoder: Decoder, device: torch.device, context: Context | None
+) -> tuple[Stepper, Tensor]:
     """Reads texts of different lengths, aligned at their ends."""
-    longest = max(map(len, contexts))
-    starts = [longest - len(context) for context in contexts]
-    tokens = torch.tensor([[0] * start + context for start, context in zip(starts, contexts, strict=True)])
+    longest = max(map(len, texts))
+    starts = [longest - len(text) for text in texts]
+    tokens = torch.tensor([[0] * start + text for start, text in zip(starts, texts, strict=True)])
     ragged = torch.tensor(starts, device=device) if any(starts) else None
-    steps = Stepper(decoder, decoder.start(None, rows=len(contexts), max_len=decoder.max_len, starts=ragged))
+    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=decoder.max_len, starts=ragged, beams=1))
     return steps, steps.logits(tokens.to(device))

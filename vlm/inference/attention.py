@@ -59,8 +59,8 @@ def read_attention(
         pixels: The image as the model reads it, uint8 (3, H, W).
         tokens: The caption, without begin and end; at most as many as the decoder has room for.
     """
-    cross = cross_attention(model)
-    layers = [] if cross is None else [cross]
+    layer = looking_layer(model)
+    layers = [] if layer is None else [layer]
     # What stands at a place predicts the token after it: the query of the first token is the begin.
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
@@ -70,15 +70,17 @@ def read_attention(
     before = tokens_before(model.encoder)
     words: list[Map] = []
     if looked and tokens:
-        grids = _grids(looked[0][-1].mean(dim=1)[0], before)  # (B, N, L, S) -> (L, S)
+        weights = looked[0][-1].mean(dim=1)[0, -len(tokens) :]  # (B, N, L, S), or (B, N, S + L, S + L) -> (L, ...)
+        weights = weights[:, : -len(tokens)] if isinstance(layer, SelfAttention) else weights  # (L, S)
+        grids = _grids(weights, before)
         words = [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in _words(tokens, tokenizer)]
     return Attention(words, _heads(seen[-1][0], model.encoder, before) if seen else [])
 
 
-def cross_attention(model: VisionLanguageModel) -> CrossAttention | None:
-    """The last layer by which the decoder looks at the image, if it has one."""
-    layer = getattr(model.decoder.blocks[-1], "cross_attn", None)
-    return layer if isinstance(layer, CrossAttention) else None
+def looking_layer(model: VisionLanguageModel) -> CrossAttention | SelfAttention | None:
+    """The last layer by which the decoder looks at the image, if it has one: self-attention where that is a prefix."""
+    block: Any = model.decoder.blocks[-1]
+    return block.cross_attn if model.decoder.prefix is None else block.attn
 
 
 def tokens_before(encoder: Any) -> int | None:
@@ -171,8 +173,8 @@ def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
     missing, before = [], tokens_before(model.encoder)
     with encoder_attention(model.encoder) as seen:
         states = model.encode(images).states  # (1, S, D)
-    if cross_attention(model) is None:
-        missing.append("the decoder has no cross-attention, so there are no maps of words")
+    if looking_layer(model) is None:
+        missing.append("the decoder looks at no image, so there are no maps of words")
     elif _grids(states[0, :, :1].T, before) is None:
         missing.append("the encoder's states are no square grid, so there are no maps of words")
     if not seen or not _heads(seen[-1][0], model.encoder, before):

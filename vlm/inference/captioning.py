@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
@@ -48,7 +48,8 @@ class Captioner(Writer):
     """A trained captioning model, ready to use; arguments as in Predictor. Its inputs are what `pixels` makes."""
 
     task = "captioning"
-    fields = names = ("image", "caption")
+    fields: ClassVar[tuple[str, ...]] = ("image", "caption")
+    names = ("image", "caption")
     model: VisionLanguageModel
 
     def restore(self, about: Mapping[str, Any]) -> None:

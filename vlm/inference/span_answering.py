@@ -13,7 +13,7 @@ from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, print_error
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import ModelOptions, Option, refuse_undecoded
+from vlm.inference.options import Files, ModelOptions, Option, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import rows_of
@@ -172,7 +172,7 @@ def answer_files(
 
 
 def command(
-    files: Annotated[list[str], Option("Text files.", positional=True)],
+    files: Files,
     model: ModelOptions,
     question: Annotated[list[str], Option("Question about each file; may be repeated.")],
 ) -> int:

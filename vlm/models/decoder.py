@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,30 +10,38 @@ from torch import Tensor, nn
 from vlm.errors import Count, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, decoder_flop
+from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
 from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
-from vlm.nn.mask import Mask, within_segments
-from vlm.nn.position import LearnedPositions, Positions, positions_within
-from vlm.nn.step.block import StepBlock
+from vlm.nn.mask import Mask, as_bias, with_prefix, within_segments
+from vlm.nn.position import LearnedPositions, PositionInfo, Positions, positions_within
+from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import KeyValueCache, as_cached
 from vlm.nn.step.state import DecodeState, KeysValues
+from vlm.nn.vocabulary_loss import Head
 
 
 class Decoder(nn.Module):
-    """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1).
+    """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1), or with it as a prefix.
 
-    Without context_dim it is a language model. The output embedding is the input embedding (Press and Wolf 2017).
+    Without context_dim and prefix it is a language model.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
         max_len: The longest segment, in tokens.
         depth: Number of blocks.
-        context_dim: Width of the context's states; None for a decoder without context.
+        context_dim: Width of the context's states for cross-attention; None for a decoder without.
+        prefix: Entrance of the context's states as a prefix; None for a decoder without.
         positions: Encoding of positions; by default learned vectors.
+        vocabulary_head: Head; by default the embedding of tokens (Press and Wolf 2017).
+        embed_norm: Whether embeddings are normalised before the first block, as in BERT and GIT.
         block: As in BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
+    Raises:
+        ValueError: Both context_dim and prefix are set.
     """
 
     def __init__(
@@ -45,15 +53,22 @@ class Decoder(nn.Module):
         depth: Count,
         num_heads: Count,
         context_dim: Count | None = None,
+        prefix: Prefix | None = None,
         positions: Positions | None = None,
+        vocabulary_head: VocabularyHead | None = None,
+        embed_norm: bool = False,
         **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
+        if context_dim is not None and prefix is not None:
+            raise ValueError("context_dim is for cross-attention, prefix for a prefix; set one of them to null")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.max_len, self.context_dim = max_len, context_dim
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
+        self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
+        self.prefix, self.vocabulary_head = prefix, vocabulary_head
         self.blocks = nn.ModuleList(DecoderBlock(config, context_dim=context_dim) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=(2 if context_dim is None else 3) * depth)
@@ -72,38 +87,63 @@ class Decoder(nn.Module):
         """
         length = tokens.shape[1]
         if segments is None:
-            positions = torch.arange(length, device=tokens.device)
+            places = torch.arange(length, device=tokens.device)
             mask: Mask = "causal"
         else:
-            positions, mask = positions_within(segments), within_segments(segments, bounds)
-        x = self.embed(tokens, positions)
-        position = self.positions.place(positions, keys=length)
-        states, context_mask = (None, None) if context is None else (context.states, context.mask)
+            places, mask = positions_within(segments), within_segments(segments, bounds)
         # Rows of captions, documents in rows and rows of evaluations are of all lengths; else rows are of one.
         changing = context is not None or segments is not None or not self.training
-        with changing_lengths(x.device) if changing else nullcontext():
-            for block in self._blocks():
-                x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
-        return self.norm(x)
+        with changing_lengths(tokens.device) if changing else nullcontext():
+            if self.prefix is None or context is None:
+                return self.norm(self._through(*self._embedded(places, tokens), mask, context))
+            count = context.states.shape[1]
+            x, position = self._embedded(places + self._first(context), tokens)
+            states, about = self.prefix(context.states, self.positions)  # (B, S, D)
+            mask = with_prefix(mask, context.mask, count=count, length=length, device=x.device)
+            x = self._through(torch.cat([states, x], dim=1), position.after(about, count), mask)  # (B, S + L, D)
+            return self.norm(x[:, count:])  # (B, L, D)
+
+    def _embedded(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, PositionInfo]:
+        return self.embed(tokens, positions), self.positions.place(positions, keys=tokens.shape[1])
+
+    def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
+        """The stack of blocks, with context for cross-attention."""
+        states, context_mask = (None, None) if context is None else (context.states, context.mask)
+        for block in self._blocks():
+            x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
+        return x
+
+    def _first(self, context: Context | None) -> int:
+        """Position of a text's first token."""
+        if self.prefix is None or context is None:
+            return 0
+        return self.prefix.first(context, self.positions, self.max_len)
 
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
 
     def flop(self, image_size: int = 0) -> Flop:
-        return decoder_flop(self, self.context_dim) + Flop(head=2 * self.head_weight.numel())
+        width = self.context_dim if self.prefix is None else self.prefix.context_dim
+        head = 0 if self.vocabulary_head is None else self.vocabulary_head.transform_flop
+        return decoder_flop(self, width) + Flop(head=2 * self.head_parts.weight.numel() + head)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
-        return self.dropout(x if added is None else x + added.to(x.dtype))  # (B, L, D)
+        return self.dropout(self.embed_norm(x if added is None else x + added.to(x.dtype)))  # (B, L, D)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
-        return nn.functional.linear(hidden, self.head_weight)
+        return self.head_parts.logits(hidden)
 
     @property
-    def head_weight(self) -> Tensor:
-        """(V, D): the embedding of tokens."""
-        return self.token_embed.weight
+    def head_parts(self) -> Head:
+        """The head as the loss takes it."""
+        embedding = self.token_embed.weight
+        return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
+
+    @property
+    def _tied(self) -> bool:
+        return self.vocabulary_head is None or self.vocabulary_head.own is None
 
     def start(
         self,
@@ -126,34 +166,46 @@ class Decoder(nn.Module):
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
         like = self.token_embed.weight if context is None else context.states
+        first = self._first(context)
         keys_values = self.keys_values(context)
         if beams is None:
             beams = rows // like.shape[0] if keys_values[0] is not None and len(like) else 1
-        caches = [
-            KeyValueCache(
-                rows=rows // beams,
-                heads=block.attn.num_kv_heads,
-                max_len=max_len * beams,
-                head_dim=block.attn.head_dim,
-                like=like,
-            )
-            for block in self._blocks()
-        ]
+        caches = self._caches(rows // beams, max_len * beams, like)
         mask = None if context is None else context.mask
         blocks = [StepBlock(block) for block in self._blocks()]
-        return DecodeState(blocks, caches, keys_values, mask, starts, beams, max_len)
+        return DecodeState(blocks, caches, keys_values, mask, starts, beams, max_len, first)
+
+    def _caches(self, rows: int, max_len: int, like: Tensor) -> list[KeyValueCache]:
+        """An empty cache for each block, of the type of a tensor."""
+        attns = [block.attn for block in self._blocks()]
+        sizes: dict[str, Any] = {"rows": rows, "max_len": max_len, "like": like}
+        return [KeyValueCache(heads=attn.num_kv_heads, head_dim=attn.head_dim, **sizes) for attn in attns]
 
     def keys_values(self, context: Context | None) -> list[KeysValues | None]:
         """Each block's keys and values of the context, laid out so that every step reads them in one go."""
+        if self.prefix is not None and context is not None:
+            x, position = self.prefix(context.states, self.positions)
+            return self._read(x, position, context.mask)
         states = None if context is None else context.states
         return [_in_order(block.keys_values(states)) for block in self._blocks()]
+
+    def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues | None]:
+        """Each block's keys and values of a prefix (B, S, D): a step of S tokens that all see one another."""
+        rows, count = x.shape[:2]
+        caches = self._caches(rows, count, x)
+        added = None if position.added is None else position.added.repeat(rows, 1)  # (B * S, D)
+        bias = None if mask is None else as_bias(mask, caches[0].keys)[:, None, None]  # (B, 1, 1, S)
+        inputs = StepInputs(1, count, PositionInfo(added=added, rotation=position.rotation), bias)
+        x = x.flatten(0, 1)  # (B * S, D)
+        with changing_lengths(x.device):
+            for block, cache in zip(self._blocks(), caches, strict=True):
+                x = StepBlock(block).step(x, inputs, cache, None, None)
+        return [(cache.keys, cache.values) for cache in caches]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
         positions, inputs = state.look(self.positions, tokens.shape[1])
-        added = self.positions.embed(positions)
-        x = self.token_embed(tokens)
-        x = (x if added is None else x + added.to(x.dtype)).flatten(0, 1)  # (R * L, D)
+        x = self.embed(tokens, positions).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, inputs, cache, keys_values, bias)

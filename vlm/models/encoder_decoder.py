@@ -8,16 +8,17 @@ from vlm.models.context import Context, joined
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
+from vlm.nn.vocabulary_loss import Head
 
 AT_ONCE = 8  # images that a CPU encodes at once
 
 
 class EncoderDecoder(nn.Module):
-    """Reads an input, writes text: the decoder cross-attends to the encoder's states. A subclass says how it is read.
+    """Reads an input, writes text: the decoder takes the encoder's states. A subclass says how it is read.
 
     Args:
         encoder: Returns a Context.
-        decoder: A decoder whose context_dim is the encoder's dim.
+        decoder: Takes context of the encoder's width, by cross-attention or as a prefix.
     """
 
     def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
@@ -29,8 +30,8 @@ class EncoderDecoder(nn.Module):
         return self.decoder.head(hidden)
 
     @property
-    def head_weight(self) -> Tensor:
-        return self.decoder.head_weight
+    def head_parts(self) -> Head:
+        return self.decoder.head_parts
 
 
 class VisionLanguageModel(EncoderDecoder):

@@ -47,6 +47,7 @@ class Flop:
         read_learns: Whether the encoder of texts has a backward pass.
         token, pair: Of a token, and of a pair of tokens of a row.
         state, context_pair: Of a state of the context, and of its pair with a token.
+        state_pair: Of a pair of states of the context.
         pool: Of pooling an image's states.
         head: Of a position that goes through the head.
     """
@@ -62,6 +63,7 @@ class Flop:
     pair: int = 0
     state: int = 0
     context_pair: int = 0
+    state_pair: int = 0
     pool: int = 0
     head: int = 0
 
@@ -76,7 +78,8 @@ class Flop:
         """
         tokens, states = work.rows * work.length, self.states + work.read
         text = tokens * (self.token + work.length * self.pair + states * self.context_pair)
-        context = (work.images * self.states + work.rows * work.read) * self.state if work.rows else 0
+        inputs = work.images * self.states + work.rows * work.read if work.rows else 0
+        context = inputs * (self.state + states * self.state_pair)
         return {
             "encoder": float(work.images * (self.projection if work.kept else self.image) + self._reading(work)),
             "decoder": float(text + context + work.images * self.pool),
@@ -133,18 +136,18 @@ def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
     """The operations of a row of text, beside states of a context of a width.
 
     They are a polynomial in the numbers of tokens L and of states S, which a few small ones determine:
-    token * L + pair * L * L + state * S + context_pair * L * S
+    token * L + pair * L * L + state * S + state_pair * S * S + context_pair * L * S
     """
 
     def count(length: int, states: int) -> int:
         context = None if context_dim is None else Context(torch.empty(1, states, context_dim, device="meta"))
         return measured(decoder, _tokens(length), None, context)[0]
 
-    one, two, three = (count(length, 1) for length in (1, 2, 3))
-    beside_one, beside_two = count(1, 2) - one, count(2, 2) - two  # state + context_pair, state + 2 * context_pair
-    pair, context_pair = (three - 2 * two + one) // 2, beside_two - beside_one
-    token = one - pair - beside_one
-    return Flop(token=token, pair=pair, state=beside_one - context_pair, context_pair=context_pair)
+    one, longer, wider = count(1, 1), count(2, 1), count(1, 2)
+    pair, state_pair = (count(3, 1) - 2 * longer + one) // 2, (count(1, 3) - 2 * wider + one) // 2
+    context_pair = count(2, 2) - longer - wider + one
+    token, state = longer - one - 3 * pair - context_pair, wider - one - 3 * state_pair - context_pair
+    return Flop(token=token, pair=pair, state=state, state_pair=state_pair, context_pair=context_pair)
 
 
 def _tokens(length: int) -> Tensor:

@@ -48,6 +48,11 @@ class VocabularyHead(nn.Module):
         weight, bias = (embedding, self.bias) if self.own is None else (self.own.weight, self.own.bias)
         return Head(weight, bias, None if self.activation is None else self._transform)
 
+    @property
+    def transform_flop(self) -> int:
+        """Operations of the transform, for a position."""
+        return 0 if self.activation is None else 2 * self.dense.weight.numel()
+
     def _transform(self, hidden: Tensor) -> Tensor:
         assert self.activation is not None
         return self.norm(self.activation(self.dense(hidden)))

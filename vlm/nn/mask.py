@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -62,6 +63,33 @@ def causal_within(segments: Tensor) -> Tensor:
 def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
     """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, device: torch.device) -> Tensor:
+    """Attention of rows that begin with a prefix (Raffel et al. 2020, figure 4).
+
+    The prefix sees all of itself and nothing of the text; the text sees the prefix, and of itself what it may. Of two
+    states p and two captions a and b, end to end:
+
+            p p  a a  b
+        p   1 1  0 0  0
+        p   1 1  0 0  0
+        a   1 1  1 0  0
+        a   1 1  1 1  0
+        b   1 1  0 0  1
+
+    Args:
+        text: Mask of the text alone, (B, 1, L, L) or "causal".
+        prefix: States of the prefix that may be attended to, (B, S); None for all.
+        count: Number S of states.
+        length: Number L of tokens.
+    Shapes:
+        -> bool mask (B or 1, 1, S + L, S + L)
+    """
+    own = text if isinstance(text, Tensor) else causal_tail(length, length, device)[None, None]
+    states = torch.ones(1, count, dtype=torch.bool, device=device) if prefix is None else prefix
+    # The columns of the prefix are the same for all rows of the mask.
+    return F.pad(own, (count, 0, count, 0)) | F.pad(states, (0, length))[:, None, None]
 
 
 def as_bias(seen: Tensor, like: Tensor) -> Tensor:

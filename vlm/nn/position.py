@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count, Range
@@ -70,6 +71,25 @@ class PositionInfo:
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
+    def after(self, prefix: "PositionInfo", count: int) -> "PositionInfo":
+        """The information of a prefix of `count` tokens and of this text together; no bias concerns the prefix."""
+        rotation = None
+        if self.rotation is not None:
+            pairs = zip(prefix.rotation or (None, None), self.rotation, (1.0, 0.0), strict=True)  # by no angle
+            rotation = tuple(_after(before, own, fill, count) for before, own, fill in pairs)
+        return PositionInfo(
+            added=None if self.added is None else _after(prefix.added, self.added, 0.0, count),
+            rotation=rotation,  # type: ignore[arg-type]
+            bias=None if self.bias is None else F.pad(self.bias, (count, 0, count, 0)),
+        )
+
+
+def _after(prefix: Tensor | None, own: Tensor, fill: float, count: int) -> Tensor:
+    """Numbers of `count` tokens before those of a text: (S, K) or None, and (..., L, K) -> (..., S + L, K)."""
+    shape = (*own.shape[:-2], count, own.shape[-1])
+    before = own.new_full(shape, fill) if prefix is None else prefix.expand(shape)
+    return torch.cat([before, own], dim=-2)
+
 
 NO_POSITIONS = PositionInfo()
 
@@ -79,9 +99,13 @@ class Positions(nn.Module):
 
     A subclass adds vectors to the input of the stack, hands position information to its layers, or both.
 
+    Attributes:
+        room: Number of positions that there are; None where there is no end.
     Shapes:
         positions (L,) if equal in all rows, else (B, L)
     """
+
+    room: int | None = None
 
     def embed(self, positions: Tensor) -> Tensor | None:
         """The vectors added to the input, broadcastable to (B, L, D)."""
@@ -104,11 +128,12 @@ class LearnedPositions(Positions):
 
     def __init__(self, *, dim: Count, max_len: Count) -> None:
         super().__init__()
+        self.room = max_len
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        return nn.functional.embedding(positions, self.weight)
+        return F.embedding(positions, self.weight)
 
 
 class GridPositions(LearnedPositions):
@@ -142,11 +167,12 @@ class LearnedPositionsEachLayer(Positions):
 
     def __init__(self, *, head_dim: Count, max_len: Count) -> None:
         super().__init__()
+        self.room = max_len
         self.weight = nn.Parameter(torch.empty(max_len, head_dim))
         nn.init.normal_(self.weight, std=head_dim**-0.5)
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        added = nn.functional.embedding(positions, self.weight)
+        added = F.embedding(positions, self.weight)
         return PositionInfo(added=added if positions.ndim == 1 else added[:, None])  # (L, K) or (B, 1, L, K)
 
 

@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
-from torch import Tensor
-
 from vlm.data.batch import Batch
-from vlm.data.images.image import Preprocess
-from vlm.data.pairs import block_of
-from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
@@ -19,35 +13,28 @@ from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
 from vlm.inference.captioning import encode_pixels
 from vlm.inference.writing import likeliest
-from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.flop import Work
-from vlm.models.frozen_features import Features
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import as_read
-from vlm.training.grounding import GroundingLosses
-from vlm.training.losses import Term, token_loss
-from vlm.training.show import caption_line, example_image, first_row, image_shape, text_shape
-from vlm.training.task import Task, TaskOptions
+from vlm.training.image_text import ImageTextTask
+from vlm.training.show import caption_line, example_image
+from vlm.training.task import TaskOptions
 
 LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
-class Captioning(Task):
+class Captioning(ImageTextTask):
     """Trains by next-token prediction, validates by captioning freely.
 
     Args:
-        model, options: As in Task; the model is a VisionLanguageModel.
-        fields: images, and captions.
-        max_tokens: Longest caption that is decoded, in tokens.
         val_captions: Images that a validation captions; None for all.
+        others: As in ImageTextTask; fields are images, and captions.
     """
 
     name = "captioning"
     headlines = ("cider", "bleu4", "rouge_l", "exact_match")
     curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
-    model: VisionLanguageModel
+    written, segment = "captions", "caption"
 
     def __init__(
         self,
@@ -57,45 +44,19 @@ class Captioning(Task):
         val_captions: Count | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
-        super().__init__(model=model, **options)
-        self.max_tokens, self.val_captions = max_tokens, val_captions
+        super().__init__(model=model, max_tokens=max_tokens, **options)
+        self.val_captions = val_captions
         self.captions = CaptionMetric()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Reads and writes captions."""
-        return self.fields["captions"].tokenizer  # type: ignore[return-value]
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """Makes pixels of images, and normalises them."""
-        return self.fields["images"].preprocess  # type: ignore[attr-defined]
-
-    def work(self, batch: Batch) -> Work:
-        rows, length = batch["captions"].tokens.shape
-        return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
-
-    def loss(self, batch: Batch) -> dict[str, Term]:
-        rows = batch["captions"]
-        hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
-        smoothing = self.label_smoothing
-        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.captions.reset()
-        size = len(self.evaluated_split)
-        self.grounding = GroundingLosses(size, self.device)
-        self.controlled = range(size) if self.trainer.testing else block_of(0, size)
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
     def evaluation_step(self, batch: Batch, limit: int | None) -> None:
-        self.unread += [sample.reason for sample in batch.bad]
         pixels, rows = batch["images"], batch["captions"]
         context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
-        blank = self._blank(pixels) if any(place in self.controlled for place in rows.places) else None
-        (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
-        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
+        losses = self.add_losses(batch, context)
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
@@ -105,11 +66,6 @@ class Captioning(Task):
         for id, image, caption, references, loss in samples:
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
-
-    def _blank(self, pixels: Tensor) -> Context:
-        """The context of an image of the mean colour, which is 0 once normalised."""
-        with torch.autocast(pixels.device.type, enabled=False):
-            return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch, self.val_captions)
@@ -161,17 +117,8 @@ class Captioning(Task):
         maps = word_maps(self.model, self.tokenizer, self.preprocess, pixels, sample["caption"])
         return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
 
-    def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows = batch["captions"]
-        shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
-        lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
-        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="caption", shown=tokens)
-
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm caption {example_image(data, folder)}"
-
-    def description(self) -> dict[str, Any]:
-        return {**super().description(), "max_tokens": self.max_tokens}
 
 
 def _card(name: str, row: Mapping[str, Any]) -> Card:

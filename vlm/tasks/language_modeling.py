@@ -71,7 +71,7 @@ class LanguageModeling(Task):
         """Summed cross-entropy in nats, and the number of tokens predicted."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
         hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
-        return token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=label_smoothing)
+        return token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=label_smoothing)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}

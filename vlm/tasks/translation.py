@@ -64,7 +64,7 @@ class Translation(Task):
         texts, rows = batch["text"], batch["translation"]
         hidden = self.model(texts.tokens, rows.tokens, rows.segments, texts.segments, texts.types)
         smoothing = self.label_smoothing
-        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_weight, label_smoothing=smoothing))}
+        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -77,7 +77,7 @@ class Translation(Task):
         context = encode_texts(model, texts.tokens, texts.segments, texts.types)
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
-            sums, counts = row_losses(hidden, rows.targets, model.head_weight)
+            sums, counts = row_losses(hidden, rows.targets, model.head_parts)
         self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return

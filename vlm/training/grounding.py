@@ -42,7 +42,7 @@ class GroundingLosses:
 
         def losses(rows: TextRows, context: Context) -> Losses:
             hidden = model.decoder(rows.tokens, rows.segments, context)
-            return row_losses(hidden, rows.targets, model.head_weight)
+            return row_losses(hidden, rows.targets, model.head_parts)
 
         own = losses(rows, context)
         if blank is not None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.data.batch import Targets
-from vlm.nn.vocabulary_loss import token_losses, vocabulary_loss
+from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
 
 
 @dataclass
@@ -25,31 +25,29 @@ class Term:
     weight: float = 1.0
 
 
-def token_loss(
-    hidden: Tensor, targets: Targets, weight: Tensor, bias: Tensor | None = None, *, label_smoothing: float = 0.0
-) -> tuple[Tensor, int]:
+def token_loss(hidden: Tensor, targets: Targets, head: Head, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
     """Cross-entropy in nats, summed over the labelled positions; only these go through the head.
 
     Args:
-        weight, bias: Of the head.
         label_smoothing: Share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
     Shapes:
-        hidden (B, L, D), weight (V, D), bias (V,) -> sum (), and the number of labelled positions
+        hidden (B, L, D) -> sum (), and the number of labelled positions
     """
-    picked = targets.pick(hidden)
-    return vocabulary_loss(picked, targets.labels, weight, bias, label_smoothing=label_smoothing), targets.count
+    picked = head.transformed(targets.pick(hidden))
+    loss = vocabulary_loss(picked, targets.labels, head.weight, head.bias, label_smoothing=label_smoothing)
+    return loss, targets.count
 
 
-def row_losses(hidden: Tensor, targets: Targets, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def row_losses(hidden: Tensor, targets: Targets, head: Head) -> tuple[Tensor, Tensor]:
     """Cross-entropy in nats, summed over the labelled positions of each row; only these go through the head.
 
     Shapes:
-        hidden (B, L, D), weight (V, D), bias (V,) -> sums (B,), counts (B,)
+        hidden (B, L, D) -> sums (B,), counts (B,)
     """
     places = slice(None) if targets.places is None else targets.places
     losses = torch.zeros(hidden.shape[:2].numel(), device=hidden.device)
     counts = torch.zeros_like(losses, dtype=torch.long)
-    losses[places] = token_losses(targets.pick(hidden), targets.labels, weight, bias)
+    losses[places] = token_losses(head.transformed(targets.pick(hidden)), targets.labels, head.weight, head.bias)
     counts[places] = 1
     return losses.view(hidden.shape[:2]).sum(1), counts.view(hidden.shape[:2]).sum(1)
 

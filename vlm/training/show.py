@@ -13,16 +13,26 @@ from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 
 
-def first_row(tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, shown: int) -> list[str]:
+def first_row(
+    tokens: Tensor,
+    segments: Tensor,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    shown: int,
+    scored: Tensor | None = None,
+) -> list[str]:
     """Lines that show the start of a batch's first row as the model reads it: each token and what it has to predict.
 
     Args:
         name: What a segment is called, such as "caption".
         shown: How many tokens are shown.
+        scored: The tokens that are predicted; None for all.
     Shapes:
-        tokens (B, L), segments (B, L)
+        tokens (B, L), segments (B, L), scored (B, L) or None
     """
-    labels = next_token_labels(tokens[:1], segments[:1])[0]
+    predicted = tokens if scored is None else tokens.masked_fill(~scored, IGNORE)
+    labels = next_token_labels(predicted[:1], segments[:1])[0]
     lines = [f"  {name:<10}input -> target"]
     row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
     for token, segment, label in list(row)[:shown]:

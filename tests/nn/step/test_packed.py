@@ -8,6 +8,8 @@ from torch import nn
 
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
+from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
 from vlm.nn.step import packed
 from vlm.nn.step.packed import PackedLinear, PackedMLP, prepack, prepack_for_decoding
@@ -42,15 +44,25 @@ def test_an_encoder_computes_the_same_packed(activation: str) -> None:
         torch.testing.assert_close(laid_out(images).states, plain(images).states, rtol=0, atol=2e-5)
 
 
+DECODERS = {
+    "gelu": lambda: {"context_dim": 24},
+    "swiglu": lambda: {"context_dim": 24, "activation": "swiglu"},
+    "prefix": lambda: {"prefix": Prefix(dim=32, context_dim=24)},
+    "own head": lambda: {"context_dim": 24, "vocabulary_head": VocabularyHead(dim=32, vocab_size=50, tied=False)},
+    "head": lambda: {
+        "context_dim": 24,
+        "vocabulary_head": VocabularyHead(dim=32, vocab_size=50, bias=True, transform="gelu"),
+    },
+}
+
+
 @pytest.mark.parametrize("wide", [0, packed.WIDE])
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_a_decoder_computes_the_same_in_any_layout(rows: int, activation: str, wide: int, monkeypatch) -> None:
+@pytest.mark.parametrize("options", DECODERS)
+def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, wide: int, monkeypatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(packed, "WIDE", wide)
-    plain = Decoder(
-        vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, context_dim=24, activation=activation
-    ).eval()
+    plain = Decoder(vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, **DECODERS[options]()).eval()
     laid_out = copy.deepcopy(plain)
     prepack_for_decoding(laid_out, rows=rows)
     context = Context(torch.randn(rows, 6, 24), None)

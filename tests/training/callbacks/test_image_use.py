@@ -8,6 +8,7 @@ import torch
 from vlm.data.batch import IGNORE, Targets, TextRows
 from vlm.data.pairs import partner
 from vlm.models.context import Context
+from vlm.nn.vocabulary_loss import Head
 from vlm.training.callbacks.image_use import ImageUseMonitor, Pixels, differ
 from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import row_losses, token_loss
@@ -66,10 +67,10 @@ def test_one_sample_has_no_other_and_samples_that_cannot_be_read_are_left_out_of
 def test_row_losses_are_those_of_the_rows_alone() -> None:
     hidden, labels = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
     labels[0, 2:] = labels[2] = IGNORE
-    sums, counts = row_losses(hidden, Targets.of(labels), torch.eye(7))
+    sums, counts = row_losses(hidden, Targets.of(labels), Head(torch.eye(7)))
     assert sums[2] == counts[2] == 0
     for row in range(2):
-        total, count = token_loss(hidden[row : row + 1], Targets.of(labels[row : row + 1]), torch.eye(7))
+        total, count = token_loss(hidden[row : row + 1], Targets.of(labels[row : row + 1]), Head(torch.eye(7)))
         assert counts[row] == count
         assert sums[row].item() == pytest.approx(total.item(), rel=1e-5)
 

@@ -90,13 +90,17 @@ class ShapesSplit(Split):
         """The scene with the captions that a row is trained on: all the valid ones, or as many of them as asked for."""
         scene = self.scene(epoch, index)
         valid = valid_captions(scene)
-        name, fresh_epoch, _ = key = self._key(epoch, index)
         captions = valid
         if self.captions_per_image is not None and len(valid) > self.captions_per_image:
-            rng = numpy_rng("scene captions", self.seed, *key)
+            rng = numpy_rng("scene captions", self.seed, *self._key(epoch, index))
             captions = [valid[at] for at in sorted(rng.permutation(len(valid))[: self.captions_per_image])]
         known = {"captions": captions, "references": valid}
-        return Record(f"{name}-{fresh_epoch}-{index:06d}", known, partial(draw, scene), None, lambda: str(scene))
+        return Record(self.name_of(epoch, index), known, partial(draw, scene), None, lambda: str(scene))
+
+    def name_of(self, epoch: int, index: int) -> str:
+        """The id of the scene of these keys."""
+        name, fresh_epoch, _ = self._key(epoch, index)
+        return f"{name}-{fresh_epoch}-{index:06d}"
 
 
 class Shapes(Source):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vlm.data.hold_out import check_fractions, draw
 from vlm.data.images.image import SUFFIXES
@@ -20,12 +21,12 @@ MAX_ABSENT = 0.01
 
 @dataclass(slots=True)
 class CaptionedImage:
-    """An image: its name, unique in the source, its path within the place, its split, and its captions."""
+    """An image: its name, unique in the source, its path within the place, its split, and its captions or questions."""
 
     name: str
     path: str
     split: str | None
-    captions: dict[str, None] = field(default_factory=dict)  # a set that keeps the order
+    captions: dict[Any, None] = field(default_factory=dict)  # a set that keeps the order
 
 
 def check_drawn(captions_per_image: int | None) -> None:
@@ -38,7 +39,7 @@ def check_drawn(captions_per_image: int | None) -> None:
         raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
 
 
-def drawn_captions(captions: list[str], most: int | None, *keys: int | str) -> list[str]:
+def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
     """The captions that a row is trained on: all, or as many as asked for, drawn for these keys."""
     if most is None or len(captions) <= most:
         return captions
@@ -98,7 +99,8 @@ class CaptionSource(Source):
         """
         named: dict[str, CaptionedImage] = {}
         for row in rows:
-            name, caption, place = row.image.strip(), row.caption.strip(), split or row.split
+            name, place = row.image.strip(), split or row.split
+            caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
             if not name or not caption:
                 said = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
                 self.skipped.append(Skipped(said, "empty caption" if name else "no image"))

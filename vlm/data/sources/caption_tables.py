@@ -15,10 +15,13 @@ from vlm.errors import UserError
 
 
 class Row(NamedTuple):
-    """One caption: the image's name, the text, the split where the file says one, and the place in the file."""
+    """One caption: the image's name, the text, the split where the file says one, and the place in the file.
+
+    Of data of questions, a caption is a Question.
+    """
 
     image: str
-    caption: str
+    caption: Any
     split: str | None
     where: str
 

@@ -53,11 +53,7 @@ class Captions(CaptionSource):
         captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
-        files = _files(self.root, path, val_path, test_path)
-        if files and "train" not in files:
-            raise UserError(
-                "data.path: not given, while data.val_path or data.test_path is; give all or data.path alone"
-            )
+        files = table_files(self.root, path, val_path, test_path)
         for split, file in files.items():
             rows = read_table(file, image_column, caption_column, split_column)
             self._add(rows, file, split=split if len(files) > 1 else None)
@@ -190,6 +186,18 @@ class Coco(CaptionSource):
                 inside = folder.is_relative_to(self.root)
                 return folder.relative_to(self.root).as_posix() if inside else str(folder.absolute())
         return ""
+
+
+def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+    """The tables of a data set by split; none where it has no table.
+
+    Raises:
+        UserError: A file is missing, or there is none to train on beside others.
+    """
+    files = _files(root, path, val_path, test_path)
+    if files and "train" not in files:
+        raise UserError("data.path: not given, while data.val_path or data.test_path is; give all or data.path alone")
+    return files
 
 
 def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:

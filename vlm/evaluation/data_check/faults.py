@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from vlm.data.fields import CaptionField
 from vlm.data.images.image import ImageError
 from vlm.data.images.image_hash import Print, exact, fingerprint, near
 from vlm.data.records import Skipped, Source, Split
@@ -178,15 +179,15 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False)
 
 
 def caption_faults(
-    splits: Mapping[str, Split], tokenizer: Tokenizer, max_len: int, faults: Faults, *, limit: int | None
+    splits: Mapping[str, Split], field: CaptionField, faults: Faults, *, limit: int | None
 ) -> dict[str, float]:
     """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
-    coverage = {}
+    coverage, tokenizer, max_len = {}, field.tokenizer, field.max_len
     for name, split in splits.items():
-        texts = [(record.id, text) for record in split.records(limit) for text in record["references"]]
+        texts = [(record.id, str(text)) for record in split.records(limit) for text in field.references_of(record)]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
-            f"{name}: {image}: {len(row) + 2} tokens, of which data.max_len={max_len} keeps the first: {text[:60]}"
+            f"{name}: {image}: {len(row) + 2} tokens, which data.max_len={max_len} cuts: {text[:60]}"
             for (image, text), row in zip(texts, ids, strict=True)
             if len(row) + 2 > max_len
         ]

@@ -29,7 +29,7 @@ class StepInputs:
         position: Laid out as queries are: added (B or 1, 1, G * L, K), rotation (B or 1, 1, G * L, K / 2), no bias.
         bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
     Shapes:
-        bias (B or 1, N or 1, G * L, slots)
+        bias (B or 1, N or 1, G * L, slots * G), after S columns of the prefix if there is one
     """
 
     beams: int
@@ -48,6 +48,8 @@ class StepBlock:
           norm1 -> qkv -> (B, heads, G * L, K) -> cache -> keys (B, N, slots * G, K) -> attention, bias -> proj -> +
           norm_cross -> q (B, N, G * L, K) -> keys of the context (B, N, S, K), once a row ------------> proj -> +
           norm2 -> mlp -> +
+
+    Without cross-attention, context is a prefix: its keys stand before those of the cache, under one softmax.
 
     Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
     """
@@ -78,7 +80,8 @@ class StepBlock:
             x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
         """
         pre = self.pre
-        x = x + self.attend_cache(self.norm1(x) if pre else x, inputs, cache)
+        prefix = context if self.cross is None else None
+        x = x + self.attend_cache(self.norm1(x) if pre else x, inputs, cache, prefix)
         x = x if pre else self.norm1(x)
         if self.cross is not None and context is not None:
             x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
@@ -86,8 +89,10 @@ class StepBlock:
         x = x + self.mlp(self.norm2(x) if pre else x)
         return x if pre else self.norm2(x)
 
-    def attend_cache(self, x: Tensor, inputs: StepInputs, cache: KeyValueCache) -> Tensor:
-        """Self-attention to the cache, which takes the new tokens' keys and values in."""
+    def attend_cache(
+        self, x: Tensor, inputs: StepInputs, cache: KeyValueCache, prefix: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Self-attention to the prefix and the cache, which takes the new tokens' keys and values in."""
         position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
@@ -99,6 +104,8 @@ class StepBlock:
         if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)
+        if prefix is not None:
+            k, v = torch.cat([prefix[0], k], dim=2), torch.cat([prefix[1], v], dim=2)  # (B, N, S + slots * G, K)
         out = self.attn.attend(q, k, v, bias=inputs.bias, scale=self.scale)
         return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 
 from vlm.nn.mask import as_bias
-from vlm.nn.position import Positions
-from vlm.nn.step.block import StepInputs
 from vlm.nn.step.cache import KeyValueCache
 from vlm.nn.step.state import DecodeState
 
@@ -39,7 +37,8 @@ class FixedDecodeState(DecodeState):
         starts = torch.zeros(rows, dtype=torch.long, device=device) if state.starts is None else state.starts
         self.slots = torch.zeros(state.beams, dtype=torch.long, device=device)
         caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
-        super().__init__(state.blocks, caches, state.context, state.mask, starts, state.beams, state.max_len)
+        sizes = {"beams": state.beams, "max_len": state.max_len, "first": state.first}
+        super().__init__(state.blocks, caches, state.context, state.mask, starts, **sizes)
         self.beam_ancestors, self.taken = state.beam_ancestors, state.length
         self.now = torch.full((1,), self.taken - 1, device=device)  # the step that was taken last
 
@@ -57,29 +56,21 @@ class FixedDecodeState(DecodeState):
             super().reorder_beams(parents)
             self.beam_ancestors = held.copy_(self.beam_ancestors)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
+    def advance(self, length: int) -> tuple[Tensor, int]:
         """As in DecodeState, for one token, with the step on the device and all slots shown.
 
         With room for four steps, at step 5:
 
             slot           0    1    2    3
-            age            1    0    3    2      (now - slot) % 4, in steps
-            step held      4    5    2    3      now - age; below 0, and so below any start, where nothing is written
+            age            1    0    3    2      (5 - slot) % 4
+            step held      4    5    2    3      5 - age
 
         Raises:
             ValueError: length is not 1.
         """
         if length != 1:
             raise ValueError(f"a fixed state takes 1 token a step, not {length}")
-        assert self.starts is not None
         self.now += 1
         place = self.now % self.max_len
         self.slots.copy_(place * self.beams + torch.arange(self.beams, device=self.device))
-        at = (self.now - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(self.beams, 0)  # (B * G, 1)
-        if self.beam_ancestors is not None:
-            self.beam_ancestors[:, :, place] = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
-        position = positions.place(at, keys=self.max_len)
-        age = (self.now - torch.arange(self.max_len, device=self.device)) % self.max_len  # of each slot, in steps
-        bias = None if position.bias is None else position.bias[:, :, self.max_len - 1 - age]  # the oldest stood first
-        seen = (self.now - age >= self.starts[:, None])[:, None]  # (B, 1, slots)
-        return at, StepInputs(self.beams, 1, self._spread(position, 1), self._masked(bias, seen, self.max_len, 1))
+        return self.now, self.max_len

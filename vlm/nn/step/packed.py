@@ -1,12 +1,12 @@
 """Weights laid out for use on a CPU; nothing here is for training."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlm.nn.blocks import ACTIVATIONS, MLP, Block
+from vlm.nn.vocabulary_loss import Head
 
 FEW_ROWS = 8  # what a layout is chosen for; it serves fewer and more as well
 WIDE = 384  # D from which packed products of one row in float32 take no longer than others
@@ -103,12 +103,14 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     Args:
         rows: Texts that are mostly decoded at once, beams counted.
     """
-    embed: Any = decoder.token_embed
-    if embed.weight.device.type != "cpu":
+    head: Head = decoder.head_parts  # type: ignore[assignment]
+    weight = head.weight
+    if weight.device.type != "cpu":
         return
-    if _can_pack(embed.weight) and (rows > 1 or embed.weight.dtype != torch.float32 or embed.weight.shape[1] >= WIDE):
+    if _can_pack(weight) and (rows > 1 or weight.dtype != torch.float32 or weight.shape[1] >= WIDE):
         prepack(decoder)
-        decoder.head = PackedLinear(embed.weight, None).function()  # type: ignore[assignment]
+        product = PackedLinear(weight, head.bias).function()
+        decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
     else:
         prepack(decoder, lambda name, layer: name == "kv")  # of the context: products of many rows
         _lay_out_input_major(decoder)

@@ -33,11 +33,12 @@ class DecodeState:
     Args:
         blocks: The decoder's, as steps call them.
         caches: One a block; a step's G beams lie side by side.
-        context: Keys and values of each block, or None.
+        context: Keys and values of each block, or None; blocks without cross-attention take them for a prefix.
         mask: Of the context.
         starts: Step at which each row's text begins; None if all begin at 0.
         beams: Number G of beams a row.
         max_len: Steps that a row may take.
+        first: Position of a text's first token.
     Shapes:
         context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, beam_ancestors (B, G, steps, G) or None
     """
@@ -49,6 +50,7 @@ class DecodeState:
     starts: Tensor | None = None
     beams: int = 1
     max_len: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         self.beam_ancestors: Tensor | None = None
@@ -71,6 +73,11 @@ class DecodeState:
     def states(self) -> int:
         """Number S of states of the context; 0 without any."""
         return states_of(self.context)
+
+    @property
+    def prefix(self) -> int:
+        """Number S of states that stand before the tokens of each row; 0 where context is no prefix."""
+        return 0 if self.blocks[0].cross is not None else self.states
 
     @property
     def context_bias(self) -> Tensor | None:
@@ -115,69 +122,75 @@ class DecodeState:
             self.beam_ancestors = self.beam_ancestors.gather(1, index)
 
     def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
-        """Positions of the next `length` tokens, (L,) or (B * G, L), and the inputs of their step.
-
-        The bias is made of three parts, each with the axes that it depends on:
-
-            step held <= own step, >= start    (B or 1, L, slots)       one query a token, one key a slot
-            beam_ancestors                     (B, G, slots, G)         one query a beam, G keys a slot
-            bias of the positions              (N, L, slots)
-            together                           (B, N or 1, G * L, slots * G)
-        """
-        begin, beams = self.length, self.beams
-        steps = torch.arange(begin, begin + length, device=self.device)  # (L,)
+        """Positions of the next `length` tokens, (L,) or (B * G, L), and the inputs of their step."""
+        steps, slots = self.advance(length)
         at = steps
         if self.starts is not None:
-            at = (steps - self.starts[:, None]).clamp(0, self.max_len - 1).repeat_interleave(beams, 0)  # (B * G, L)
+            own = (steps - self.starts[:, None]).clamp(0, self.max_len - 1)
+            at = own.repeat_interleave(self.beams, 0)  # (B * G, L)
         if self.beam_ancestors is not None:
-            places = steps % self.max_len
-            self.beam_ancestors[:, :, places] = torch.eye(beams, dtype=torch.bool, device=self.device)[:, None]
-        position = positions.place(at, keys=min(begin + length, self.max_len))
-        return at, StepInputs(beams, length, self._spread(position, length), self._bias(position, steps))
+            new = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
+            self.beam_ancestors[:, :, steps % self.max_len] = new
+        at = at + self.first if self.first else at
+        position = positions.place(at, keys=slots)
+        return at, StepInputs(self.beams, length, self._spread(position, length), self._bias(position, steps, slots))
 
-    def _bias(self, position: PositionInfo, steps: Tensor) -> Tensor | None:
-        """(B or 1, N or 1, G * L, slots * G), or None where each token sees the whole cache."""
-        length, end = len(steps), self.length + len(steps)
-        held = self._steps_held(end)  # (slots,)
-        bias = (
-            None if position.bias is None else position.bias.roll(end % self.max_len if end > self.max_len else 0, -1)
-        )
-        seen = None
-        if length > 1 or self.starts is not None:
-            seen = (held <= steps[:, None])[None]  # (1, L, slots)
-        if self.starts is not None and seen is not None:
-            own = held == steps[:, None]  # what stands before the start must attend to something, if only itself
-            seen = seen & ((held >= self.starts[:, None])[:, None] | own)  # (B, L, slots)
-        return self._masked(bias, seen, len(held), length)
+    def advance(self, length: int) -> tuple[Tensor, int]:
+        """Steps of the next tokens, (L,), and how many slots of the ring they look at."""
+        begin = self.length
+        return torch.arange(begin, begin + length, device=self.device), min(begin + length, self.max_len)
 
-    def _masked(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor | None:
-        """A bias (N, L, slots) together with what may be seen, (B or 1, L, slots)."""
+    def _bias(self, position: PositionInfo, steps: Tensor, slots: int) -> Tensor | None:
+        """Added to the products of a step; None where each token sees all keys.
+
+        It has five axes: row, beam of the query, its token, slot, beam of the key. Each part depends on some of them:
+
+            age of a slot              .  .  .  s  .       steps since it was written, 0 for the newest
+            step held                  .  .  .  s  .       newest step - age; < 0, so before any start, if never written
+            step held <= own step      .  .  L  s  .
+            step held >= start         B  .  L  s  .       a token before the start of its text sees itself alone
+            ancestors                  B  G  .  s  G
+            bias of the positions      N  .  L  s  .       of the oldest key first: column -1 - age
+            folded                     B or N, G * L, s * G
+
+        Shapes:
+            -> (B or 1, N or 1, G * L, slots * G), after S columns of the prefix if there is one
+        """
+        newest = steps[-1:]
+        age = (newest - torch.arange(slots, device=self.device)) % self.max_len
+        held = newest - age
+        sees = None if len(steps) == 1 else held <= steps[:, None]  # (L, slots)
+        if self.starts is not None:
+            begun = held >= torch.minimum(self.starts[:, None], steps)[..., None]  # (B, L, slots)
+            sees = begun if sees is None else begun & sees
+        if sees is not None:
+            sees = sees.expand(-1 if sees.ndim == 3 else 1, -1, -1)[:, None, :, :, None]  # (B or 1, 1, L, slots, 1)
         if self.beam_ancestors is not None:
-            return self._bias_of_beams(bias, seen, slots, length)
-        if seen is None:
-            return None if bias is None else bias[None]
-        masked = as_bias(seen, self.caches[0].keys)[:, None]  # (B or 1, 1, L, slots)
-        return masked if bias is None else masked + bias
+            ancestors = self.beam_ancestors[:, :, None, :slots]  # (B, G, 1, slots, G)
+            sees = ancestors if sees is None else sees & ancestors
+        mask = None if sees is None else as_bias(self._folded(sees, len(steps)), self.caches[0].keys)[:, None]
+        if position.bias is not None:
+            placed = position.bias[:, :, slots - 1 - age]  # (N, L, slots)
+            bias = self._folded(placed[:, None, :, :, None], len(steps))[None]
+            mask = bias if mask is None else mask + bias
+        return self._after_prefix(mask, slots * self.beams)
 
-    def _bias_of_beams(self, bias: Tensor | None, seen: Tensor | None, slots: int, length: int) -> Tensor:
-        """As `_masked`, for beams: axes are (row, beam of the query, its token, slot, beam of the key), then folded."""
-        assert self.beam_ancestors is not None
-        rows, beams = self.beam_ancestors.shape[:2]
-        sees = self.beam_ancestors[:, :, None, :slots].expand(-1, -1, length, -1, -1)  # (B, G, L, slots, G)
-        if seen is not None:
-            sees = sees & seen[:, None, :, :, None]
-        flat = sees.reshape(rows, 1, beams * length, slots * beams)
-        masked = as_bias(flat, self.caches[0].keys)
-        if bias is None:
-            return masked
-        heads = bias.shape[0]
-        spread = bias[:, None, :, :, None].expand(heads, beams, length, slots, beams)
-        return masked + spread.reshape(heads, beams * length, slots * beams)
+    def _folded(self, part: Tensor, length: int) -> Tensor:
+        """The five axes as (..., G * L, slots * G)."""
+        whole = part.expand(-1, self.beams, length, -1, self.beams)
+        return whole.reshape(len(part), self.beams * length, part.shape[3] * self.beams)
 
-    def _steps_held(self, end: int) -> Tensor:
-        """The step at which each slot of the ring is written, once those up to `end` are: (slots,)."""
-        slots = torch.arange(min(end, self.max_len), device=self.device)
-        return slots if end <= self.max_len else end - 1 - (end - 1 - slots) % self.max_len
+    def _after_prefix(self, bias: Tensor | None, keys: int) -> Tensor | None:
+        """The bias of a step with the columns of the prefix before it, which all beams and tokens of a row share."""
+        if not self.prefix or (bias is None and self.mask is None):
+            return bias
+        like = self.caches[0].keys
+        parts = [
+            like.new_zeros(1, 1, 1, size) if part is None else part
+            for part, size in ((self.context_bias, self.prefix), (bias, keys))
+        ]
+        shape = torch.broadcast_shapes(*(part.shape[:3] for part in parts))
+        return torch.cat([part.expand(*shape, -1) for part in parts], dim=-1)
 
     def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
         """Position information, laid out as the queries are."""

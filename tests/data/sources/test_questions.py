@@ -1,0 +1,49 @@
+"""Questions about images of one's own, from tables."""
+
+import pytest
+
+from vlm.data.records import Question
+from vlm.data.sources.questions import QuestionTable
+from vlm.errors import UserError
+
+
+def questions(root, text, name="questions.csv", **options):
+    (root / name).write_text(text)
+    fractions = {"val_fraction": 0.0, "test_fraction": 0.0}
+    return QuestionTable(root=str(root), path=name, **fractions | options)
+
+
+def test_all_questions_about_an_image_are_one_record(root):
+    text = "image,question,answer,kind\na.png,what is it?,a cat,object\nb.png,how many?,two,count\n"
+    text += "a.png,how many?,one,count\n"
+    split = questions(root, text, kind_column="kind").split("train")
+    assert [record.id for record in split.records()] == ["a.png", "b.png"]
+    assert split.record(0)["questions"] == [
+        Question("what is it?", "a cat", "object"),
+        Question("how many?", "one", "count"),
+    ]
+    assert split.record(0).texts == ["what is it? a cat", "how many? one"]
+    assert split.record(0).image().getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_splits_and_the_most_questions_of_an_epoch(root):
+    rows = "".join(f"a.png,q{n}?,x,train\n" for n in range(9))
+    source = questions(root, f"image,question,answer,split\n{rows}b.png,q?,y,val\n", questions_per_image=2)
+    train, val = source.split("train"), source.split("val")
+    assert len(train.record(0)["questions"]) == 2 and len(val.record(0)["questions"]) == 1
+    assert train.record(0, 0)["questions"] != train.record(0, 3)["questions"]
+
+
+def test_a_question_without_an_answer_is_named_and_left_out(root):
+    source = questions(root, "image,question,answer\na.png,what?,red\na.png,who?,\n")
+    assert source.split("train").record(0)["questions"] == [Question("what?", "red")]
+    assert "line 3" in source.skipped[0]
+
+
+def test_faults_name_file_and_column(root):
+    with pytest.raises(UserError, match=r"questions\.csv: no column 'answer' .*answer_column"):
+        questions(root, "image,question,reply\na.png,what?,red\n")
+    with pytest.raises(UserError, match=r"questions\.jsonl, line 1: image, question and answer must be text"):
+        questions(root, '{"image": "a.png", "question": "what?", "answer": 3}\n', "questions.jsonl")
+    with pytest.raises(UserError, match="two splits"):
+        questions(root, "image,question,answer,split\na.png,q?,x,train\na.png,r?,y,test\n")

@@ -1,0 +1,155 @@
+"""Questions about scenes of coloured shapes, each with its one answer."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from vlm.data.records import NAMES, Question, Record, Source, Split
+from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
+from vlm.data.shapes.scenes import Placed, Scene, draw, relations
+from vlm.errors import Count
+from vlm.randomness import numpy_rng
+
+RELATIONS = ("left of", "right of", "above", "below")
+NUMBERS = ("none", "one", "two", "three")
+
+
+class SceneQuestions(Source):
+    """Scenes as Shapes draws them, with a question of each kind about each.
+
+        color       what color is the small cross?                        red
+        count       how many circles are there?                           two
+        position    what is left of the small red cross?                  a large blue circle
+        yes_no      is the small red cross above the large blue circle?   no
+
+    Splits share no combination of objects. A question alone tells little: a thing asked for is as likely to be there
+    as not, and each color as any other.
+
+    Args:
+        questions_per_kind: Questions of each kind about a training scene, less those that come twice; others have one.
+        others: As in Shapes.
+    Raises:
+        UserError: As in Shapes.
+    """
+
+    holds = ("image", "questions")
+    name = "questions about shapes"
+    splits = NAMES
+    drawn = True
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        image_size: Count = 64,
+        shapes: list[str],
+        colors: list[str],
+        sizes: list[str],
+        max_objects: Count = 3,
+        object_weights: Sequence[float] = (1, 2, 1),
+        train_scenes: Count,
+        val_scenes: Count,
+        test_scenes: Count,
+        questions_per_kind: Count = 1,
+    ) -> None:
+        self.seed, self.shapes, self.colors, self.questions_per_kind = seed, shapes, colors, questions_per_kind
+        self._source = Shapes(
+            seed=seed,
+            image_size=image_size,
+            shapes=shapes,
+            colors=colors,
+            sizes=sizes,
+            max_objects=max_objects,
+            object_weights=object_weights,
+            train_scenes=train_scenes,
+            val_scenes=val_scenes,
+            test_scenes=test_scenes,
+            captions_per_image=1,
+        )
+
+    def open(self, name: str) -> Split:
+        return QuestionsSplit(self, self._source.open(name))
+
+
+class QuestionsSplit(Split):
+    """The scenes of a split with questions, drawn from nothing but their keys."""
+
+    def __init__(self, source: SceneQuestions, scenes: ShapesSplit) -> None:
+        self.source, self.scenes, self.fresh = source, scenes, scenes.fresh
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        scene, name = self.scenes.scene(epoch, index), self.scenes.name_of(epoch, index)
+        rng = numpy_rng("scene questions", self.source.seed, name)
+        times = self.source.questions_per_kind if self.fresh else 1
+        asked = [ask(scene, self.source, rng) for ask in KINDS.values() for _ in range(times)]
+        questions = list(dict.fromkeys(question for question in asked if question is not None))
+        return Record(name, {"questions": questions}, partial(draw, scene), None, lambda: str(scene))
+
+
+def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
+    """The color of an object that its size and shape tell from all others."""
+    looks = [(kind.size, kind.shape) for kind, _, _ in scene.objects]
+    alone = [kind for kind, _, _ in scene.objects if looks.count((kind.size, kind.shape)) == 1]
+    if not alone:
+        return None
+    kind = alone[rng.integers(len(alone))]
+    return Question(f"what color is the {kind.size} {kind.shape}?", kind.color, "color")
+
+
+def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
+    """How many objects have a shape or a color, two times in three one that is there."""
+    shaped = rng.random() < 0.5
+    looks = [kind.shape if shaped else kind.color for kind, _, _ in scene.objects]
+    names = source.shapes if shaped else source.colors
+    absent = sorted(set(names) - set(looks))
+    among = looks if not absent or rng.random() < 2 / 3 else absent
+    name = among[rng.integers(len(among))]
+    noun = f"{name} objects" if not shaped else f"{name}es" if name.endswith("s") else f"{name}s"
+    return Question(f"how many {noun} are there?", NUMBERS[looks.count(name)], "count")
+
+
+def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
+    """The only object that stands in a relation to another, three times in four; else nothing stands there."""
+    places: dict[int, list[tuple[str, str, str]]] = {0: [], 1: []}
+    for other in scene.objects:
+        for relation in RELATIONS:
+            there = [one for one in scene.objects if relation in _relations(one, other, scene)]
+            if len(there) < 2:
+                answer = f"a {there[0].kind}" if there else "nothing"
+                places[len(there)].append((relation, str(other.kind), answer))
+    if not places[1]:
+        return None
+    among = places[1] if rng.random() < 3 / 4 else places[0]
+    relation, kind, answer = among[rng.integers(len(among))]
+    return Question(f"what is {relation} the {kind}?", answer, "position")
+
+
+def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
+    """The presence of a color and shape, or a relation of two objects; each is true one time in two."""
+    true = bool(rng.random() < 0.5)
+    if len(scene.objects) > 1 and rng.random() < 0.5:
+        one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
+        holds = _relations(one, other, scene)
+        fitting = [relation for relation in RELATIONS if (relation in holds) == true]
+        text = f"is the {one.kind} {fitting[rng.integers(len(fitting))]} the {other.kind}?"
+    else:
+        present = sorted({(kind.color, kind.shape) for kind, _, _ in scene.objects})
+        every = [(color, shape) for color in source.colors for shape in source.shapes]
+        absent = [pair for pair in every if pair not in present]
+        true = true or not absent
+        among = present if true else absent
+        color, shape = among[rng.integers(len(among))]
+        text = f"is there a {color} {shape}?"
+    return Question(text, "yes" if true else "no", "yes_no")
+
+
+def _relations(one: Placed, other: Placed, scene: Scene) -> list[str]:
+    return [] if one is other else relations(one, other, scene.image_size)
+
+
+Ask = Callable[[Scene, SceneQuestions, np.random.Generator], Question | None]
+KINDS: dict[str, Ask] = {"color": ask_color, "count": ask_count, "position": ask_position, "yes_no": ask_yes_no}

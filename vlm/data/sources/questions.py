@@ -1,0 +1,72 @@
+"""Questions about images of one's own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlm.data.records import Question, Record
+from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
+from vlm.data.sources.caption_tables import Row
+from vlm.data.sources.captions import table_files
+from vlm.data.sources.tables import read_cells
+from vlm.errors import Count, Share, UserError
+
+
+class QuestionTable(CaptionSource):
+    """Questions about images, each with its answer: a CSV, TSV or JSON-lines table, a question a row.
+
+    The splits are the files where `val_path` or `test_path` is set, else what the split column says, else drawn by
+    image: all questions about an image are in one split.
+
+    Args:
+        question_column: Name of the column of questions.
+        answer_column: Name of the column of answers.
+        kind_column: Name of the column of kinds of question, which are scored apart too; null for none.
+        questions_per_image: The most questions of an image that an epoch of ``train`` uses; None for all.
+        others: As in Captions.
+    Raises:
+        UserError: If a file, column or image is missing or malformed.
+    """
+
+    holds = ("image", "questions")
+    name = "questions"
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        path: str,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        image_column: str = "image",
+        question_column: str = "question",
+        answer_column: str = "answer",
+        kind_column: str | None = None,
+        split_column: str = "split",
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
+        seed: int = 0,
+        questions_per_image: Count | None = None,
+    ) -> None:
+        super().__init__(root=root, seed=seed, captions_per_image=questions_per_image)
+        names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
+        names |= {} if kind_column is None else {"kind": kind_column}
+        self._columns = {f"{name}_column": column for name, column in names.items()}
+        files = table_files(self.root, path, val_path, test_path)
+        for split, file in files.items():
+            self._add(self._rows(file), file, split=split if len(files) > 1 else None)
+        self._finish(files["train"], val_fraction, test_fraction)
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        """Questions in the place of captions; one without a text or an answer is an empty caption."""
+        for cells in read_cells(path, self._columns):
+            values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
+            if not all(isinstance(value, str) for value in values.values()):
+                raise UserError(f"{path}, {cells.where}: image, question and answer must be text")
+            question, answer, kind = (" ".join(values[name].split()) for name in ("question", "answer", "kind"))
+            asked = Question(question, answer, kind) if question and answer else ""
+            yield Row(values["image"], asked, cells.split(path), cells.where)
+
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        record = super()._record(most, image, epoch)
+        record.known = {"questions": record["captions"]}
+        return record

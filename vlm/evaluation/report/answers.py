@@ -1,0 +1,35 @@
+"""The part of a report on questions about images: accuracy by kind, answers at random and wrong ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, Table, random_places
+
+COLUMNS = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
+
+
+def answer_sections(
+    rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float], kinds: Sequence[str]
+) -> list[Section]:
+    """Sections on the questions of an evaluation.
+
+    Args:
+        rows: The questions, as AnswerMetric has them.
+        scores: Accuracies by name, with those under control.
+        kinds: Kinds of the questions.
+    """
+    controls = [control for control in COLUMNS if f"accuracy{control}" in scores]
+    cells = [[kind, *(f"{scores[f'accuracy_{kind}{control}']:.1%}" for control in controls)] for kind in kinds]
+    table = Table(["kind of question", *(COLUMNS[control] for control in controls)], cells)
+    sections = [Section("Kinds of question", [table])] if cells else []
+    wrong = [row for row in rows if row["predicted"] != row["answer"]]
+    chosen = {
+        "Random answers": [rows[at] for at in random_places(len(rows))],
+        "Wrong answers": [wrong[at] for at in random_places(len(wrong))][:SHOWN],
+    }
+    return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    right = "right" if row["predicted"] == row["answer"] else f"right: {row['answer']}"
+    return Card(image=row["image_id"], text=f"{row['question']} {row['predicted']}", lines=[right, row["image_id"]])

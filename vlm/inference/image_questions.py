@@ -1,0 +1,128 @@
+"""Answering questions about images with a trained model: load, preprocess, predict, format; the command `answer`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.continuation import continue_texts
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.inference.captioning import Captioner
+from vlm.inference.files import find_images
+from vlm.inference.inputs import read_images
+from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
+from vlm.inference.output import Output, Records
+from vlm.models.context import Context
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.nn.step.packed import prepack, prepack_for_decoding
+
+COMMAND = {
+    "name": "answer",
+    "help": "Answer questions about images: one line an image and question, PATH<TAB>QUESTION<TAB>ANSWER.",
+}
+
+
+@dataclass
+class Answer:
+    """An answer, with its log-probability in nats."""
+
+    text: str = ""
+    logprob: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+
+
+def answer_questions(
+    model: VisionLanguageModel,
+    tokenizer: Tokenizer,
+    context: Context,
+    questions: Sequence[Sequence[str]],
+    *,
+    max_tokens: int,
+) -> list[list[Answer]]:
+    """The likeliest answer to each question of each image, token by token; evaluation and `vlm answer` go through here.
+
+    Of a question that leaves no room for an answer, the beginning is cut.
+
+    Args:
+        context: The encoded images, a row each.
+    """
+    room = model.decoder.max_len - 1 - max_tokens
+    prompts = [
+        [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]] for asked in questions for question in asked
+    ]
+    rows = [row for row, asked in enumerate(questions) for _ in asked]
+    answers = [Answer() for _ in prompts]
+    options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
+    beside = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
+    # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
+    with torch.autocast(context.states.device.type, enabled=False):
+        for drawn in continue_texts(model.decoder, prompts, context=beside, eos_id=tokenizer.eos_id, **options):
+            for item in drawn:
+                answers[item.prompt].logprob += item.logprob
+                answers[item.prompt].tokens.append(item.token)
+    for answer in answers:
+        answer.text = tokenizer.decode(answer.tokens).strip()
+    found = iter(answers)
+    return [[next(found) for _ in asked] for asked in questions]
+
+
+class Answerer(Captioner):
+    """A trained model that answers questions about images, ready to use; arguments as in Predictor."""
+
+    task = "image_questions"
+    fields = ("image", "question", "answer")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        raise UserError("vlm predict: this model answers questions; use vlm answer IMAGES --question Q")
+
+    def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
+        """The answers to the same questions about each of a batch of images that `pixels` made."""
+        context = self.encode(pixels)
+        return answer_questions(
+            self.model, self.tokenizer, context, [questions] * len(pixels), max_tokens=self.max_tokens
+        )
+
+
+def answer_files(
+    answerer: Answerer,
+    paths: Sequence[str],
+    questions: Sequence[str],
+    records: Records,
+    *,
+    batch_size: int,
+    workers: int = 0,
+) -> int:
+    """Answers questions about image files and writes a record for each; returns the exit status.
+
+    A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
+    """
+    failed = 0
+    prepack(answerer.model.encoder)
+    prepack_for_decoding(answerer.model.decoder, rows=min(batch_size, len(paths)) * len(questions))
+    for good, pixels, bad in read_images(paths, answerer.pixels, batch_size=batch_size, workers=workers):
+        failed += bad
+        for path, answers in zip(good, answerer.answer(pixels, questions) if good else [], strict=True):
+            for question, answer in zip(questions, answers, strict=True):
+                records.write({"image": path, "question": question, "answer": answer.text, "logprob": answer.logprob})
+    return 1 if failed else 0
+
+
+def command(
+    files: Files,
+    model: ModelOptions,
+    question: Annotated[list[str], Option("Question about each image; may be repeated.")],
+    workers: Workers = None,
+) -> int:
+    """Answers questions about images as the options say; returns the exit status."""
+    refuse_undecoded(question)
+    paths = find_images(files)
+    output = Output(model.out, inputs=[*paths, model.checkpoint])
+    records = Records(form=model.form, fields=Answerer.fields, output=output)
+    answerer = model.load(Answerer)
+    with output:
+        options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers)}
+        return answer_files(answerer, paths, question, records, **options)

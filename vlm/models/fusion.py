@@ -1,0 +1,60 @@
+"""Context as a prefix of the decoder's own sequence. The other way, cross-attention, is a part of the blocks."""
+
+import torch
+from torch import Tensor, nn
+
+from vlm.errors import Count, UserError
+from vlm.models.context import Context
+from vlm.nn.position import NO_POSITIONS, PositionInfo, Positions
+
+
+class Prefix(nn.Module):
+    """States of the context as the first tokens of a decoder (GIT: Wang et al. 2022; PaliGemma: Beyer et al. 2024).
+
+    They go through all blocks, see one another in both directions, and are seen by every text of their row.
+
+    Args:
+        dim: Width D of the decoder.
+        context_dim: Width of the context's states, which are projected to D where it is another.
+        norm: Whether states are normalised before they enter the blocks, as in GIT.
+        norm_eps: Added to the variance there.
+        counted: Whether states take the first positions, so that those of a text count on after them, as in PaliGemma;
+            else they have none, and a text counts from 0, as in GIT.
+    Shapes:
+        states (B, S, context_dim) -> (B, S, D)
+    """
+
+    def __init__(
+        self, *, dim: Count, context_dim: Count, norm: bool = False, norm_eps: float = 1e-5, counted: bool = False
+    ) -> None:
+        super().__init__()
+        self.context_dim, self.counted = context_dim, counted
+        self.project = nn.Identity() if context_dim == dim else nn.Linear(context_dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
+
+    def forward(self, states: Tensor, positions: Positions) -> tuple[Tensor, PositionInfo]:
+        """The tokens that the blocks take, and their positions."""
+        x = self.norm(self.project(states))
+        if not self.counted:
+            return x, NO_POSITIONS
+        places = torch.arange(x.shape[1], device=x.device)
+        added, place = positions.embed(places), positions.place(places, keys=x.shape[1])
+        return x if added is None else x + added.to(x.dtype), PositionInfo(added=place.added, rotation=place.rotation)
+
+    def first(self, context: Context, positions: Positions, max_len: int) -> int:
+        """Position of the first token of a text, of up to max_len tokens, after a context.
+
+        Raises:
+            UserError: Positions are counted, and there are too few, or some states are masked, as in padded contexts.
+        """
+        states = context.states.shape[1]
+        if not self.counted:
+            return 0
+        if context.mask is not None:
+            raise UserError("model.decoder.prefix.counted: some states are masked, and have no place; set it to false")
+        if positions.room is not None and positions.room < states + max_len:
+            raise UserError(
+                f"model.position.max_len: {positions.room} positions are too few for a prefix of {states} states and "
+                f"{max_len} tokens; give {states + max_len}, or model.decoder.prefix.counted=false"
+            )
+        return states
