@@ -35,6 +35,14 @@ TASKS = {
         *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
     ],
+    "masked_language_modeling": [
+        *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+    ],
+    "span_answering": [
+        *["data.source.train_stories=60", "data.source.val_stories=20", "data.source.test_stories=12"],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+    ],
     "tagging": [
         *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],

@@ -41,6 +41,14 @@ TASKS = {
         *("trainer.max_steps=400", "trainer.max_epochs=20", "trainer.check_val_every_n_epoch=20"),
         *("data.train_samples=160", "model.size.depth=1", "data.max_len=32", "task.sampled_batches=2", "optim.lr=1e-2"),
     ],
+    "masked_language_modeling": [
+        *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
+        *("model.size.encoder_depth=1", "optim.lr=1e-2"),
+    ],
+    "span_answering": [
+        *("data.source.train_stories=160", "data.source.val_stories=8", "data.source.test_stories=12"),
+        *("model.size.encoder_depth=1", "optim.lr=1e-2"),
+    ],
     "text_classification": [
         *("data.source.train_pairs=160", "data.source.val_pairs=8", "data.source.test_pairs=12", "optim.lr=1e-2"),
         *("model.size.encoder_depth=1", "tokenizer=bytes", "data.max_len=120"),
@@ -51,6 +59,7 @@ TASKS = {
     ],
     "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
+STORY = "the small red circle is left of the large blue cross. the large blue cross is above the small green circle."
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
@@ -63,6 +72,8 @@ COMMANDS = {
         "is there a red cross?",
     ],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
+    "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],
+    "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],
     "translation": ["translate", "--text", "a small red circle", "--text", "a large blue cross", "--beam", "2"],
@@ -72,6 +83,7 @@ COMMANDS = {
 def outputs(task: str, path: Path) -> dict:
     """The records that the task's command writes with a checkpoint, and its metrics on the test split."""
     said = io.StringIO()
+    Path("story.txt").write_text(STORY)
     with redirect_stdout(said):
         assert vlm([*COMMANDS[task], "-c", str(path), *EXACT]) == 0
     records = [json.loads(line) for line in said.getvalue().splitlines()]

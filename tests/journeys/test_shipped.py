@@ -1,6 +1,7 @@
 """Every config that is shipped, and every command of the README and of the pages on tasks."""
 
 import io
+import json
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from journey import draw_classes
 from small import TASKS as SMALL
+from tiny_checkpoints import STORY
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -47,8 +49,10 @@ OWN = {
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
     "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
+    "masked_language_modeling": "masked_lm_.*|shapes_masked",
+    "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -59,6 +63,7 @@ NEEDS = {
     "text_folder": ["data.root=."],
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
+    "squad": ["data.path=questions.json"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "translations": ["data.path=translations.csv"],
     "multi30k": ["data.root=."],
@@ -215,6 +220,16 @@ def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) >= 20
 
 
+def write_squad(path: Path, story: str) -> None:
+    """Questions about passages in SQuAD's layout."""
+    answer = {"text": "small", "answer_start": story.index("small")}
+    passages = [
+        {"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", "question": "what?", "answers": [answer]}]}
+        for n in range(40)
+    ]
+    path.write_text(json.dumps({"data": [{"paragraphs": passages}]}))
+
+
 @pytest.fixture
 def place(
     trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
@@ -229,6 +244,9 @@ def place(
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
     table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
+    (tmp_path / "notes.txt").write_text(STORY)
+    for name in ("train", "test"):
+        write_squad(tmp_path / f"{name}.json", STORY)
     shutil.copytree(pairs, tmp_path / "pairs")
     shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
@@ -239,7 +257,7 @@ def place(
 
 def drawn_samples(command: str) -> list[str]:
     """Few samples of the data that a command's task draws."""
-    task = re.search(r"task=(text_classification|tagging)", command)
+    task = re.search(r"task=(text_classification|tagging|span_answering|masked_language_modeling)", command)
     if task:
         return [option for option in SMALL[task[1]] if option.startswith("data.source.")]
     return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
@@ -271,7 +289,7 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             "model.size.dim=32",
             "model.size.num_heads=2",
         ]
-        small += SHORT if "language_modeling" in command or "shakespeare" in command else []
+        small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
         small += drawn_samples(command) if drawn else []
         assert main([*arguments, *small]) == (2 if wrong else 0)

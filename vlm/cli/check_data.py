@@ -19,7 +19,7 @@ from vlm.evaluation.data_check.faults import (
     source_faults,
 )
 from vlm.evaluation.data_check.pairs import pair_faults
-from vlm.evaluation.data_check.texts import tag_faults, text_faults, text_source_faults
+from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults, text_source_faults
 from vlm.evaluation.report.data_page import data_page, write_page
 from vlm.inference.output import output_folder
 
@@ -95,6 +95,8 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
         lines.append(tokenizer_line(field.tokenizer, shares))
     if "tags" in data.source.holds:
         lines += tag_faults(splits, faults, limit=limit)
+    if "answers" in data.source.holds:
+        lines += answer_faults(splits, faults, limit=limit, drawn=drawn)
     return [*lines, *class_lines(fields, "texts")]
 
 

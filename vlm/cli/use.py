@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 from vlm.errors import UserError
 from vlm.inference.commands import Command
+from vlm.inference.commands import commands as all_commands
 from vlm.inference.options import Checkpoint, ModelOptions, Option
 
 
@@ -24,7 +25,9 @@ def command_of(commands: Sequence[Command]) -> Callable[..., int]:
 
         task = task_of(model.checkpoint)
         if task not in functions:
-            raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {' or '.join(functions)}")
+            other = next((command.name for command in all_commands() if command.task == task), "predict")
+            kinds = " or ".join(functions)
+            raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {kinds}; use `vlm {other}`")
         return functions[task](model=model, **own_values(functions[task], values, task))
 
     merged: dict[str, inspect.Parameter] = {}

@@ -191,6 +191,38 @@ class InputRows(Tensors):
     texts: Sequence[Sequence[str]] = ()
 
 
+@dataclass(kw_only=True)
+class SpanRows(InputRows):
+    """Questions with their passages, in windows, whose answers are parts of the passages.
+
+    Its places are those of each row's first token and of the first piece of each word of the passage.
+
+    Args:
+        ends: Tokens where the answer of each row starts and ends; the first token of one without an answer.
+        firsts: By sample, the number in its passage of each window's first word.
+    Shapes:
+        ends (B, 2)
+    """
+
+    ends: Tensor
+    firsts: Sequence[Sequence[int]]
+
+
+@dataclass(kw_only=True)
+class MaskedRows(InputRows):
+    """Texts of which some tokens are masked; its places are those of these tokens.
+
+    Args:
+        labels: The tokens that stood there.
+        gaps: By sample, the numbers of its words that are masked; none in training.
+    Shapes:
+        labels (T,)
+    """
+
+    labels: Tensor
+    gaps: Sequence[Sequence[int]] = ()
+
+
 @dataclass
 class WordTags(Tensors):
     """The tags of the words of a batch.

@@ -14,7 +14,7 @@ from vlm.errors import UserError
 from vlm.inference.captioning import Captioner
 from vlm.inference.files import find_images
 from vlm.inference.inputs import read_images
-from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
+from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -112,14 +112,14 @@ def answer_files(
 
 
 def command(
-    images: Images,
+    files: Files,
     model: ModelOptions,
     question: Annotated[list[str], Option("Question about each image; may be repeated.")],
     workers: Workers = None,
 ) -> int:
     """Answers questions about images as the options say; returns the exit status."""
     refuse_undecoded(question)
-    paths = find_images(images)
+    paths = find_images(files)
     output = Output(model.out, inputs=[*paths, model.checkpoint])
     records = Records(form=model.form, fields=Answerer.fields, output=output)
     answerer = model.load(Answerer)

@@ -48,7 +48,7 @@ def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]
     lines = ["  row       token"]
     for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
         where = "padding" if segment == PADDING else "2" if rows.types is not None and rows.types[0, place] else "1"
-        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- tag' if place in read else ''}")
+        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- read' if place in read else ''}")
     return lines[: shown + 1]
 
 

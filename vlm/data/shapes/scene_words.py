@@ -1,8 +1,14 @@
 """Words of captions of drawn scenes with their kinds: a task of tagging that needs no files."""
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import permutations, product
+
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, valid_captions
+from vlm.data.shapes.scene_pairs import INVERSE, caption
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -35,7 +41,8 @@ class WordsSplit(Split):
         captions = valid_captions(self.scenes.scene(epoch, index))
         rng = numpy_rng("words of a caption", self.scenes.seed, self.name, epoch, index)
         words = captions[rng.integers(len(captions))].split()
-        return Record(f"{self.name}-{epoch}-{index:06d}", {"words": words, "tags": tags_of(words)})
+        known = {"text": " ".join(words), "words": words, "tags": tags_of(words)}
+        return Record(f"{self.name}-{epoch}-{index:06d}", known)
 
 
 class SceneWords(Source):
@@ -50,7 +57,7 @@ class SceneWords(Source):
         UserError: As Shapes.
     """
 
-    holds = ("words", "tags")
+    holds = ("text", "words", "tags")
     name = "words of captions"
     splits = NAMES
     drawn = True
@@ -78,6 +85,33 @@ class SceneWords(Source):
             test_scenes=test_captions,
             captions_per_image=None,
         )
+        self._kinds = [Kind(*parts) for parts in product(sizes, colors, shapes)]
+        self._most = max_objects
+
+    def likeliest(self, words: Sequence[str | None]) -> list[float] | None:
+        """The chance of the likeliest word in each gap, over all captions of one or two objects.
+
+        No order, size, colour, shape or relation is preferred, so that all captions of a length are equally likely.
+        """
+        if self._most > 2:
+            return None  # two relations of one subject are not equally likely in all combinations
+        known = [(at, word) for at, word in enumerate(words) if word is not None]
+        fitting = [
+            caption for caption in self._captions.get(len(words), []) if all(caption[at] == w for at, w in known)
+        ]
+        gaps = [at for at, word in enumerate(words) if word is None]
+        counts = [Counter(text[at] for text in fitting) for at in gaps]
+        return [max(count.values(), default=0) / max(1, len(fitting)) for count in counts]
+
+    @cached_property
+    def _captions(self) -> dict[int, list[list[str]]]:
+        """All captions of one and of two objects in words, by their number."""
+        pairs = ((one, relation, other) for one, other in permutations(self._kinds, 2) for relation in INVERSE)
+        texts = [*(f"a {kind}" for kind in self._kinds), *(caption(*parts) for parts in pairs)]
+        found: dict[int, list[list[str]]] = {}
+        for words in map(str.split, texts):
+            found.setdefault(len(words), []).append(words)
+        return found
 
     def open(self, name: str) -> WordsSplit:
         return WordsSplit(name=name, scenes=self._source.open(name))

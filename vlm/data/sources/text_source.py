@@ -1,6 +1,6 @@
 """The base of sources of text samples: files of each split, or parts of one file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class TextSource(Source):
 
     def _read(
         self,
-        paths: Mapping[str, str | None],
+        paths: Mapping[str, str | Sequence[str] | None],
         *,
         val_fraction: float,
         test_fraction: float,
@@ -46,24 +46,28 @@ class TextSource(Source):
         """Reads the files of the splits.
 
         Args:
-            paths: File of each split; None for none.
+            paths: File of each split, or several; None for none.
         Raises:
             UserError: A file is missing or holds nothing, or some samples state a split and others do not.
         """
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []
-        files = {split: _file(split, path) for split, path in paths.items() if path is not None}
-        if "train" not in files:
+        files = {split: _files(split, path) for split, path in paths.items() if path is not None}
+        if not files.get("train"):
             raise UserError("data.path: has no value; give data.path=FILE, of training")
-        found = {split: list(self.samples(path)) for split, path in files.items()}
-        for split, path in files.items():
+        found = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
+        for split, own in files.items():
             if not found[split]:
                 why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
-                raise UserError(f"{path}: holds no sample that can be used{why}")
+                raise UserError(f"{own[0]}: holds no sample that can be used{why}")
         if len(files) == 1:
-            parts = self._parts(files["train"], found["train"], {"test": test_fraction, "val": val_fraction}, seed)
+            parts = self._parts(files["train"][0], found["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:
             parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in found.items()}
+        self._take(parts)
+
+    def _take(self, parts: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> None:
+        """Takes the samples of all splits."""
         self._samples = {name: parts[name] for name in NAMES if parts.get(name)}
         self.splits = tuple(self._samples)
 
@@ -88,9 +92,10 @@ class TextSource(Source):
         self.skipped.append(Skipped(f"{path}, {where}: {what}", kind))
 
 
-def _file(split: str, path: str) -> Path:
+def _files(split: str, paths: str | Sequence[str]) -> list[Path]:
     setting = "data.path" if split == "train" else f"data.{split}_path"
-    if not Path(path).is_file():
-        what = "is a folder; give a file" if Path(path).is_dir() else f"no such file; set {setting} to one"
+    found = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    for path in (path for path in found if not path.is_file()):
+        what = "is a folder; give a file" if path.is_dir() else f"no such file; set {setting} to one"
         raise UserError(f"{setting}={path}: {what}")
-    return Path(path)
+    return found

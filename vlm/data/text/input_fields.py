@@ -16,6 +16,24 @@ from vlm.errors import Range, UserError
 REMEMBERED = 2**16  # words whose ids are kept
 
 
+class RememberedWords:
+    """The ids of words, remembered from sample to sample.
+
+    Args:
+        tokenizer: Encodes them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._ids = tokenizer, dict[str, list[int]]()
+
+    def __call__(self, word: str) -> list[int]:
+        if word not in self._ids:
+            if len(self._ids) >= REMEMBERED:
+                self._ids.clear()
+            self._ids[word] = self._tokenizer.encode(word)
+        return self._ids[word]
+
+
 class EncodedField(Field):
     """Base of fields of text that an encoder reads.
 
@@ -27,6 +45,7 @@ class EncodedField(Field):
     """
 
     tokenizer: Tokenizer
+    cuts = False  # whether the end of what is longer than a row is lost
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
@@ -65,6 +84,7 @@ class InputField(EncodedField):
     """The text of a record, or its pair of texts where it holds a second one; what is too long is cut."""
 
     needs = ("text",)
+    cuts = True
     pairs = False
 
     def prepare(self) -> None:
@@ -92,28 +112,21 @@ class WordsField(EncodedField):
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
-        self._pieces: dict[str, list[int]] = {}
+        self._pieces = RememberedWords(tokenizer)
 
     def prepare(self) -> None:
-        self._pieces.clear()
+        self._pieces = RememberedWords(self.tokenizer)
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self._pieces.clear()
+        self._pieces = RememberedWords(self.tokenizer)
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return ["".join(f" {word}" for word in record["words"])]
 
     def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
         words = record["words"]
-        return Encoded(encode_words(self.tokenizer, self.max_len, words, self._ids), words if key is None else ())
-
-    def _ids(self, word: str) -> list[int]:
-        if word not in self._pieces:
-            if len(self._pieces) >= REMEMBERED:
-                self._pieces.clear()
-            self._pieces[word] = self.tokenizer.encode(word)
-        return self._pieces[word]
+        return Encoded(encode_words(self.tokenizer, self.max_len, words, self._pieces), words if key is None else ())
 
 
 class TagField(Field):

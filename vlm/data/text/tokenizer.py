@@ -22,8 +22,8 @@ LINE = 2048  # characters of one training sentence: bounds the trainer's memory 
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8: needs no training and knows every language (Xue et al. 2022, ByT5)."""
 
-    def __init__(self, *, lowercase: bool = False) -> None:
-        super().__init__(lowercase=lowercase)
+    def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
+        super().__init__(lowercase=lowercase, mask=mask)
         self._load(b"")
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
@@ -77,6 +77,7 @@ class SentencePieceTokenizer(Tokenizer):
         byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
         character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
         lowercase: Lower-case every text first.
+        mask: As in Tokenizer.
     Raises:
         UserError: An option is unknown or out of its range.
     """
@@ -91,8 +92,9 @@ class SentencePieceTokenizer(Tokenizer):
         byte_fallback: bool = True,
         character_coverage: Share = 0.9995,
         lowercase: bool = False,
+        mask: bool = False,
     ) -> None:
-        super().__init__(lowercase=lowercase)
+        super().__init__(lowercase=lowercase, mask=mask)
         reserved = len(SPECIAL) + 1 + (len(BYTES) if byte_fallback else 1) + 1  # the unknown, a line break; the space
         if vocab_size <= reserved:
             raise UserError(f"tokenizer.vocab_size: {vocab_size} is no more than the {reserved} reserved ids; raise it")
@@ -118,7 +120,7 @@ class SentencePieceTokenizer(Tokenizer):
         return {**self._options, **self._trainer_options(), "sentencepiece": sentencepiece.__version__}
 
     def _trainer_options(self) -> dict[str, Any]:
-        options = {name: value for name, value in self._options.items() if name != "lowercase"}
+        options = {name: value for name, value in self._options.items() if name not in ("lowercase", "mask")}
         options |= dict(pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, unk_id=self.unk_id)
         return options | {
             "normalization_rule_name": "identity",

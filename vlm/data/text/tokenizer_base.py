@@ -13,6 +13,7 @@ from vlm.errors import UserError
 
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
+MASK: Row = (b"", "<mask>")
 SPACE = "\u2581"  # SentencePiece writes a space so, and cannot tell it from this character in a text
 
 
@@ -24,6 +25,7 @@ class Tokenizer(ABC):
         unk_id: Stands for what cannot be encoded; None where everything can be.
     Args:
         lowercase: Lower-case every text before anything else. Nothing is changed otherwise, in any language.
+        mask: Whether there is a further id, the last one, for what a masked language model is to fill in.
     """
 
     pad_id: int = 0
@@ -31,8 +33,8 @@ class Tokenizer(ABC):
     eos_id: int = 2
     unk_id: int | None = None
 
-    def __init__(self, *, lowercase: bool = False) -> None:
-        self._options: dict[str, Any] = {"lowercase": lowercase}
+    def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
+        self._options: dict[str, Any] = {"lowercase": lowercase} | ({"mask": True} if mask else {})
         self._learned: bytes | None = None
         self._rows: Sequence[Row] = ()
 
@@ -41,6 +43,11 @@ class Tokenizer(ABC):
         """Number of ids, special ones included; what was learnt may be smaller than what was asked for."""
         self._require_fit()
         return len(self._rows)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id that stands for what is to be filled in; None for a tokenizer without one."""
+        return self.vocab_size - 1 if "mask" in self._options else None
 
     @property
     def fingerprint(self) -> str:
@@ -105,7 +112,7 @@ class Tokenizer(ABC):
         return self._options
 
     def _load(self, learned: bytes) -> None:
-        self._rows = self._build(learned)
+        self._rows = [*self._build(learned), *([MASK] if "mask" in self._options else [])]
         self._learned = learned
 
     def _require_fit(self) -> bytes:
@@ -155,7 +162,8 @@ class Tokenizer(ABC):
 
 
 def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:
-    return sha256(json.dumps([name, options["lowercase"]]).encode() + b"\0" + learned).hexdigest()
+    masks = ["mask"] if options.get("mask") else []
+    return sha256(json.dumps([name, options["lowercase"], *masks]).encode() + b"\0" + learned).hexdigest()
 
 
 def printable_piece(text: str) -> str:

@@ -45,6 +45,11 @@ LIMITS = {
     "duplicate pair": 0.1,
     "pair of unlike lengths": 0.05,
     "tag that train lacks": 0.01,
+    "answer not in its context": 0.01,
+    "question without an answer": 0.01,
+    "question without an id of its own": 0.01,
+    "answer that is no whole words": 0.05,  # what can be answered is words of the context
+    "context in two splits": 0.0,
     "empty document": 0.01,
     "document in two splits": 0.0,
     "duplicate document": 0.1,

@@ -5,9 +5,13 @@ from collections.abc import Mapping
 
 from vlm.data.records import Source, Split
 from vlm.data.text.input_fields import EncodedField
+from vlm.data.text.passages import covering, word_places
 from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
+from vlm.evaluation.metrics.spans import normalized
 
 KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
+QUESTION_KINDS = ("answer not in its context", "question without an answer", "question without an id of its own")
+KINDS |= {kind: kind for kind in QUESTION_KINDS}
 SHOWN = 60  # characters of a text
 
 
@@ -46,7 +50,7 @@ def text_faults(
             ids = [field.tokenizer.encode(text) for text in own]
             length = sum(map(len, ids)) + len(ids) + 1
             long = f"{name}: {record.id}: {length} tokens, more than data.max_len={field.max_len}: {own[0][:SHOWN]}"
-            faults.add("over-long text", [long] if length > field.max_len else [], 1)
+            faults.add("over-long text", [long] if field.cuts and length > field.max_len else [], 1)
             texts += [(record.id, text) for text in own]
             rows += ids
         coverage[name] = cover(name, texts, rows, field.tokenizer, faults)
@@ -63,3 +67,32 @@ def tag_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None
             faults.add("tag that train lacks", lines, len(record["tags"]))
     (most, often), (least, seldom) = known.most_common()[0], known.most_common()[-1]
     return [f"tags        {len(known)}; {seldom:,} words of {least} to {often:,} of {most}"]
+
+
+def answer_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None, drawn: bool) -> list[str]:
+    """Notes contexts of two splits, and answers that are no whole words of theirs; gives a line on the answers.
+
+    Args:
+        drawn: Whether a program writes them, which writes some contexts again by nature.
+    """
+    seen: dict[str, str] = {}
+    counts = Counter[str]()
+    for name, split in splits.items():
+        for record in split.records(limit):
+            context = record["context"]
+            first = seen.setdefault(context, name)
+            apart = [f"{first} = {name}: {record.id}: {context[:SHOWN]}"] if first != name and not drawn else []
+            faults.add("context in two splits", apart, 1)
+            cut = (text for text, start in record["answers"] if _cut(context, text, start))
+            lines = [f"{name}: {record.id}: {text[:SHOWN]!r}" for text in cut]
+            faults.add("answer that is no whole words", lines, len(record["answers"]))
+            counts.update(questions=1, answerable=bool(record["answers"]))
+    return [f"questions   {counts['questions']:,}; {counts['questions'] - counts['answerable']:,} without an answer"]
+
+
+def _cut(context: str, text: str, start: int) -> bool:
+    """True for an answer whose words are not those of the context that hold it."""
+    words = word_places(context)
+    span = covering(words, start, start + len(text))
+    whole = "" if span is None else context[words[span[0]].start : words[span[1]].stop]
+    return normalized(whole) != normalized(text)

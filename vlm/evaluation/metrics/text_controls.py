@@ -1,12 +1,15 @@
 """Controls of text tasks: what a model would score that counts words and knows nothing of their order."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from vlm.evaluation.metrics.tagging import TaggingMetric
 
 Words = Sequence[str]
+_WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 class NaiveBayes:
@@ -65,3 +68,46 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
 def _first(counts: Counter[str]) -> str:
     """The most frequent; of equal ones the first by name."""
     return min(counts, key=lambda tag: (-counts[tag], tag))
+
+
+def overlapping_span(question: str, context: str) -> str:
+    """The longest run of words that a question lacks, in the sentence of a context that shares most words with it."""
+    asked = set(_WORD.findall(question.lower()))
+    sentences = [part for part in _SENTENCE_END.split(context) if part.strip()]
+    if not sentences:
+        return ""
+    sentence = max(sentences, key=lambda part: len(asked & set(_WORD.findall(part.lower()))))
+    runs: list[tuple[int, int]] = [(0, 0)]
+    for match in _WORD.finditer(sentence):
+        if match.group().lower() in asked:
+            runs.append((match.end(), match.end()))
+        else:
+            start, stop = runs[-1]
+            runs[-1] = (match.start() if start == stop else start, match.end())
+    start, stop = max(runs, key=lambda run: len(_WORD.findall(sentence[slice(*run)])))
+    return sentence[start:stop]
+
+
+class FrequentAnswers:
+    """The most frequent answer to each question, and to all that begin as it does, for a control that reads no context.
+
+    Args:
+        pairs: Questions and their answers.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for question, answer in pairs:
+            for beginning in _beginnings(question):
+                self.counts[beginning][answer] += 1
+
+    def answer(self, question: str) -> str:
+        """An answer; of equally frequent ones the first by name."""
+        known = next((text for text in _beginnings(question) if text in self.counts), None)
+        return _first(self.counts[known]) if known is not None else ""
+
+
+def _beginnings(question: str) -> list[str]:
+    """A question, its first two words, its first one, and nothing."""
+    words = question.lower().split()
+    return [" ".join(words), " ".join(words[:2]), " ".join(words[:1]), ""]

@@ -1,0 +1,102 @@
+"""Questions in SQuAD's JSON: good ones as they stand, bad ones named, passages in one split each."""
+
+import json
+
+import pytest
+
+from vlm.data.sources.squad import Squad
+from vlm.errors import UserError
+
+CONTEXT = "Ein 🦊 läuft im Wald."  # the fox is one code point, two units of UTF-16, four bytes of UTF-8
+
+
+def entry(id, question="what?", answers=(("läuft", 6),), **more):
+    return {"id": id, "question": question, "answers": [{"text": t, "answer_start": s} for t, s in answers], **more}
+
+
+def write(path, *paragraphs, context=CONTEXT):
+    rows = [{"context": f"{context}{' ' * n}", "qas": qas} for n, qas in enumerate(paragraphs)]
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": rows}]}), encoding="utf-8")
+    return str(path)
+
+
+def known(source, *names):
+    return {record.id: dict(record.known) for name in names or source.splits for record in source.split(name).records()}
+
+
+@pytest.fixture
+def source(tmp_path):
+    def make(*paragraphs, **options):
+        options = {"val_fraction": 0.0, "test_fraction": 0.0} | options
+        return Squad(path=write(tmp_path / "q.json", *paragraphs), **options)
+
+    return make
+
+
+def test_places_are_counted_in_code_points(source):
+    found = known(source([entry("a", answers=[("🦊", 4), ("läuft", 6)])]))
+    assert found == {"a": {"question": "what?", "context": CONTEXT, "answers": [("🦊", 4), ("läuft", 6)]}}
+
+
+def test_a_question_without_an_answer_has_none(source):
+    plausible = {"is_impossible": True, "plausible_answers": [{"text": "Wald", "answer_start": 15}]}
+    found = known(source([entry("a", answers=[], **plausible), entry("b", is_impossible=False)]))
+    assert found["a"]["answers"] == [] and found["b"]["answers"] == [("läuft", 6)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "reason"),
+    [
+        (entry("x", answers=[("läuft", 7)]), "answer not in its context", "'läuft' does not stand at 7"),
+        (entry("x", answers=[("läuft", 6), ("Wald", -5)]), "answer not in its context", "'Wald' does not stand at -5"),
+        (entry("x", answers=[(" ", 3)]), "answer not in its context", "' ' does not stand at 3"),
+        (entry("x", question=" "), "empty text", "no question"),
+        (entry("x", answers=[]), "question without an answer", "no answer"),
+        (entry("a"), "question without an id of its own", "its id stands there twice"),
+    ],
+)
+def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):
+    made = source([entry("a")], [entry("b"), bad])
+    assert set(known(made)) == {"a", "b"}
+    (line,) = made.skipped
+    assert line.kind == kind and reason in line
+    assert f"q.json, data[0].paragraphs[1].qas[1] ({bad['id']})" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[]", "has no list data"),
+        ('{"data": [7]}', r"data\[0\]: is no object"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', r"data\[0\].paragraphs\[0\]: has no text for its context"),
+        ('{"data": []}', "holds no sample"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "answers": [{"text": "a"}]}]}]}]}',
+            r"qas\[0\] \(1\).answers\[0\]: lacks a text or a whole number",
+        ),
+    ],
+)
+def test_a_file_of_another_layout_is_refused(tmp_path, text, reason):
+    (tmp_path / "q.json").write_text(text)
+    with pytest.raises(UserError, match=reason):
+        Squad(path=str(tmp_path / "q.json"))
+
+
+def test_splits_are_drawn_by_passage(source):
+    paragraphs = [[entry(f"{n}-{k}") for k in range(3)] for n in range(120)]
+    made = source(*paragraphs, val_fraction=0.2, test_fraction=0.2)
+    contexts = {name: {record["context"] for record in made.split(name).records()} for name in made.splits}
+    assert set(contexts) == {"train", "val", "test"} and sum(map(len, contexts.values())) == 120
+    assert 40 < len(contexts["train"]) < 100 and min(len(contexts["val"]), len(contexts["test"])) > 8
+    assert not contexts["train"] & (contexts["val"] | contexts["test"]) and not contexts["val"] & contexts["test"]
+
+
+def test_several_files_train_and_one_tests(tmp_path):
+    paths = [
+        write(tmp_path / f"{n}.json", *[[entry(f"{n}-{k}")] for k in range(30)], context=f"{CONTEXT}{n}") for n in "ab"
+    ]
+    test = write(tmp_path / "test.json", [entry("z")])
+    made = Squad(path=paths, test_path=test, val_fraction=0.2)
+    assert made.splits == ("train", "val", "test") and set(known(made, "test")) == {"test:z"}
+    assert len(known(made, "train", "val")) == 60

@@ -1,0 +1,83 @@
+"""Passages in windows: every word once or more with its own pieces, the answer's ends where its words are."""
+
+import random
+
+import pytest
+import torch
+
+from vlm.data.records import Record
+from vlm.data.text.passage_field import PassageField
+from vlm.data.text.passages import covering, encode_passage, word_places
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
+
+TEXT = "The Wi-Fi cost $5.20 (in 1999) – naïve, 東京タワー and d'accord."
+
+
+def test_words_are_all_signs_but_white_space():
+    words = [TEXT[start:stop] for start, stop in word_places(TEXT)]
+    assert "".join(words) == "".join(TEXT.split())
+    assert words[:7] == ["The", "Wi", "-", "Fi", "cost", "$", "5"] and "naïve" in words and "東" in words
+
+
+def test_the_words_that_cover_a_part_of_the_text():
+    words = word_places(TEXT)
+    for start in range(len(TEXT)):
+        for stop in range(start + 1, len(TEXT) + 1):
+            inside = [n for n, (a, b) in enumerate(words) if set(range(a, b)) & set(range(start, stop))]
+            assert covering(words, start, stop) == ((inside[0], inside[-1]) if inside else None)
+
+
+@pytest.mark.parametrize("stride", [1, 5, 1000])
+def test_windows_hold_every_word_and_fit(stride):
+    rng, tokenizer = random.Random(stride), ByteTokenizer()
+    for _ in range(200):
+        passage = " ".join("abcdefghij"[: rng.randint(1, 10)] for _ in range(rng.randint(0, 20)))
+        words, max_len = word_places(passage), rng.randint(9, 40)
+        windows = encode_passage(tokenizer, max_len, stride, "why?", passage)
+        seen = []
+        for row, first in windows:
+            assert len(row.ids) == len(row.types) <= max_len
+            inner = row.types.index(1)
+            assert tokenizer.decode(row.ids[:inner]) == "why?"[: max_len // 2]
+            assert row.places[0] == 0 and row.ids[0] == tokenizer.bos_id and row.ids[-1] == tokenizer.eos_id
+            numbers = range(first, first + len(row.places) - 1)
+            seen += numbers
+            for number, start, stop in zip(numbers, row.places[1:], [*row.places, len(row.ids) - 1][2:], strict=True):
+                read = tokenizer.decode(row.ids[start:stop])
+                assert f" {passage[slice(*words[number])]}".startswith(read) and read.strip()
+        assert sorted(set(seen)) == list(range(len(words)))
+        firsts = [first for _, first in windows]
+        assert firsts == sorted(set(firsts))
+
+
+def test_windows_move_on_by_the_stride():
+    passage = " ".join("abc" for _ in range(20))  # words of four bytes
+    firsts = [first for _, first in encode_passage(ByteTokenizer(), 30, 12, "", passage)]
+    assert firsts == [0, 3, 6, 9, 12, 15] and len(encode_passage(ByteTokenizer(), 83, 12, "", passage)) == 1
+
+
+def record(answers, question="who?"):
+    return Record("r", {"question": question, "context": "red green blue", "answers": answers})
+
+
+def test_the_ends_of_an_answer_in_each_window():
+    field = PassageField(tokenizer=ByteTokenizer(), max_len=18, stride=5)  # room for 11 bytes of passage
+    spans = field.encode(record([("green", 4), ("red", 0)]), None)
+    assert [window.first for window in spans.windows] == [0, 1]
+    # " red green" lies in one window, " green" and " blue" in the next.
+    assert spans.ends == [(10, 10), (6, 6)] and spans.texts == ("who?", "red green blue", "green", "red")
+    across = field.encode(record([("red green blue", 0)]), None)
+    assert across.ends == [(0, 0), (0, 0)]  # no window holds it whole
+    assert field.encode(record([]), None).ends == [(0, 0), (0, 0)]
+    rows = field.collate([spans, field.encode(record([("bl", 10)]), ())])
+    assert rows.tokens.shape[0] == 4 and rows.firsts == [[0, 1], [0, 1]] and rows.counts == [5 + 1, 5 + 1]
+    assert torch.equal(rows.ends, torch.tensor([[10, 10], [6, 6], [0, 0], [12, 12]]))
+    assert set(rows.ends.flatten().tolist()) <= {place % rows.tokens.shape[1] for place in rows.places.tolist()}
+
+
+def test_lower_casing_that_changes_a_texts_length_moves_no_word():
+    context = "İİİ stands before Ankara"  # each of the first letters has two code points in lower case
+    field = PassageField(tokenizer=CharTokenizer(lowercase=True).fit([context]), max_len=64, stride=8)
+    spans = field.encode(Record("r", {"question": "", "context": context, "answers": [("Ankara", 18)]}), None)
+    window = spans.windows[0].row
+    assert field.tokenizer.decode(window.ids[spans.ends[0][0] :]) == " ankara"

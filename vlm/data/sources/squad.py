@@ -1,0 +1,122 @@
+"""Questions about passages whose answers are parts of them, in SQuAD's JSON (Rajpurkar et al. 2016, 2018)."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm.data.hold_out import draw
+from vlm.data.sources.tables import read_text
+from vlm.data.sources.text_source import Sample, TextSource
+from vlm.errors import Share, UserError
+
+LAYOUT = "give a file in SQuAD's layout, data[].paragraphs[].qas[]"
+
+
+class Squad(TextSource):
+    """Questions in SQuAD's layout, 1.1, or 2.0 with some that have no answer (``is_impossible``).
+
+    Each answer must stand in its context where ``answer_start`` says, counted in Unicode code points. A question with
+    one that does not is not used. Splits that no file holds are drawn from training by passage, so that none stands in
+    two of them.
+
+    Args:
+        path: The file or files; of training alone where `val_path` or `test_path` is given.
+        val_path: A file of validation.
+        test_path: A file of test.
+        val_fraction: Part of the passages held out for validation where no file is.
+        test_fraction: Part of the passages held out for test where there is one file of questions alone.
+        seed: Seed of which are held out.
+    Raises:
+        UserError: A file is missing, no JSON or of another layout, or no question of it can be used.
+    """
+
+    holds = ("question", "context", "answers")
+    name = "questions about passages"
+
+    def __init__(
+        self,
+        *,
+        path: str | list[str],
+        val_path: str | None = None,
+        test_path: str | None = None,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.1,
+        seed: int = 0,
+    ) -> None:
+        self._read({"train": path, "val": val_path, "test": test_path}, val_fraction=0, test_fraction=0, seed=seed)
+        fractions = {"val": val_fraction} if test_path or val_path else {"test": test_fraction, "val": val_fraction}
+        self._hold_out({name: share for name, share in fractions.items() if name not in self.splits}, seed)
+
+    def _hold_out(self, fractions: Mapping[str, float], seed: int) -> None:
+        """Draws splits from training by passage."""
+        samples = self._samples["train"]
+        parts = draw([known["context"] for _, known in samples], fractions, seed)
+        drawn = {name: [samples[index] for index in indices] for name, indices in parts.items()}
+        if not drawn["train"]:
+            raise UserError(f"data.path: nothing is left to train on of {len(samples)} questions; hold out less")
+        self._take(self._samples | drawn)
+
+    def samples(self, path: Path) -> Iterator[Sample]:
+        seen: set[str] = set()
+        for where, context, question in _questions(path):
+            id = str(question.get("id", ""))
+            where = f"{where} ({id})" if id else where
+            text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
+            answers = [] if question.get("is_impossible") else _answers(path, where, question)
+            if not text or not context.strip():
+                fault = f"no {'question' if context.strip() else 'context'}"
+            elif not answers and not question.get("is_impossible"):
+                fault, kind = "no answer", "question without an answer"
+            elif wrong := next((one for one in answers if not _stands(one, context)), None):
+                fault, kind = f"the answer {wrong[0]!r} does not stand at {wrong[1]}", "answer not in its context"
+            elif not id or id in seen:
+                fault, kind = "its id stands there twice" if id else "no id", "question without an id of its own"
+            if fault:
+                self._skip(path, where, f"{fault}; the question is not used", kind)
+            else:
+                yield Sample(id, {"question": text, "context": context, "answers": answers})
+            seen.add(id)
+
+
+def _stands(answer: tuple[str, int], context: str) -> bool:
+    """True for a text that stands in the context at its place, and holds more than white space."""
+    text, start = answer
+    return bool(text.strip()) and start >= 0 and context[start : start + len(text)] == text
+
+
+def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Each question of a file with its place in the file and its context."""
+    try:
+        whole = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); {LAYOUT}") from error
+    for at, article in _entries(path, "", whole, "data"):
+        for within, paragraph in _entries(path, at, article, "paragraphs"):
+            context = paragraph.get("context")
+            if not isinstance(context, str):
+                raise UserError(f"{path}, {within}: has no text for its context; {LAYOUT}")
+            for where, question in _entries(path, within, paragraph, "qas"):
+                yield where, context, question
+
+
+def _answers(path: Path, where: str, question: Mapping[str, Any]) -> list[tuple[str, int]]:
+    found = []
+    for at, answer in _entries(path, where, question, "answers"):
+        text, start = answer.get("text"), answer.get("answer_start")
+        if not isinstance(text, str) or type(start) is not int:
+            raise UserError(f"{path}, {at}: lacks a text or a whole number as answer_start; {LAYOUT}")
+        found.append((text, start))
+    return found
+
+
+def _entries(path: Path, where: str, holder: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects of a list within an object, each with its place in the file."""
+    items: Sequence[Any] | None = holder.get(name) if isinstance(holder, dict) else None
+    place = f"{where}.{name}" if where else name
+    if not isinstance(items, list):
+        raise UserError(f"{path}: has no list {place}; {LAYOUT}")
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise UserError(f"{path}, {place}[{number}]: is no object; {LAYOUT}")
+        yield f"{place}[{number}]", item

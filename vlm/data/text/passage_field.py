@@ -1,0 +1,102 @@
+"""The field of a question about a passage whose answer is a part of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+
+from vlm.data.batch import SpanRows
+from vlm.data.fields import AugmentKey
+from vlm.data.records import Record
+from vlm.data.text.input_fields import EncodedField, RememberedWords
+from vlm.data.text.inputs import Encoded, input_rows
+from vlm.data.text.passages import Window, covering, encode_passage, word_places
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, Range
+
+
+class Spans(NamedTuple):
+    """A question in windows, the tokens of each where its answer starts and ends, and its texts in evaluation."""
+
+    windows: Sequence[Window]
+    ends: Sequence[tuple[int, int]]
+    texts: Sequence[str] = ()
+
+
+class PassageField(EncodedField):
+    """A question and its passage, in windows where that is long, with the first answer's words in each.
+
+    A window that lacks a word of the answer has none: it is answered by its first token (Devlin et al. 2019, section
+    4.3). A record's answers are pairs of a text and its place in the context.
+
+    Args:
+        tokenizer, max_len: As in EncodedField.
+        stride: Tokens that each window of a passage moves on by.
+    Shapes:
+        SpanRows of tokens (R, L), R the windows of all samples
+    """
+
+    needs = ("question", "context", "answers")
+    abstains = False  # whether some questions of training have no answer
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(6)], stride: Count) -> None:
+        super().__init__(tokenizer=tokenizer, max_len=max_len)
+        self.stride = stride
+        self._pieces = RememberedWords(tokenizer)
+
+    def texts(self) -> Iterator[str]:
+        passage = None
+        for record in self._train.records():
+            yield record["question"]
+            if record["context"] != passage:  # questions about one passage stand together
+                yield (passage := record["context"])
+
+    def prepare(self) -> None:
+        self._pieces = RememberedWords(self.tokenizer)
+        self.abstains = any(not record["answers"] for record in self._train.records())
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "stride": self.stride, "abstains": self.abstains}
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self._pieces, self.abstains = RememberedWords(self.tokenizer), bool(about["abstains"])
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {**super().sizes, "num_classes": 2}  # scores of start and end
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return record["question"], record["context"]
+
+    def fingerprint(self, record: Record) -> Sequence[str]:
+        return (*self.texts_of(record), *(f"{start} {text}" for text, start in record["answers"]))
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Spans:
+        question, context, answers = (record[name] for name in self.needs)
+        words = word_places(context)
+        windows = encode_passage(
+            self.tokenizer, self.max_len, self.stride, question, context, words=words, pieces=self._pieces
+        )
+        text, start = answers[0] if answers else ("", 0)
+        span = covering(words, start, start + len(text))
+        texts = (question, context, *(text for text, _ in answers)) if key is None else ()
+        return Spans(windows, [_ends(window, span) for window in windows], texts)
+
+    def length(self, record: Record) -> int:
+        return sum(len(window.row.ids) for window in self.encode(record, ()).windows)
+
+    def collate(self, values: Sequence[Spans]) -> SpanRows:  # type: ignore[override]
+        samples = [Encoded([window.row for window in value.windows], value.texts) for value in values]
+        rows = input_rows(samples, self.tokenizer.pad_id)
+        ends = torch.tensor([ends for value in values for ends in value.ends], dtype=torch.long)
+        firsts = [[window.first for window in value.windows] for value in values]
+        return SpanRows(**vars(rows), ends=ends, firsts=firsts)
+
+
+def _ends(window: Window, span: tuple[int, int] | None) -> tuple[int, int]:
+    """The tokens of a window where the words of a span start and end: the first token where they are not all there."""
+    places = window.row.places
+    if span is None or span[0] < window.first or span[1] - window.first + 1 >= len(places):
+        return places[0], places[0]
+    return places[span[0] - window.first + 1], places[span[1] - window.first + 1]

@@ -1,0 +1,102 @@
+"""Metrics of words that are filled in: accuracy, loss and pseudo-perplexity, beside what a grammar allows."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.records import RecordMetric
+
+Bound = Callable[[Sequence[str | None]], Sequence[float] | None]
+
+
+class Filled(NamedTuple):
+    """A text of an evaluation.
+
+    Args:
+        text: The text.
+        gaps: Numbers of the words that were masked.
+        true, predicted: The tokens that stood in the gaps, and the likeliest ones.
+        likelihood: Sum of the log-probabilities of its tokens, each masked alone; None where that was not asked for.
+        tokens: How many these are.
+    """
+
+    text: str
+    gaps: Sequence[int]
+    true: Sequence[str]
+    predicted: Sequence[str]
+    likelihood: float | None
+    tokens: int
+
+
+class MaskedMetric(RecordMetric):
+    """Scores over all texts of all processes.
+
+    Attributes:
+        texts: Those of the last `compute` by id.
+    """
+
+    texts: dict[str, Filled]
+
+    def update(self, ids: Sequence[str], texts: Sequence[Filled]) -> None:
+        """Adds some texts.
+
+        Args:
+            ids: Names of each throughout the data set.
+        """
+        self.add((id, *text) for id, text in zip(ids, texts, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """accuracy of the tokens in gaps; pseudo_perplexity a token, of the texts whose likelihood was asked for.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self.texts = {id: Filled(*row) for id, row in self.rows().items()}
+        if not any(text.true for text in self.texts.values()):
+            raise UserError("no word to score: the split is empty", status=1)
+        right, count = self._counts().sum(0)
+        scores = {"accuracy": float(right / count)}
+        scored = [(text.likelihood, text.tokens) for text in self.texts.values() if text.likelihood is not None]
+        if scored:
+            scores["pseudo_perplexity"] = math.exp(-sum(value for value, _ in scored) / sum(n for _, n in scored))
+        return scores
+
+    def grammar(self, bound: Bound) -> dict[str, float]:
+        """accuracy@grammar: the expected accuracy of words where the grammar that wrote the texts is known.
+
+        Args:
+            bound: The chance of the likeliest word in each gap; None where no grammar is known.
+        """
+        chances: list[float] = []
+        for text in self.texts.values():
+            words = [None if at in text.gaps else word for at, word in enumerate(text.text.split())]
+            found = bound(words)
+            if found is None:
+                return {}
+            chances += found
+        return {"accuracy@grammar": sum(chances) / len(chances)}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over texts."""
+        counts = self._counts()
+
+        def score(draws: Floats) -> Floats:
+            right, count = (draws @ counts).T
+            return (right / np.maximum(count, 1))[:, None]
+
+        return intervals(["accuracy"], score, len(counts), seed=seed)
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """The texts with their gaps."""
+        return [{"id": id, **text._asdict()} for id, text in self.texts.items()]
+
+    def _counts(self) -> Floats:
+        """Right tokens of each text, and its gaps. Shapes: -> (N, 2)"""
+        pairs = (zip(text.true, text.predicted, strict=True) for text in self.texts.values())
+        hits = [[one == other for one, other in pair] for pair in pairs]
+        return np.array([[sum(hit), len(hit)] for hit in hits], np.float64)

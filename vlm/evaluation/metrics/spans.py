@@ -1,0 +1,122 @@
+"""Exact match and F1 of answers that are parts of a passage, as SQuAD's script has them (Rajpurkar et al. 2016)."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.text_controls import FrequentAnswers, overlapping_span
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+NAMES = ("exact_match", "f1")
+
+
+class Answered(NamedTuple):
+    """A question of an evaluation, with what was answered; no answer is an empty one."""
+
+    question: str
+    context: str
+    answers: Sequence[str]
+    predicted: str
+    probability: float
+
+
+def normalized(answer: str) -> str:
+    """An answer without case, punctuation, articles and needless white space."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def scores(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 of the answer that fits best; of a question without one, of having answered nothing."""
+    true = [text for text in map(normalized, answers) if text] or [""]
+    pairs = [(float(normalized(predicted) == text), _f1(normalized(predicted).split(), text.split())) for text in true]
+    return max(exact for exact, _ in pairs), max(f1 for _, f1 in pairs)
+
+
+def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
+    if not predicted or not true:
+        return float(predicted == true)
+    common = sum((Counter(predicted) & Counter(true)).values())
+    return 2 * common / (len(predicted) + len(true))
+
+
+class SpanMetric(RecordMetric):
+    """Scores over all questions of all processes.
+
+    Attributes:
+        questions: Those of the last `compute` by id.
+    """
+
+    questions: dict[str, Answered]
+
+    def update(self, ids: Sequence[str], questions: Sequence[Answered]) -> None:
+        """Adds some questions.
+
+        Args:
+            ids: Names of each throughout the data set.
+        """
+        self.add((id, *question) for id, question in zip(ids, questions, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """exact_match and f1; where some questions have an answer and others none, of both kinds too.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self.questions = {id: Answered(*row) for id, row in self.rows().items()}
+        if not self.questions:
+            raise UserError("no question to score: the split is empty", status=1)
+        return self.score([question.predicted for question in self.questions.values()])
+
+    def score(self, predicted: Sequence[str]) -> dict[str, float]:
+        """The scores of answers to the same questions."""
+        values = self._values(predicted)
+        known = np.array([bool(question.answers) for question in self.questions.values()])
+        found = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
+        if known.any() and not known.all():
+            for kind, chosen in (("answerable", known), ("unanswerable", ~known)):
+                found |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
+        return {name: float(value) for name, value in found.items()}
+
+    def controls(self, train: Iterable[tuple[str, str]]) -> dict[str, float]:
+        """The scores of two controls that do not read as a model does.
+
+        Args:
+            train: Questions of training with their answers.
+        Returns:
+            metric@overlap, of the part of the context that stands among most words of the question; metric@question,
+            of the most frequent answer that the question has in train.
+        """
+        frequent = FrequentAnswers(train)
+        asked = self.questions.values()
+        answers = {
+            "overlap": [overlapping_span(one.question, one.context) for one in asked],
+            "question": [frequent.answer(one.question) for one in asked],
+        }
+        found = {control: self.score(texts) for control, texts in answers.items()}
+        return {f"{name}@{control}": values[name] for control, values in found.items() for name in NAMES}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """Both scores at @low and @high: 95% intervals by bootstrap over questions."""
+        values = self._values([question.predicted for question in self.questions.values()])
+        return intervals(NAMES, mean_scorer(values), len(values), seed=seed)
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """The questions with their answers and scores."""
+        rows = []
+        for id, question in self.questions.items():
+            own = dict(zip(NAMES, scores(question.predicted, question.answers), strict=True))
+            rows.append({"id": id, **question._asdict(), **own})
+        return rows
+
+    def _values(self, predicted: Sequence[str]) -> Any:
+        """Both scores of each question. Shapes: -> (N, 2)"""
+        pairs = zip(predicted, self.questions.values(), strict=True)
+        return np.array([scores(text, question.answers) for text, question in pairs])

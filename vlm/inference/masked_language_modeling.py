@@ -1,0 +1,143 @@
+"""Filling in the gaps of texts with a trained model: load, encode, predict, format; the command `fill`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import InputRows
+from vlm.data.text.inputs import Input
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import ModelOptions, Option
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.text_rows import read_texts, rows_of
+from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.nn.step.packed import prepack
+
+COMMAND = {"name": "fill", "help": 'Fill in the gaps of texts such as "a [MASK] circle": one line a text.'}
+GAP = "[MASK]"
+ROWS = 256  # rows of which one token each is masked, at a time
+
+
+@torch.inference_mode()
+def gap_probabilities(model: MaskedLanguageModel, rows: InputRows) -> Tensor:
+    """Probabilities of the tokens in all gaps; evaluation and `vlm fill` go through here: (T, V), float64."""
+    assert rows.places is not None
+    hidden = model(rows.tokens, rows.segments, rows.types, rows.places)
+    return model.head.logits(hidden).double().softmax(-1)
+
+
+def pseudo_log_likelihood(
+    model: MaskedLanguageModel, ids: Sequence[int], *, mask_id: int, device: torch.device | str
+) -> float:
+    """The sum of each token's log-probability where it alone is masked (Salazar et al. 2020), begin and end aside."""
+    total = 0.0
+    for start in range(1, len(ids) - 1, ROWS):
+        places = range(start, min(start + ROWS, len(ids) - 1))
+        rows = [Input([*ids[:at], mask_id, *ids[at + 1 :]], [0] * len(ids), [at]) for at in places]
+        chances = gap_probabilities(model, rows_of([[row] for row in rows], 0, device))
+        total += chances.gather(1, torch.tensor([[ids[at]] for at in places], device=chances.device)).log().sum().item()
+    return total
+
+
+class GapFiller(Predictor):
+    """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
+
+    task = "masked_language_modeling"
+    fields = ("text", "filled")
+    model: MaskedLanguageModel
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_len = int(about["max_len"])
+
+        if (mask_id := self.tokenizer.mask_id) is None:
+            raise UserError("the checkpoint's tokenizer has no id for gaps; use another checkpoint")
+        self.mask_id = mask_id
+
+    def check(self) -> None:
+        check_outputs(self.probabilities([self.encode(GAP)]), self.tokenizer.vocab_size, "tokens")
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        return fill_texts(self, read_texts([], inputs), records, batch_size=batch_size, top=1)
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+
+    def encode(self, text: str) -> Input:
+        """A text as ids; a gap takes the white space before it, as the pieces of words do.
+
+        Raises:
+            UserError: It has no gap, or is longer than what the model reads.
+        """
+        first, *rest = text.split(GAP)
+        if not rest:
+            raise UserError(f"{text}: has no {GAP}; put it where a word is to be filled in")
+        ids, places = [self.tokenizer.bos_id, *self.tokenizer.encode(first.rstrip())], []
+        for number, part in enumerate(rest, start=1):
+            places.append(len(ids))
+            ids += [self.mask_id, *self.tokenizer.encode(part.rstrip() if number < len(rest) else part)]
+        if len(ids) + 1 > self.max_len:
+            raise UserError(
+                f"{text[:40]} ...: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
+            )
+        return Input([*ids, self.tokenizer.eos_id], [0] * (len(ids) + 1), places)
+
+    def probabilities(self, rows: Sequence[Input]) -> Tensor:
+        """Probabilities (T, V) of the tokens in all gaps of some texts; masks and other special tokens fill none."""
+        samples = rows_of([[row] for row in rows], self.tokenizer.pad_id, self.device)
+        return gap_probabilities(self.model, samples).cpu()
+
+
+def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, batch_size: int, top: int) -> int:
+    """Fills in texts in batches and writes a record for each; returns the exit status.
+
+    Args:
+        top: Tokens of a gap that are written, the most probable first.
+    """
+    rows = [filler.encode(text) for text in texts]
+    prepack(filler.model.encoder)
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        values, ids = filler.probabilities(batch).topk(top)
+        found = iter(zip(values.tolist(), ids.tolist(), strict=True))
+        for text, row in zip(texts[start : start + batch_size], batch, strict=True):
+            records.write(_record(filler, records.form, text, row, [next(found) for _ in row.places]))
+    return 0
+
+
+def _record(
+    filler: GapFiller, form: str, text: str, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]
+) -> dict[str, Any]:
+    ids = list(row.ids)
+    for place, (_, best) in zip(row.places, gaps, strict=True):
+        ids[place] = best[0]
+    decode = filler.tokenizer.decode
+    words = [{decode([id]).strip(): value for value, id in zip(*gap, strict=True)} for gap in gaps]
+    tops = "  ".join(f"{word} {value:.4f}" for gap in words for word, value in gap.items())
+    filled = decode(ids)
+    if form == "text":
+        return {"text": text, "filled": f"{filled}\t{tops}" if len(gaps[0][0]) > 1 else filled}
+    return {"text": text, "filled": filled, "gaps": words if form == "jsonl" else tops}
+
+
+def command(
+    model: ModelOptions,
+    texts: Annotated[
+        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
+    ] = None,
+    top: Annotated[int, Option("Words of a gap that are written.", least=1)] = 1,
+) -> int:
+    """Fills in the gaps of texts as the options say; returns the exit status."""
+    lines = read_texts([], texts or [])
+    output = Output(model.out, inputs=[model.checkpoint])
+    records = Records(form=model.form, fields=GapFiller.fields, output=output)
+    filler = model.load(GapFiller)
+    with output:
+        top = min(top, filler.tokenizer.vocab_size)
+        return fill_texts(filler, lines, records, batch_size=model.batch_size, top=top)

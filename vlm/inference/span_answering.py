@@ -1,0 +1,185 @@
+"""Answering questions about texts by a part of the text: load, encode, predict, format; the command `answer`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import InputRows
+from vlm.data.text.documents import read_lines
+from vlm.data.text.passages import Place, Window, encode_passage, word_places
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError, print_error
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import Files, ModelOptions, Option, refuse_undecoded
+from vlm.inference.output import Output, Records
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.text_rows import rows_of
+from vlm.models.text_classifiers import TokenClassifier
+from vlm.nn.step.packed import prepack
+
+COMMAND = {
+    "name": "answer",
+    "help": "Answer questions about text files by a part of them: PATH<TAB>QUESTION<TAB>ANSWER.",
+}
+
+
+class Span(NamedTuple):
+    """The likeliest answer within a window: its first and last word there, none for no answer, and its score.
+
+    Args:
+        first, last: Words of the window, counted from 0; -1 for no answer.
+        score: Sum of the scores of start and end.
+        abstaining: The same sum for no answer.
+        probability, abstained: The probabilities of both within the window.
+    """
+
+    first: int
+    last: int
+    score: float
+    abstaining: float
+    probability: float
+    abstained: float
+
+
+class Answer(NamedTuple):
+    """An answer: a part of the context, empty where there is none; its place in code points, and its probability."""
+
+    text: str
+    start: int
+    probability: float
+
+
+def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
+    """Scores of start and end; -inf of tokens where none can be: (B, L, 2)."""
+    assert rows.places is not None
+    logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
+    scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
+    return scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+
+
+def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
+    """The likeliest answer within each window: the start and the end after it with the highest sum of scores.
+
+    Args:
+        longest: Tokens between start and end, and one of them, at most.
+    Shapes:
+        scores (B, L, 2)
+    """
+    scores = scores.double().cpu()
+    starts, ends = scores.unbind(-1)
+    length = starts.shape[1]
+    words = (starts > -torch.inf).cumsum(1) - 2  # (B, L) the first token counts as word -1
+    among = scores.logsumexp(1).sum(-1)  # (B,)
+    band = torch.ones(length, length, dtype=torch.bool).triu().tril(longest - 1)
+    band[0] = False
+    sums = (starts[:, :, None] + ends[:, None]).masked_fill(~band, -torch.inf).flatten(1)  # (B, L * L)
+    best, at = sums.max(1)
+    abstaining = starts[:, 0] + ends[:, 0]
+    first, last = (words.gather(1, place[:, None])[:, 0] for place in (at // length, at % length))
+    columns = (first, last, best, abstaining, (best - among).exp(), (abstaining - among).exp())
+    return [Span(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def choose_answer(
+    context: str, words: Sequence[Place], windows: Sequence[tuple[int, Span]], *, abstains: bool
+) -> Answer:
+    """The answer of the window with the highest score (Devlin et al. 2019, section 4.3).
+
+    Args:
+        words: Words of the context.
+        windows: The number of the first word of each window, and its likeliest answer.
+        abstains: Whether there may be none: where no window's answer has a higher score than having none has in the
+            window where that is lowest.
+    """
+    first, span = max(windows, key=lambda window: window[1].score)
+    least = min((span for _, span in windows), key=lambda span: span.abstaining)
+    if span.score == -torch.inf or (abstains and least.abstaining >= span.score):
+        return Answer("", -1, least.abstained)
+    start, stop = words[first + span.first].start, words[first + span.last].stop
+    return Answer(context[start:stop], start, span.probability)
+
+
+class SpanAnswerer(Predictor):
+    """A trained model that answers by a part of a text, ready to use; arguments as in Predictor."""
+
+    task = "span_answering"
+    fields = ("file", "question", "answer")
+    model: TokenClassifier
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
+        self.abstains = bool(about["abstains"])
+
+    def check(self) -> None:
+        check_outputs(self.model.head.weight.T, 2, "scores of start and end")
+        check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+        self.answer("a", "b", batch_size=1)
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        raise UserError("vlm predict: this model answers questions; use vlm answer FILES --question Q")
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
+        yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
+
+    @torch.inference_mode()
+    def answer(self, question: str, context: str, *, batch_size: int) -> Answer:
+        """The answer to a question about a text.
+
+        Args:
+            batch_size: Windows of a long text that are read at once.
+        """
+        words = word_places(context)
+        windows = encode_passage(self.tokenizer, self.max_len, self.stride, question, context, words=words)
+        spans: list[Span] = []
+        for start in range(0, len(windows), batch_size):
+            spans += self._spans(windows[start : start + batch_size])
+        firsts = [window.first for window in windows]
+        return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
+
+    def _spans(self, windows: Sequence[Window]) -> list[Span]:
+        rows = rows_of([[window.row] for window in windows], self.tokenizer.pad_id, self.device)
+        return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
+
+
+def answer_files(
+    answerer: SpanAnswerer, files: Sequence[str], questions: Sequence[str], records: Records, *, batch_size: int
+) -> int:
+    """Answers questions about text files and writes a record for each; returns the exit status.
+
+    A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
+    """
+    prepack(answerer.model)
+    failed = 0
+    for file in files:
+        try:
+            text = "".join(read_lines(Path(file)))
+        except UserError as fault:
+            print_error(fault)
+            failed += 1
+            continue
+        for question in questions:
+            found = answerer.answer(question, text, batch_size=batch_size)
+            about = {"file": file, "question": question, "answer": found.text}
+            records.write({**about, "start": found.start, "probability": found.probability})
+    return 1 if failed else 0
+
+
+def command(
+    files: Files,
+    model: ModelOptions,
+    question: Annotated[list[str], Option("Question about each file; may be repeated.")],
+) -> int:
+    """Answers questions about text files as the options say; returns the exit status."""
+    refuse_undecoded(question)
+    output = Output(model.out, inputs=[*files, model.checkpoint])
+    records = Records(form=model.form, fields=SpanAnswerer.fields, output=output)
+    answerer = model.load(SpanAnswerer)
+    with output:
+        return answer_files(answerer, files, question, records, batch_size=model.batch_size)
