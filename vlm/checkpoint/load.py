@@ -19,16 +19,25 @@ from vlm.checkpoint.rebuild import SizeLimit, rebuild
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes
 from vlm.errors import UserError
 
+BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
+
+
+def locate(place: str | os.PathLike) -> Path:
+    """The file of a checkpoint: the place itself, or the best one of a run's folder where it is one."""
+    path = Path(place)
+    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
+    return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
+
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
 
-    A Hugging Face folder is read as the checkpoint that it amounts to.
+    A Hugging Face folder is read as the checkpoint that it amounts to, a run's folder as its best one.
 
     Raises:
         UserError: There is none, it is no checkpoint of vlm, of another format, or damaged.
     """
-    path = Path(path)
+    path = locate(path)
     if hugging_face.is_folder(path):
         return hugging_face.from_folder(str(path))
     try:
@@ -37,7 +46,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
     if not is_file:
         raise UserError(
-            f"{path}: no such checkpoint; give the path of a .ckpt file, as under runs/NAME/TIME/checkpoints/"
+            f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
         )
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: is not a checkpoint, or was cut short; give a .ckpt file that vlm wrote")

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.checkpoint.load import read, weights
+from vlm.checkpoint.load import locate, read, weights
 from vlm.errors import UserError
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.tokens import check_tokens
-
-BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
 
 
 def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = None) -> list[str]:
@@ -34,8 +32,8 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
             inner = model.get_submodule(part)
         except AttributeError as fault:
             raise UserError(f"{key}: the model has no {part}; take the key away") from fault
-        path = _checkpoint(place)
-        if path is not None:
+        path = locate(place)
+        if not path.is_dir():
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
         else:
             if tokenizer is not None:
@@ -49,15 +47,6 @@ def _from_folder(model: nn.Module, place: str, key: str) -> list[str]:
         return load_hugging_face(model, place)
     except UserError as fault:
         raise UserError(str(fault).replace("model.init_from:", f"{key}:")) from fault
-
-
-def _checkpoint(place: str) -> Path | None:
-    """The checkpoint at a place; None where it is the folder of another library."""
-    path = Path(place)
-    if not path.is_dir():
-        return path
-    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-    return next((one for one in candidates if one.is_file()), None)
 
 
 def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:

@@ -197,6 +197,9 @@ def _choice(override: Override, options: list[str], faults: list[str]) -> str | 
         return text
     if not options or "." in group or isinstance(value, dict):
         return None
+    if not names and not isinstance(value, list) and not override.is_delete():
+        faults.append(f"{text}: is no option; choose from {', '.join(options)}")
+        return ""
     unknown = [name for name in names if name not in options and "/" not in name and "${" not in name]
     for name in unknown:
         near = nearest(name, options)

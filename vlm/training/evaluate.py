@@ -70,7 +70,7 @@ def evaluate_checkpoint(
         target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = contained(thaw(loaded["vlm"]["config"]), Path(path).resolve().parent.parent)
+        config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
     config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:
