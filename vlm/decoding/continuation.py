@@ -73,9 +73,9 @@ def continue_texts(
             logits = steps.logits(tokens[:, None])  # (R, V)
         tokens = sampling.draw(logits, drawing[:, step])
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        read = torch.stack([tokens.double(), logprobs.double()], 1).tolist()  # the one wait of a step
-        drawn = [Drawn(row, int(token), logprob) for row, (token, logprob) in zip(rows, read, strict=True)]
-        drawn = [item for item in drawn if item.prompt not in ended]
+        read = torch.stack([tokens, logprobs], 1).tolist()  # the one wait of a step; float32 holds every id
+        pairs = zip(rows, read, strict=True)
+        drawn = [Drawn(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
         for item in drawn:
             texts[item.prompt].append(item.token)
         yield drawn

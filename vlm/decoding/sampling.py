@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import UserError
+from vlm.nn.precision import widest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Sampling:
         Shapes:
             logits (B, V), uniform (B,) in [0, 1) -> tokens (B,)
         """
-        cumulative = self.probabilities(logits.double()).cumsum(-1)
+        cumulative = self.probabilities(logits.to(widest(logits.device))).cumsum(-1)
         # Scaled by the total, which rounding keeps from being 1, so that no draw falls behind the last token.
         return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 

@@ -92,8 +92,7 @@ def evaluate_checkpoint(
     if not results:
         raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
     print(table(results) + "\n".join([chose(config, results), *task.notes()]))
-    skipped = f", {len(task.unread):,} skipped" if task.unread else ""
-    print(f"\nsamples     {task.used:,} used{skipped}")
+    print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
     for reason in task.unread:
         print_error(printable(reason))
     if folder is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from vlm.data.batch import TextRows
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.nn.precision import widest
 from vlm.training.losses import row_losses
 
 Losses = tuple[Tensor, Tensor]  # sums and counts of rows, each (B,)
@@ -28,7 +29,7 @@ class GroundingLosses:
     CONTROLS = ("shuffled", "blank")
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=widest(device), device=device)
 
     def read(
         self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
@@ -75,7 +76,7 @@ class GroundingLosses:
 
     def _put(self, kind: int, places: list[int], losses: Losses) -> None:
         index = torch.tensor(places, device=self._sums.device)
-        self._sums[kind, index] = torch.stack(losses, dim=1).double()
+        self._sums[kind, index] = torch.stack(losses, dim=1).to(self._sums.dtype)
 
     def results(self, loss: float, summed: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """loss@shuffled and loss@blank: the loss of the split, and what a control adds to it where both are known.
