@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     x: torch.Tensor
     y: torch.Tensor
     marked: torch.Tensor
+    bad: tuple[Any, ...] = ()
 
 
 class Data(L.LightningDataModule):

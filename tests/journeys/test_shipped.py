@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
+import hugging
 import pytest
 from journey import draw_classes
 from small import TASKS as SMALL
@@ -248,6 +249,13 @@ def place(
     for name in ("train", "test"):
         write_squad(tmp_path / f"{name}.json", STORY)
     shutil.copytree(pairs, tmp_path / "pairs")
+    (tmp_path / "my_photos").mkdir()
+    questions = []
+    for name, caption in read_captions(photos / "captions.json"):
+        shutil.copy(photos / name, tmp_path / "my_photos")
+        (tmp_path / "my_photos" / name).with_suffix(".txt").write_text(f"{caption}\n")
+        questions += [f"{name},what is it?,{caption}"]
+    (tmp_path / "questions.csv").write_text("\n".join(["image,question,answer", *questions, ""]))
     shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
@@ -265,7 +273,7 @@ def drawn_samples(command: str) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
-    program, *arguments = shlex.split(command)
+    program, *arguments = shlex.split(command, comments=True)
     arguments = arguments[1:] if program == "python" else arguments
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
         run = place / "runs" / name / "DATE_TIME"
@@ -276,6 +284,8 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")
     if "data=webdataset" in command:
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
+    if "FOLDER" in command:
+        hugging.saved_captioner(place / "FOLDER")
     wrong = "dpeth" in command
     if program == "vlm":
         assert vlm(arguments) == 0
@@ -286,9 +296,8 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             "debug=fast",
             "trainer.max_epochs=1",
             "trainer.accelerator=cpu",
-            "model.size.dim=32",
-            "model.size.num_heads=2",
         ]
+        small += [] if "model=pretrained" in command else ["model.size.dim=32", "model.size.num_heads=2"]
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
         small += drawn_samples(command) if drawn else []

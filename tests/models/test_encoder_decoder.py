@@ -14,10 +14,14 @@ from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
+from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
+from vlm.nn.position import Positions
 from vlm.training.losses import token_loss
 
 V, D, MAX_LEN = 31, 24, 20
@@ -66,6 +70,11 @@ BUILDERS = {
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
     "TokenClassifier": [lambda: TokenClassifier(encoder=text_encoder(), num_classes=3)],
     "AttentionPool": [lambda: AttentionPool(dim=D, num_heads=4)],
+    "MaskedLanguageModel": [
+        lambda: MaskedLanguageModel(encoder=text_encoder(), vocab_size=V, bias=True, transform="gelu")
+    ],
+    "Prefix": [lambda: Prefix(dim=D, context_dim=7, norm=True)],
+    "VocabularyHead": [lambda: VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True, transform="gelu")],
     "TimmEncoder": [
         backbone("resnet10t"),
         backbone("test_vit"),
@@ -90,6 +99,12 @@ def models():
 
 def output(model):
     """What a model makes of random images, of tokens, or of both."""
+    if isinstance(model, Prefix):
+        return model(torch.randn(2, 5, 7), Positions())[0]
+    if isinstance(model, VocabularyHead):
+        return model.parts(torch.randn(V, D)).logits(torch.randn(2, 5, D))
+    if isinstance(model, MaskedLanguageModel):
+        return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
     if isinstance(model, Decoder):
         return model(TOKENS, SEGMENTS)
     if isinstance(model, TextToText):

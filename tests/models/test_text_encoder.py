@@ -22,7 +22,7 @@ BERT = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-
 VARIANTS = {
     "bert": lambda: BERT,
     "learned": dict,
-    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(dim=D, max_len=MAX_LEN)},
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
     "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N), "norm": "rms", "activation": "swiglu"},
     "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=4, causal=False)},
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D), "token_types": 3},

@@ -79,9 +79,14 @@ def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
     for name, tensor in stored.items():
-        if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
+        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"the checkpoint's weights are not finite numbers ({name}); use another checkpoint")
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """False for a tensor that claims more numbers than the file holds; `rebuild` refuses those."""
+    return tensor.is_cpu and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:

@@ -193,9 +193,8 @@ class Decoder(nn.Module):
         """Each block's keys and values of a prefix (B, S, D): a step of S tokens that all see one another."""
         rows, count = x.shape[:2]
         caches = self._caches(rows, count, x)
-        added = None if position.added is None else position.added.repeat(rows, 1)  # (B * S, D)
         bias = None if mask is None else as_bias(mask, caches[0].keys)[:, None, None]  # (B, 1, 1, S)
-        inputs = StepInputs(1, count, PositionInfo(added=added, rotation=position.rotation), bias)
+        inputs = StepInputs(1, count, PositionInfo(added=position.added, rotation=position.rotation), bias)
         x = x.flatten(0, 1)  # (B * S, D)
         with changing_lengths(x.device):
             for block, cache in zip(self._blocks(), caches, strict=True):

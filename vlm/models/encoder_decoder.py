@@ -19,10 +19,14 @@ class EncoderDecoder(nn.Module):
     Args:
         encoder: Returns a Context.
         decoder: Takes context of the encoder's width, by cross-attention or as a prefix.
+    Raises:
+        ValueError: The decoder takes no context, so that it would write without having read.
     """
 
     def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
         super().__init__()
+        if decoder.context_dim is None and decoder.prefix is None:
+            raise ValueError("the decoder takes no context; choose model/fusion=cross or model/fusion=prefix")
         self.encoder = encoder
         self.decoder = decoder
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlm.checkpoint.hugging_face import from_folder
 from vlm.errors import UserError
 
 CHOICE, PATH = "model=pretrained", "model.path="
@@ -27,6 +26,8 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
 
 
 def _of_folder(folder: str) -> Iterator[str]:
+    from vlm.checkpoint.hugging_face import from_folder  # torch, which `tune` comes before
+
     about = from_folder(folder)["vlm"]
     task, args = about["task"], about["model"]["args"]
     yield f"task={task}"

@@ -1,7 +1,7 @@
 """Questions and answers as rows of tokens: only answers and their ends are predicted."""
 
 from vlm.data.batch import Targets
-from vlm.data.records import Question, Record
+from vlm.data.records import Listed, Question, Record
 from vlm.data.text.question_field import QuestionField
 from vlm.data.text.tokenizer import CharTokenizer
 
@@ -17,7 +17,9 @@ def record(*questions):
 
 def test_a_row_holds_each_question_before_its_answer():
     questions = field()
-    read = [record(("what?", "red"), ("how many?", "two")), record(("what?", "blue"))]
+    samples = [record(("what?", "red"), ("how many?", "two")), record(("what?", "blue"))]
+    split = questions.view("test", Listed(samples, lambda sample, epoch: sample), training=False)
+    read = list(split.records())
     rows = questions.collate([questions.encode(one, None) for one in read])
     pieces = questions.tokenizer.piece
     begin, end = (pieces(id) for id in (questions.tokenizer.bos_id, questions.tokenizer.eos_id))
@@ -33,6 +35,9 @@ def test_a_row_holds_each_question_before_its_answer():
     assert rows.targets.places.tolist() == [5, 6, 7, 8, 19, 20, 21, 22, 24 + 5, 24 + 6, 24 + 7, 24 + 8, 24 + 9]
     assert isinstance(rows.targets, Targets) and rows.targets.count == 13
     assert rows.references[1] == [Question("what?", "blue")]
+    # Beside each stands its partner, whose questions the control reads beside this image.
+    assert (rows.places, rows.others.places) == ([0, 1], [1, 0])
+    assert rows.others.tokens[0, :11].tolist() == rows.tokens[1, :11].tolist()
     assert questions.length(read[0]) == 24
 
 

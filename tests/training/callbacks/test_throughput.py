@@ -36,5 +36,5 @@ def test_compiling_is_not_training(monkeypatch):
     meter._images = 40
     clock |= {"now": 135.0, "compiling": 37.0}  # 35 s, of which 30 went into compiling
     trainer = SimpleNamespace(world_size=1, precision="32-true")
-    task = SimpleNamespace(device=torch.device("cpu"), counted=0)
+    task = SimpleNamespace(device=torch.device("cpu"), counted=0, counted_unit="tokens")
     assert meter.figures(trainer, task)["images_per_s"] == 8
