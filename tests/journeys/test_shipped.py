@@ -70,6 +70,7 @@ NEEDS = {
     "multi30k": ["data.root=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
+    "pretrained": ["tokenizer.path=."],
 }
 
 
@@ -87,8 +88,8 @@ def options_of(task: str) -> Iterator[list[str]]:
     for group in GROUPS:
         options = [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
         options = [option for option in options if task in tasks_of(group, option)]
-        alone = [option for option in options if group == "data" and option in NEEDS]
-        yield from ([f"task={task}", f"data={option}", *NEEDS[option]] for option in alone)
+        alone = [option for option in options if group in ("data", "tokenizer") and option in NEEDS]
+        yield from ([f"task={task}", f"{group}={option}", *NEEDS[option]] for option in alone)
         together.append([f"{group}={option}" for option in options if option not in alone])
     yield from ([f"task={task}", *filter(None, row)] for row in zip_longest(*together))
 
@@ -168,7 +169,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     for stem in ("train", "val", "test", "test_2016_flickr"):
         for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
-            (folder / f"{stem}.{ending}").write_text("".join(f"{words} {stem} {n}\n" for n in range(60)))
+            (folder / f"{stem}.{ending}").write_text(
+                "".join(f"{words} of train, val or test: {stem} {n}\n" for n in range(60))
+            )
     return folder
 
 
@@ -297,7 +300,10 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             "trainer.max_epochs=1",
             "trainer.accelerator=cpu",
         ]
-        small += [] if "model=pretrained" in command else ["model.size.dim=32", "model.size.num_heads=2"]
+        sizes = (
+            ["data.max_len=32"] if "model=pretrained" in command else ["model.size.dim=32", "model.size.num_heads=2"]
+        )
+        small += sizes
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
         small += drawn_samples(command) if drawn else []
