@@ -41,7 +41,8 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
     assert len(events.Tags()["images"]) == 4
-    assert {"val/loss@shuffled", "val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
+    # Of a few batches no sample's partner is read, so there is no loss beside shuffled images.
+    assert {"val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
 
 
 @pytest.mark.parametrize(
