@@ -158,7 +158,7 @@ def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_co
             assert [text.score for text in texts] == pytest.approx([score for _, score in ranked], abs=1e-5)
 
 
-# Their strict inequalities are of a search, not of how context is read; a random decoder with a prefix ends no text early.
+# Strict inequalities need texts that end early, and a random decoder with a prefix ends none.
 CROSS = pytest.mark.parametrize("fusion", ["cross"], indirect=True)
 
 
