@@ -55,8 +55,7 @@ def continue_texts(
     rows = [row for row in range(len(texts)) if max_tokens > 0]
     ended: set[int] = set()
     steps: Stepper | None = None
-    tokens = torch.empty(0)
-    begins = [-1] * len(texts)
+    tokens, begins = torch.empty(0), [-1] * len(texts)
     for step in range(max_tokens):
         if len(ended) == len(texts):
             return
