@@ -73,9 +73,6 @@ class PretrainedTokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         return self._read_own().state()
 
-    def _learn(self, captions: Sequence[str]) -> bytes:
-        raise NotImplementedError("a pretrained vocabulary is not learnt")
-
     def _build(self, learned: bytes) -> Sequence[Row]:
         return self._read_own()._rows
 

@@ -63,9 +63,6 @@ class SubwordTokenizer(Tokenizer):
         self._require_fit()
         return self._library.encode(self._prepare(text), add_special_tokens=False).ids
 
-    def _learn(self, captions: Sequence[str]) -> bytes:
-        raise NotImplementedError("a pretrained vocabulary is not learnt")
-
     def _build(self, learned: bytes) -> Sequence[Row]:
         parts = json.loads(learned)
         probe = parts.pop("probe", None)

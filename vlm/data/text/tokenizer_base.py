@@ -99,9 +99,9 @@ class Tokenizer(ABC):
         about = {"class": type(self).__name__, "options": dict(self._options)}
         return about | {"learned": learned, "fingerprint": self.fingerprint}
 
-    @abstractmethod
     def _learn(self, captions: Sequence[str]) -> bytes:
         """The bytes to keep of these prepared captions."""
+        raise TypeError(f"{type(self).__name__} learns nothing")
 
     @abstractmethod
     def _build(self, learned: bytes) -> Sequence[Row]:
