@@ -88,8 +88,8 @@ class SceneWords(Source):
         self._kinds = [Kind(*parts) for parts in product(sizes, colors, shapes)]
         self._most = max_objects
 
-    def likeliest(self, words: Sequence[str | None]) -> list[float] | None:
-        """The chance of the likeliest word in each gap, over all captions of one or two objects.
+    def chances(self, words: Sequence[str | None]) -> list[dict[str, float]] | None:
+        """The chance of each word in each gap, over all captions of one or two objects.
 
         No order, size, colour, shape or relation is preferred, so that all captions of a length are equally likely.
         """
@@ -101,7 +101,7 @@ class SceneWords(Source):
         ]
         gaps = [at for at, word in enumerate(words) if word is None]
         counts = [Counter(text[at] for text in fitting) for at in gaps]
-        return [max(count.values(), default=0) / max(1, len(fitting)) for count in counts]
+        return [{word: number / len(fitting) for word, number in count.items()} for count in counts]
 
     @cached_property
     def _captions(self) -> dict[int, list[list[str]]]:

@@ -1,15 +1,12 @@
 """The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
-from vlm.models.pretrained.generation import read_generation, special_ids
+from vlm.models.pretrained.files import KEY, read_json, read_text
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
 BPE: dict[str, tuple] = {
@@ -38,48 +35,6 @@ class _Pieces:
     vocab: dict[str, int]
     options: dict[str, Any]
     special: set[int] = field(default_factory=set)
-
-
-class PretrainedTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face folder, for training; a checkpoint holds it whole, and needs no folder.
-
-    Args:
-        path: The folder.
-    """
-
-    def __init__(self, *, path: str) -> None:
-        super().__init__()
-        self.path = path
-        self._own: SubwordTokenizer | None = None
-
-    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Reads the folder's files; nothing is learnt."""
-        generation = read_generation(self.path, read_config(self.path))
-        self._own = read_tokenizer(self.path, special_ids(generation, self.path))
-        self.pad_id, self.bos_id, self.eos_id = self._own.pad_id, self._own.bos_id, self._own.eos_id
-        self._load(self._own._require_fit())
-        return self
-
-    @property
-    def fingerprint(self) -> str:
-        return self._read_own().fingerprint
-
-    def encode(self, text: str) -> list[int]:
-        return self._read_own().encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._read_own().decode(ids)
-
-    def state(self) -> dict[str, Any]:
-        return self._read_own().state()
-
-    def _build(self, learned: bytes) -> Sequence[Row]:
-        return self._read_own()._rows
-
-    def _read_own(self) -> SubwordTokenizer:
-        if self._own is None:
-            raise RuntimeError("this PretrainedTokenizer has read nothing yet: call fit first")
-        return self._own
 
 
 def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> SubwordTokenizer:

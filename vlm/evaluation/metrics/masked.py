@@ -1,7 +1,7 @@
 """Metrics of words that are filled in: accuracy, loss and pseudo-perplexity, beside what a grammar allows."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 
-Bound = Callable[[Sequence[str | None]], Sequence[float] | None]
+Chances = Callable[[Sequence[str | None]], Sequence[Mapping[str, float]] | None]
 
 
 class Filled(NamedTuple):
@@ -66,20 +66,23 @@ class MaskedMetric(RecordMetric):
             scores["pseudo_perplexity"] = math.exp(-sum(value for value, _ in scored) / sum(n for _, n in scored))
         return scores
 
-    def grammar(self, bound: Bound) -> dict[str, float]:
-        """accuracy@grammar: the expected accuracy of words where the grammar that wrote the texts is known.
+    def grammar(self, chances: Chances) -> dict[str, float]:
+        """The scores of a reader who knows the grammar that wrote the texts, which no model surpasses but by chance.
 
         Args:
-            bound: The chance of the likeliest word in each gap; None where no grammar is known.
+            chances: The chance of each word in each gap; None where no grammar is known.
+        Returns:
+            accuracy@grammar, the expected accuracy of words; loss@grammar, the loss a word.
         """
-        chances: list[float] = []
+        best, losses = [], []
         for text in self.texts.values():
-            words = [None if at in text.gaps else word for at, word in enumerate(text.text.split())]
-            found = bound(words)
+            words = text.text.split()
+            found = chances([None if at in text.gaps else word for at, word in enumerate(words)])
             if found is None:
                 return {}
-            chances += found
-        return {"accuracy@grammar": sum(chances) / len(chances)}
+            best += [max(chance.values(), default=0.0) for chance in found]
+            losses += [-math.log(chance.get(words[at], 1e-9)) for at, chance in zip(text.gaps, found, strict=True)]
+        return {"accuracy@grammar": sum(best) / len(best), "loss@grammar": sum(losses) / len(losses)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """accuracy@low and accuracy@high: its 95% interval, by bootstrap over texts."""
