@@ -212,9 +212,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         write_squad(folder / f"{name}.json", STORY)
     for name in ("pos", "neg"):
-        (folder / name).mkdir()
+        (folder / "movie_reviews" / name).mkdir(parents=True)
         for n in range(850, 1000):
-            (folder / name / f"cv{n:03d}.txt").write_text(f"a {name} film , number {n} .\n")
+            (folder / "movie_reviews" / name / f"cv{n:03d}.txt").write_text(f"a {name} film , number {n} .\n")
     return folder
 
 
@@ -255,7 +255,8 @@ def test_every_experiment_takes_a_step(
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
         "translation_multi30k": [f"data.root={pairs}"],
-        **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span", "masked")},
+        **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
+        "masked_lm_movie_reviews": [f"data.root={texts / 'movie_reviews'}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
         "shakespeare": [f"data.path={shakespeare}", *SHORT],
