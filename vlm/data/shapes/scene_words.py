@@ -1,9 +1,10 @@
 """Words of captions of drawn scenes with their kinds: a task of tagging that needs no files."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import permutations, product
+
+import numpy as np
 
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
@@ -51,7 +52,7 @@ class SceneWords(Source):
     No two splits share a combination of kinds.
 
     Args:
-        seed, shapes, colors, sizes, max_objects: As in `vlm.data.shapes.scene_captions.Shapes`.
+        seed, shapes, colors, sizes, max_objects, object_weights: As in `vlm.data.shapes.scene_captions.Shapes`.
         train_captions, val_captions, test_captions: How many captions (an epoch of) each split has.
     Raises:
         UserError: As Shapes.
@@ -70,6 +71,7 @@ class SceneWords(Source):
         colors: list[str],
         sizes: list[str],
         max_objects: Count,
+        object_weights: Sequence[float] = (1, 2, 1),
         train_captions: Count,
         val_captions: Count,
         test_captions: Count,
@@ -80,6 +82,7 @@ class SceneWords(Source):
             colors=colors,
             sizes=sizes,
             max_objects=max_objects,
+            object_weights=object_weights,
             train_scenes=train_captions,
             val_scenes=val_captions,
             test_scenes=test_captions,
@@ -95,23 +98,22 @@ class SceneWords(Source):
         """
         if self._most > 2:
             return None  # two relations of one subject are not equally likely in all combinations
-        known = [(at, word) for at, word in enumerate(words) if word is not None]
-        fitting = [
-            caption for caption in self._captions.get(len(words), []) if all(caption[at] == w for at, w in known)
-        ]
-        gaps = [at for at, word in enumerate(words) if word is None]
-        counts = [Counter(text[at] for text in fitting) for at in gaps]
-        return [{word: number / len(fitting) for word, number in count.items()} for count in counts]
+        texts = self._captions.get(len(words), np.empty((0, len(words)), np.str_))
+        for at, word in enumerate(words):
+            texts = texts if word is None else texts[texts[:, at] == word]
+        gaps = (texts[:, at] for at, word in enumerate(words) if word is None)
+        counts = (np.unique(gap, return_counts=True) for gap in gaps)
+        return [{str(word): int(number) / len(texts) for word, number in zip(*own, strict=True)} for own in counts]
 
     @cached_property
-    def _captions(self) -> dict[int, list[list[str]]]:
-        """All captions of one and of two objects in words, by their number."""
+    def _captions(self) -> dict[int, np.ndarray]:
+        """All captions of one and of two objects in words, by their number: (captions, words)."""
         pairs = ((one, relation, other) for one, other in permutations(self._kinds, 2) for relation in INVERSE)
         texts = [*(f"a {kind}" for kind in self._kinds), *(caption(*parts) for parts in pairs)]
         found: dict[int, list[list[str]]] = {}
         for words in map(str.split, texts):
             found.setdefault(len(words), []).append(words)
-        return found
+        return {length: np.array(own) for length, own in found.items()}
 
     def open(self, name: str) -> WordsSplit:
         return WordsSplit(name=name, scenes=self._source.open(name))

@@ -34,12 +34,12 @@ class PretrainedTokenizer(Tokenizer):
         Raises:
             UserError: There are none, they are damaged, or hold no tokenizer.
         """
-        self._own = own = self._read()
+        self._own = own = self._at_path()
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = own.pad_id, own.bos_id, own.eos_id, own.unk_id
         self._load(own._require_fit())
         return self
 
-    def _read(self) -> Tokenizer:
+    def _at_path(self) -> Tokenizer:
         if is_folder(Path(self.path)):
             generation = read_generation(self.path, read_config(self.path))
             return read_tokenizer(self.path, special_ids(generation, self.path))
