@@ -44,7 +44,7 @@ def force_mode(mode: str) -> None:
 
 @torch.inference_mode()
 def unrecorded(models: int) -> int:
-    """How many of so many decoders were not recorded."""
+    """Number of decoders, of so many, that were not recorded."""
     decoder = Decoder(vocab_size=8000, max_len=40, dim=256, depth=6, num_heads=4, context_dim=256).cuda().eval()
     failed = 0
     for _ in range(models):

@@ -120,24 +120,24 @@ def supplies(node: Any, argument: str) -> bool:
 
 
 def _import(name: str) -> Any:
-    found: Any = None
+    value: Any = None
     parts = name.split(".")
     for index, part in enumerate(parts):
-        if hasattr(found, part):
-            found = getattr(found, part)
+        if hasattr(value, part):
+            value = getattr(value, part)
             continue
         path = ".".join(parts[: index + 1])
         try:
-            found = import_module(path)
+            value = import_module(path)
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
                 raise UserError(f"{name} needs the package {error.name}; install it") from error
-            alike = nearest(part, _public(found))
+            alike = nearest(part, _public(value))
             near = did_you_mean(alike and ".".join([*parts[:index], alike, *parts[index + 1 :]]))
             raise UserError(f"there is no {name}{near}") from error
         except Exception as error:  # a module may raise whatever its author's slip does
             raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    return found
+    return value
 
 
 def _public(module: Any) -> set[str]:

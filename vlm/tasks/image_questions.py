@@ -59,8 +59,8 @@ class ImageQuestions(ImageTextTask):
 
     def _answer(self, context: Context, asked: list[list[Question]]) -> list[list[str]]:
         texts = [[question.text for question in questions] for questions in asked]
-        found = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
-        return [[answer.text for answer in answers] for answers in found]
+        by_image = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
+        return [[answer.text for answer in answers] for answers in by_image]
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation_step(batch, final=False)

@@ -68,12 +68,12 @@ class MaskedLanguageModeling(Task):
         loss = -chances.gather(1, rows.labels[:, None]).log().sum()
         self.add_loss({"tokens": Term(loss, len(rows.labels))})
         piece = self.field.tokenizer.piece
-        true, found = ([piece(id) for id in ids.tolist()] for ids in (rows.labels, chances.argmax(-1)))
+        true, predicted = ([piece(id) for id in ids.tolist()] for ids in (rows.labels, chances.argmax(-1)))
         texts = []
         for number, (start, stop) in enumerate(pairwise(accumulate(rows.counts, initial=0))):
             (text,), gaps = rows.texts[number], rows.gaps[number]
             likelihood, tokens = self._likelihood(text) if final else (None, 0)
-            texts.append(Filled(text, gaps, true[start:stop], found[start:stop], likelihood, tokens))
+            texts.append(Filled(text, gaps, true[start:stop], predicted[start:stop], likelihood, tokens))
         self.metric.update(batch.ids, texts)
 
     def _likelihood(self, text: str) -> tuple[float | None, int]:

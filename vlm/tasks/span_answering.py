@@ -75,11 +75,11 @@ class SpanAnswering(Task):
             scores = span_scores(self.model, rows)
         self.add_loss(_loss(scores, rows))
         spans = iter(likeliest_spans(scores, longest=self.longest))
-        found = []
+        answered = []
         for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
             answer = self._answer(context, [(first, next(spans)) for first in firsts])
-            found.append(Answered(question, context, answers, answer.text, answer.probability))
-        self.metric.update(batch.ids, found)
+            answered.append(Answered(question, context, answers, answer.text, answer.probability))
+        self.metric.update(batch.ids, answered)
 
     test_step = validation_step
 

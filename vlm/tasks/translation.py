@@ -81,8 +81,8 @@ class Translation(Task):
         self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
             return
-        found = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
-        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in found]
+        hypotheses = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
             self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})

@@ -45,9 +45,9 @@ class Launcher(_SubprocessScriptLauncher):
     def lost(self, patience: float = GRACE / 2) -> tuple[int, int] | None:
         """Rank and exit code of a started process that failed, if one does within some seconds."""
         until = time.monotonic() + patience
-        while not (found := self._failed()) and time.monotonic() < until:
+        while not (failed := self._failed()) and time.monotonic() < until:
             time.sleep(0.05)
-        return found[0] if found else None
+        return failed[0] if failed else None
 
     def end(self) -> None:
         """Ends what this process started."""

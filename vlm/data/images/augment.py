@@ -81,8 +81,8 @@ class Augment:
     @property
     def drawn(self) -> list[str]:
         """The parts of it that are on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
-        given = {name: getattr(self, name) for name in self.OFF}
-        return [f"{name}={value}" for name, value in given.items() if value != self.OFF[name]]
+        values = {name: getattr(self, name) for name in self.OFF}
+        return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""

@@ -105,7 +105,7 @@ class ClassAugment(Augment):
         return pixels
 
     def shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
-        """How far a key moves an image, in pixels to the right and down."""
+        """The shift of an image under a key, in pixels to the right and down."""
         x, y = numpy_rng("shift", *key).integers(-self.pad_crop, self.pad_crop, 2, endpoint=True).tolist()
         return x, y
 
@@ -128,13 +128,13 @@ def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], 
     from torchvision.transforms import v2  # takes a second to import, so only where it is used
 
     look: dict[str, Any] = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(PAD_COLOR)}
-    made = {
+    policies = {
         "randaugment": partial(v2.RandAugment, num_ops=num_ops, magnitude=magnitude),
         "autoaugment": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.IMAGENET),
         "autoaugment_cifar10": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.CIFAR10),
         "trivialaugment": v2.TrivialAugmentWide,
     }
-    return made[name](**look)
+    return policies[name](**look)
 
 
 @contextmanager

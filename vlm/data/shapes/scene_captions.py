@@ -189,8 +189,8 @@ def check_scenes(
     Raises:
         UserError: A name is unknown or given twice, or a number is too small.
     """
-    for at, given, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
-        _check_names(at, given, known)
+    for at, names, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
+        _check_names(at, names, known)
     check_least("image_size", image_size, MIN_IMAGE_SIZE)
     for split, length in lengths.items():
         check_least(f"{split}_scenes", length, 1)
@@ -201,13 +201,13 @@ def check_least(at: str, value: int, least: int) -> None:
         raise UserError(f"data.source.{at}: {value} is too small; give at least {least}")
 
 
-def _check_names(at: str, given: Sequence[str], known: Collection[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown or not given:
+def _check_names(at: str, names: Sequence[str], known: Collection[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
         fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
         raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
-    if len(set(given)) < len(given):
-        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(given)}; give each once")
+    if len(set(names)) < len(names):
+        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(names)}; give each once")
 
 
 def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:

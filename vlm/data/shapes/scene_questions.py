@@ -101,7 +101,7 @@ def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
 
 
 def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
-    """How many objects have a shape or a color, two times in three one that is there."""
+    """The number of objects of a shape or a color, two times in three one that is there."""
     shaped = rng.random() < 0.5
     looks = [kind.shape if shaped else kind.color for kind, _, _ in scene.objects]
     names = source.shapes if shaped else source.colors

@@ -108,10 +108,10 @@ class SceneWords(Source):
         """All captions of one and of two objects in words, by their number."""
         pairs = ((one, relation, other) for one, other in permutations(self._kinds, 2) for relation in INVERSE)
         texts = [*(f"a {kind}" for kind in self._kinds), *(caption(*parts) for parts in pairs)]
-        found: dict[int, list[list[str]]] = {}
+        by_length: dict[int, list[list[str]]] = {}
         for words in map(str.split, texts):
-            found.setdefault(len(words), []).append(words)
-        return found
+            by_length.setdefault(len(words), []).append(words)
+        return by_length
 
     def open(self, name: str) -> WordsSplit:
         return WordsSplit(name=name, scenes=self._source.open(name))

@@ -101,13 +101,13 @@ def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _answers(path: Path, where: str, question: Mapping[str, Any]) -> list[tuple[str, int]]:
-    found = []
+    answers = []
     for at, answer in _entries(path, where, question, "answers"):
         text, start = answer.get("text"), answer.get("answer_start")
         if not isinstance(text, str) or type(start) is not int:
             raise UserError(f"{path}, {at}: lacks a text or a whole number as answer_start; {LAYOUT}")
-        found.append((text, start))
-    return found
+        answers.append((text, start))
+    return answers
 
 
 def _entries(path: Path, where: str, holder: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -55,15 +55,15 @@ class TextSource(Source):
         files = {split: _files(split, path) for split, path in paths.items() if path is not None}
         if not files.get("train"):
             raise UserError("data.path: has no value; give data.path=FILE, of training")
-        found = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
+        samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
         for split, own in files.items():
-            if not found[split]:
+            if not samples[split]:
                 why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
                 raise UserError(f"{own[0]}: holds no sample that can be used{why}")
         if len(files) == 1:
-            parts = self._parts(files["train"][0], found["train"], {"test": test_fraction, "val": val_fraction}, seed)
+            parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:
-            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in found.items()}
+            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in samples.items()}
         self._take(parts)
 
     def _take(self, parts: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> None:
@@ -94,8 +94,8 @@ class TextSource(Source):
 
 def _files(split: str, paths: str | Sequence[str]) -> list[Path]:
     setting = "data.path" if split == "train" else f"data.{split}_path"
-    found = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for path in (path for path in found if not path.is_file()):
+    files = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    for path in (path for path in files if not path.is_file()):
         what = "is a folder; give a file" if path.is_dir() else f"no such file; set {setting} to one"
         raise UserError(f"{setting}={path}: {what}")
-    return found
+    return files

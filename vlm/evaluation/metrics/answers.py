@@ -35,8 +35,8 @@ class AnswerMetric(RecordMetric):
             answers: Of each image's questions, the answers of the model, and then those under each of ``CONTROLS``.
         """
         for place, (id, asked) in enumerate(zip(ids, questions, strict=True)):
-            said = zip(*(of_images[place] for of_images in answers), strict=True)
-            rows = zip(asked, said, strict=True)
+            by_question = zip(*(of_images[place] for of_images in answers), strict=True)
+            rows = zip(asked, by_question, strict=True)
             self.add((f"{id}#{n:04d}", id, *question, *texts) for n, (question, texts) in enumerate(rows))
 
     def compute(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class AnswerMetric(RecordMetric):
             often = known.get(row["question"]) or kinds.get(row["kind"]) or Counter({"": 1})
             row["constant"] = max(often, key=lambda answer: (often[answer], answer))
         scores = {control: self._accuracies(control) for control in ("constant", *CONTROLS)}
-        return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
+        return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """accuracy@low and accuracy@high: its 95% interval, by bootstrap over images."""

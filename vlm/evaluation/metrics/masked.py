@@ -75,10 +75,10 @@ class MaskedMetric(RecordMetric):
         chances: list[float] = []
         for text in self.texts.values():
             words = [None if at in text.gaps else word for at, word in enumerate(text.text.split())]
-            found = bound(words)
-            if found is None:
+            of_gaps = bound(words)
+            if of_gaps is None:
                 return {}
-            chances += found
+            chances += of_gaps
         return {"accuracy@grammar": sum(chances) / len(chances)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 class RecordMetric(Metric):
-    """What a metric over whole samples has in common; a subclass adds records and computes from them.
+    """Base of metrics over whole samples; a subclass adds records and computes from them.
 
     Records are sorted by the sample they are of, and a sample counts once however often a sampler repeats it, so that
     neither the order nor the number of processes changes a digit.

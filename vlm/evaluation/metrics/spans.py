@@ -79,11 +79,11 @@ class SpanMetric(RecordMetric):
         """The scores of answers to the same questions."""
         values = self._values(predicted)
         known = np.array([bool(question.answers) for question in self.questions.values()])
-        found = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
+        scores = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
         if known.any() and not known.all():
             for kind, chosen in (("answerable", known), ("unanswerable", ~known)):
-                found |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
-        return {name: float(value) for name, value in found.items()}
+                scores |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
+        return {name: float(value) for name, value in scores.items()}
 
     def controls(self, train: Iterable[tuple[str, str]]) -> dict[str, float]:
         """The scores of two controls that do not read as a model does.
@@ -100,8 +100,8 @@ class SpanMetric(RecordMetric):
             "overlap": [overlapping_span(one.question, one.context) for one in asked],
             "question": [frequent.answer(one.question) for one in asked],
         }
-        found = {control: self.score(texts) for control, texts in answers.items()}
-        return {f"{name}@{control}": values[name] for control, values in found.items() for name in NAMES}
+        scores = {control: self.score(texts) for control, texts in answers.items()}
+        return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Both scores at @low and @high: 95% intervals by bootstrap over questions."""

@@ -95,20 +95,20 @@ class TaggingMetric(RecordMetric):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Precision, recall, F1 and number of the words of each tag; and of the spans of each kind."""
-        found: dict[str, np.ndarray] = {}
+        counts: dict[str, np.ndarray] = {}
         for sentence in self.sentences.values():
             for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
-                found[tag] = found.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
-                found[taken] = found.get(taken, np.zeros(3)) + np.array([0, 1, 0])
+                counts[tag] = counts.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
+                counts[taken] = counts.get(taken, np.zeros(3)) + np.array([0, 1, 0])
             if self.spans:
                 true, predicted = set(spans(sentence.tags)), set(spans(sentence.predicted))
                 for span in true | predicted:
                     row = np.array([span in true and span in predicted, span in predicted, span in true])
-                    found[span.kind] = found.get(span.kind, np.zeros(3)) + row
-        return {name: _figures(*found[name].tolist()) for name in sorted(found)}
+                    counts[span.kind] = counts.get(span.kind, np.zeros(3)) + row
+        return {name: _figures(*counts[name].tolist()) for name in sorted(counts)}
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
-        """How often each true tag (rows) was taken for each tag (columns), and the tags."""
+        """Confusion matrix: counts by true tag (rows) and predicted tag (columns), and the tags."""
         pairs = [pair for one in self.sentences.values() for pair in zip(one.tags, one.predicted, strict=True)]
         names = sorted({tag for pair in pairs for tag in pair})
         place = {name: at for at, name in enumerate(names)}

@@ -52,7 +52,7 @@ def most_frequent_tags(sentences: Iterable[tuple[Words, Words]]) -> tuple[dict[s
         whole.update(tags)
         for word, tag in zip(words, tags, strict=True):
             counts[word][tag] += 1
-    return {word: _first(found) for word, found in counts.items()}, _first(whole)
+    return {word: _first(counter) for word, counter in counts.items()}, _first(whole)
 
 
 def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) -> dict[str, float]:
@@ -62,7 +62,7 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
     controls = {"frequent": [[frequent.get(word, first) for word in words] for words in sentences]}
     controls["constant"] = [[first] * len(words) for words in sentences]
     scores = {control: metric.score(tags) for control, tags in controls.items()}
-    return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
+    return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
 
 def _first(counts: Counter[str]) -> str:
