@@ -44,7 +44,7 @@ class Squad(TextSource):
         test_fraction: Share = 0.1,
         seed: int = 0,
     ) -> None:
-        self._read({"train": path, "val": val_path, "test": test_path}, val_fraction=0, test_fraction=0, seed=seed)
+        self._read(path=path, val_path=val_path, test_path=test_path, val_fraction=0, test_fraction=0)
         fractions = {"val": val_fraction} if test_path or val_path else {"test": test_fraction, "val": val_fraction}
         self._hold_out({name: share for name, share in fractions.items() if name not in self.splits}, seed)
 
