@@ -107,15 +107,18 @@ def is_supplied(parameter: inspect.Parameter) -> bool:
     return SUPPLIED in getattr(parameter.annotation, "__metadata__", ())
 
 
+def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
+    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    try:
+        return arguments(find(node["_target_"])) if isinstance(node, Mapping) and "_target_" in node else {}
+    except UserError:
+        return {}
+
+
 def supplies(node: Any, argument: str) -> bool:
     """True where the program fills an argument of this name in, in a node's class or one below it."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        try:
-            parameter = arguments(find(node["_target_"])).get(argument)
-        except UserError:
-            return False
-        if parameter is not None:
-            return is_supplied(parameter)
+    if parameter := arguments_of(node).get(argument):
+        return is_supplied(parameter)
     return isinstance(node, Mapping) and any(supplies(child, argument) for child in node.values())
 
 
