@@ -37,11 +37,7 @@ class MaskedLanguageModeling(Task):
     model: MaskedLanguageModel
 
     def __init__(
-        self,
-        *,
-        model: MaskedLanguageModel,
-        scored_texts: Count = 256,
-        **options: Unpack[TaskOptions],
+        self, *, model: MaskedLanguageModel, scored_texts: Count = 256, **options: Unpack[TaskOptions]
     ) -> None:
         super().__init__(model=model, **options)
         self.field: MaskedField = options["fields"]["texts"]
@@ -86,12 +82,6 @@ class MaskedLanguageModeling(Task):
         whole, mask_id = [tokenizer.bos_id, *ids, tokenizer.eos_id], tokenizer.mask_id
         assert mask_id is not None
         return pseudo_log_likelihood(self.model, whole, mask_id=mask_id, device=self.device), len(ids)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=False)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()

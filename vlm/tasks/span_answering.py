@@ -69,7 +69,7 @@ class SpanAnswering(Task):
         super().on_evaluation_start()
         self.metric.reset()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows: SpanRows = batch["questions"]
         with torch.inference_mode():
             scores = span_scores(self.model, rows)
@@ -80,8 +80,6 @@ class SpanAnswering(Task):
             answer = self._answer(context, [(first, next(spans)) for first in firsts])
             answered.append(Answered(question, context, answers, answer.text, answer.probability))
         self.metric.update(batch.ids, answered)
-
-    test_step = validation_step
 
     def _answer(self, context: str, windows: Sequence[Any]) -> Answer:
         return choose_answer(context, word_places(context), windows, abstains=self.field.abstains)
