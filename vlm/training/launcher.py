@@ -28,7 +28,9 @@ class Launcher(_SubprocessScriptLauncher):
     """Starts a process for each further device, and sees to it that none is left alone.
 
     A process that waits for one that is gone may wait for ever: on GPUs, until a timeout of half an hour. Lightning
-    kills the first process too, in the middle of its last words.
+    kills the first process too, in the middle of its last words. Torch's elastic agent would not do: killed itself, it
+    leaves its ranks running; and it ends the others by SIGTERM as soon as one dies, at which ours would save and stop,
+    before they can report which rank died and how to resume.
     """
 
     def launch(self, function: Callable, *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
