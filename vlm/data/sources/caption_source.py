@@ -12,7 +12,7 @@ from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
 from vlm.data.sources.caption_tables import Row
 from vlm.data.store.places import Folder, Place, Tar
-from vlm.errors import UserError
+from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
 # A few files lost are a nuisance; more than that, and the folder is the wrong one.
@@ -201,4 +201,8 @@ def find_file(path: str, root: Path, setting: str) -> Path:
     for candidate in (Path(path), root / path):
         if candidate.is_file():
             return candidate
-    raise UserError(f"{setting}={path}: no such file, nor {root / path}; set {setting} to the file")
+    folders = [place.parent for place in (Path(path), root / path) if place.parent.is_dir()]
+    files = {file.name: file for folder in folders for file in folder.iterdir()}
+    near = files.get(nearest(Path(path).name, files))
+    remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
+    raise UserError(f"{setting}={path}: no such file, nor {root / path}; {remedy}")

@@ -20,7 +20,8 @@ class Captions(CaptionSource):
     the root's folders) says, else drawn by image.
 
     Args:
-        root: Folder, or tar, that the names of images are relative to; without `path`, what is read.
+        root: Folder, or tar, that the names of images are relative to, by default the one of `path`; without `path`,
+            what is read.
         path: CSV, TSV or JSON-lines file, as given or within the root.
         val_path: Such a file, of validation alone.
         test_path: Such a file, of test alone.
@@ -40,7 +41,7 @@ class Captions(CaptionSource):
     def __init__(
         self,
         *,
-        root: str,
+        root: str | None = None,
         path: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
@@ -52,7 +53,7 @@ class Captions(CaptionSource):
         seed: int = 0,
         captions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
+        super().__init__(root=root_of(root, path), seed=seed, captions_per_image=captions_per_image)
         files = table_files(self.root, path, val_path, test_path)
         for split, file in files.items():
             rows = read_table(file, image_column, caption_column, split_column)
@@ -186,6 +187,17 @@ class Coco(CaptionSource):
                 inside = folder.is_relative_to(self.root)
                 return folder.relative_to(self.root).as_posix() if inside else str(folder.absolute())
         return ""
+
+
+def root_of(root: str | None, path: str | None) -> str:
+    """The folder of a data set: as the config says, or else the one that its table lies in.
+
+    Raises:
+        UserError: The config says neither.
+    """
+    if root is None and path is None:
+        raise UserError("data.root: missing, and data.path too; give a folder of images, or a table of them")
+    return str(Path(path or "").parent) if root is None else root
 
 
 def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
