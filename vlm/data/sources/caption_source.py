@@ -29,16 +29,6 @@ class CaptionedImage:
     captions: dict[Any, None] = field(default_factory=dict)  # a set that keeps the order
 
 
-def check_drawn(captions_per_image: int | None) -> None:
-    """Refuses a number of captions that leaves an image without any.
-
-    Raises:
-        UserError: It does.
-    """
-    if captions_per_image is not None and captions_per_image < 1:
-        raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
-
-
 def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
     """The captions that a row is trained on: all, or as many as asked for, drawn for these keys."""
     if most is None or len(captions) <= most:
@@ -67,7 +57,6 @@ class CaptionSource(Source):
     holds = ("image", "captions")
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
-        check_drawn(captions_per_image)
         self.root, self.base = Path(root), ""
         self.place = _place(self.root)
         self.seed, self.captions_per_image = seed, captions_per_image
