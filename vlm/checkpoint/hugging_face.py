@@ -24,7 +24,7 @@ CONFIG = "config.json"
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a place is a folder of Hugging Face."""
+    """True for a folder of Hugging Face."""
     return path.is_dir() and (path / CONFIG).exists()
 
 

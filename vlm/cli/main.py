@@ -21,21 +21,21 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def app(argv: Sequence[str]) -> typer.Typer:
     """The command line; of the tasks' commands, only the one that is called is imported."""
-    made = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    made.callback()(_root)
-    made.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(
+    program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    program.callback()(_root)
+    program.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(
         as_typer(train.train)
     )
-    made.command()(as_typer(train.bench))
+    program.command()(as_typer(train.bench))
     for name in dict.fromkeys(command.name for command in commands()):
         own = [command for command in commands() if command.name == name]
         function = as_typer(use.command_of(own)) if name in argv[:1] else lambda: None
-        made.command(name, help=own[0].help)(function)
+        program.command(name, help=own[0].help)(function)
     for function in (use.predict, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
-        made.command(function.__name__)(as_typer(function))
-    made.command("check-data")(as_typer(data.check_data))
-    made.command("shard")(as_typer(data.shard))
-    return made
+        program.command(function.__name__)(as_typer(function))
+    program.command("check-data")(as_typer(data.check_data))
+    program.command("shard")(as_typer(data.shard))
+    return program
 
 
 def _tell(version: bool) -> None:

@@ -60,7 +60,7 @@ class Captions(CaptionSource):
             self._add(rows, file, split=split if len(files) > 1 else None)
         if not files:
             self._add(read_folder(self.place, self.skipped), self.root)
-        if not files and not self._found:
+        if not files and not self._by_path:
             raise UserError(
                 f"{self.root}: holds no image with a .txt file of captions beside it; set data.root to a folder that "
                 "does, or data.path to a table of images and captions"
@@ -104,7 +104,7 @@ class Flickr8k(CaptionSource):
 
     def _assign(self, tokens: Path) -> None:
         """Gives the images the splits of the official lists, and drops those of none."""
-        named = {image.name: image for image in self._found.values()}
+        named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
             file = self._text(f"Flickr_8k.{name}.txt")
             for listed in dict.fromkeys(read_text(file).split()):
@@ -117,9 +117,9 @@ class Flickr8k(CaptionSource):
                     image.split = split
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
-                said = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
-                self.skipped.append(Skipped(said, "no image"))
-        self._found = {path: image for path, image in self._found.items() if image.split is not None}
+                line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
+                self.skipped.append(Skipped(line, "no image"))
+        self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
 
 
 class Coco(CaptionSource):
@@ -213,5 +213,5 @@ def table_files(root: Path, path: str | None, val_path: str | None, test_path: s
 
 
 def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
-    given = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
-    return {split: find_file(path, root, key) for split, (key, path) in given.items() if path is not None}
+    settings = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
+    return {split: find_file(path, root, key) for split, (key, path) in settings.items() if path is not None}

@@ -88,10 +88,10 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     Raises:
         UserError: The folder cannot be read, or is not of the model that was built; with a line for each fault.
     """
-    made, lines = hugging_face_state(model, folder)
+    tensors, lines = hugging_face_state(model, folder)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in made.items():
+        for name, tensor in tensors.items():
             state[name].copy_(tensor)
     return lines
 
@@ -112,9 +112,9 @@ def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor]
         sources = fold_projection(sources, "enc_to_dec_proj")
     sources |= _head_sources(model, stored)
     state = model.state_dict()
-    made, faults = _make(sources, stored, state, folder)
+    tensors, faults = _make(sources, stored, state, folder)
     _refuse(faults)
-    return made, _report(sources, stored, state, folder)
+    return tensors, _report(sources, stored, state, folder)
 
 
 def _refuse(faults: list[str]) -> None:
@@ -182,32 +182,32 @@ def _config_faults(parts: list[_Part], folder: str) -> list[str]:
         ) from fault
     for part, name, built, value in differences:
         remedy = _remedy(part, name, value, encoder=sizes_stored(parts[0].config).get(name))
-        faults.append(f"{part.ours}{name} is {_said(built)}, {folder} has {_said(value)}; {remedy}")
+        faults.append(f"{part.ours}{name} is {_as_text(built)}, {folder} has {_as_text(value)}; {remedy}")
     return faults
 
 
 def _remedy(part: _Part, name: str, value: Any, encoder: Any) -> str:
-    """What to change in the config.
+    """The change to the config that mends a fault.
 
     Args:
         encoder: The encoder's value where the folder has an encoder: sizes are the decoder's where the two differ.
     """
     if name in REMEDIES:
-        return REMEDIES[name].format(_said(value))
+        return REMEDIES[name].format(_as_text(value))
     if name == "positions":
         decodes = isinstance(part.stack, Decoder)
         return "choose model/position=learned" if decodes else f"take model.{part.ours}positions away"
     if name == "depth":
-        return f"set model.size.{part.ours.replace('.', '_')}depth={_said(value)}"
+        return f"set model.size.{part.ours.replace('.', '_')}depth={_as_text(value)}"
     if name not in SIZES:
-        return f"set model.{part.ours}{name}={_said(value)}"
+        return f"set model.{part.ours}{name}={_as_text(value)}"
     if part.theirs == "encoder.":
-        return f"set model.encoder.{name}={_said(value)}"
-    apart = f" and model.encoder.{name}={_said(encoder)}" if encoder != value else ""
-    return f"set model.size.{name}={_said(value)}{apart}"
+        return f"set model.encoder.{name}={_as_text(value)}"
+    apart = f" and model.encoder.{name}={_as_text(encoder)}" if encoder != value else ""
+    return f"set model.size.{name}={_as_text(value)}{apart}"
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -225,23 +225,23 @@ def _make(
     sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Our tensors made of theirs, and all that is wrong with them."""
-    made, faults = {}, []
+    tensors, faults = {}, []
     for name, (names, make) in sources.items():
         unfit = list(_unfit(name, names, stored, folder))
         faults += unfit
         if unfit:
             continue
         try:
-            made[name] = make(*(stored[other] for other in names))
+            tensors[name] = make(*(stored[other] for other in names))
         except UserError as fault:
             faults.append(f"{folder}: {fault}")
             continue
         except (RuntimeError, IndexError):  # of shapes that cannot even be joined
-            made[name] = torch.empty(0)
-        if made[name].shape != state[name].shape:
+            tensors[name] = torch.empty(0)
+        if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
-    return made, faults
+    return tensors, faults
 
 
 def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: str) -> Iterator[str]:

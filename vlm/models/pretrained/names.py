@@ -138,7 +138,7 @@ def not_ours(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def vit_sources(vit: ViT, ours: str, theirs: str) -> Sources:
-    """What a ViT with a class token is made of, each name with its prefix.
+    """Sources of the tensors of a ViT with a class token, each name with its prefix.
 
     Args:
         ours: Prefix of names of ours.
@@ -162,7 +162,7 @@ def vit_sources(vit: ViT, ours: str, theirs: str) -> Sources:
 
 
 def gpt2_sources(decoder: Decoder, ours: str, theirs: str, stored: Collection[str]) -> Sources:
-    """What a Decoder is made of: its cross-attention too, where GPT-2 has one; if not, that stays as it is.
+    """Sources of a Decoder's tensors, cross-attention included where GPT-2 has one; if not, that keeps its weights.
 
     Args:
         ours: Prefix of names of ours.
