@@ -46,9 +46,9 @@ def byte_pairs() -> t.PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [(a, b) for a in alphabet for b in alphabet][: 50257 - 1 - len(alphabet)]
     pieces = [*alphabet, *(a + b for a, b in merges), END]
-    made = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return t.PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, unk_token=END)
+    tokenizer = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)
 
 
 def vit_gpt2() -> Parts:
@@ -114,22 +114,24 @@ def make(name: str, folder: Path) -> dict[str, Any]:
     for part in (model, *others):
         part.save_pretrained(folder / "model")
     paths = photos(folder / "photos")
-    found: dict[str, Any] = {"tokens": torch.randint(5, 30000, (len(paths), 12)), "kind": type(model).__name__}
+    results: dict[str, Any] = {"tokens": torch.randint(5, 30000, (len(paths), 12)), "kind": type(model).__name__}
     if name not in READERS:
-        found["pixels"] = others[-1]([Image.open(path) for path in paths], return_tensors="pt").pixel_values
-    exact = {key: value.double() if key == "pixels" else value for key, value in found.items()}
-    return found | {"logits": logits_of(name, model.double(), exact)}
+        results["pixels"] = others[-1]([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+    exact = {key: value.double() if key == "pixels" else value for key, value in results.items()}
+    return results | {"logits": logits_of(name, model.double(), exact)}
 
 
 @torch.inference_mode()
 def theirs(name: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Logits and texts of `transformers`, of the folder that it saved."""
     model = getattr(t, known["kind"]).from_pretrained(folder / "model").eval()
-    found: dict[str, Any] = {"logits": logits_of(name, model, known)}
+    results: dict[str, Any] = {"logits": logits_of(name, model, known)}
     if name in CAPTIONERS:
         tokenizer, options = t.AutoTokenizer.from_pretrained(folder / "model"), {"max_length": TOKENS}
-        found["texts"] = {beam: written(model, tokenizer, known["pixels"], num_beams=beam, **options) for beam in BEAMS}
-    return found
+        results["texts"] = {
+            beam: written(model, tokenizer, known["pixels"], num_beams=beam, **options) for beam in BEAMS
+        }
+    return results
 
 
 def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
@@ -157,14 +159,14 @@ def ours(name: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     if name in CAPTIONERS:
         captioner = Captioner(place)
         images = [captioner.pixels(load_image(path)) for path in sorted(map(str, (folder / "photos").iterdir()))]
-        found: dict[str, Any] = {"texts": {}, "pixels": captioner.preprocess.normalize(torch.stack(images))}
+        results: dict[str, Any] = {"texts": {}, "pixels": captioner.preprocess.normalize(torch.stack(images))}
         model = captioner.model
-        found["logits"] = model.head(model(known["pixels"], tokens))
+        results["logits"] = model.head(model(known["pixels"], tokens))
         for beam in BEAMS:
             settled = DecodingOptions(beam=beam, max_tokens=TOKENS - 1).settle(captioner.decoding)
             decoding = settled.search(settled.rules(captioner.tokenizer), sample=False)
-            found["texts"][beam] = [texts[0].text for texts in captioner.stream([images], decoding, rows=len(images))]
-        return found
+            results["texts"][beam] = [texts[0].text for texts in captioner.stream([images], decoding, rows=len(images))]
+        return results
     if name in READERS:
         model = load_model(read(place))
         if name == "bert_base":
@@ -181,10 +183,10 @@ def seen(place: str, pixels: Tensor) -> Tensor:
     from vlm.checkpoint.rebuild import rebuild
     from vlm.models.pretrained.load import load_hugging_face
 
-    found, _ = describe_folder(place)
-    if found.model is not None:
+    specified, _ = describe_folder(place)
+    if specified.model is not None:
         return load_model(read(place))(pixels)
-    encoder: nn.Module = rebuild(found.parts["encoder"])
+    encoder: nn.Module = rebuild(specified.parts["encoder"])
     load_hugging_face(encoder, place)
     return encoder.eval()(pixels).states
 
@@ -196,7 +198,7 @@ def compare(name: str) -> bool:
             subprocess.run([sys.executable, __file__, name, "--side", side, "--folder", folder], check=True)
         exact, a, b = (torch.load(Path(folder) / side, weights_only=True) for side in SIDES)
     difference = (a["logits"] - b["logits"]).abs().max().item()
-    errors = [(found["logits"] - exact["logits"]).abs().max().item() for found in (a, b)]
+    errors = [(results["logits"] - exact["logits"]).abs().max().item() for results in (a, b)]
     first, second = exact["logits"].topk(2).values.unbind(-1)
     words = [f"difference {difference:.1e}, from float64 theirs {errors[0]:.1e}, ours {errors[1]:.1e}"]
     words += [f"deviation {exact['logits'].std().item():.2f}, margin {(first - second).min().item():.1e}"]
@@ -208,7 +210,7 @@ def compare(name: str) -> bool:
         equal &= same == len(pairs)
     if "pixels" in b:
         words.append(f"pixels {(exact['pixels'] - b['pixels']).abs().max().item():.1e}")
-    memory = ", ".join(f"{side} {found['peak'] / 2**20:.2f} GiB" for side, found in (("theirs", a), ("ours", b)))
+    memory = ", ".join(f"{side} {results['peak'] / 2**20:.2f} GiB" for side, results in (("theirs", a), ("ours", b)))
     print(f"{name}: {'equal' if equal else 'NOT EQUAL'}; {'; '.join(words)}; peak memory {memory}", flush=True)
     return equal
 
@@ -225,12 +227,12 @@ def main() -> int:
         return 0 if all([compare(name) for name in options.names or MODELS]) else 1
     [name], folder = options.names, options.folder
     if options.side == SIDES[0]:
-        found = make(name, folder)
+        results = make(name, folder)
     else:
         known = torch.load(folder / SIDES[0], weights_only=True)
-        found = (theirs if options.side == "theirs" else ours)(name, folder, known)
-    found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
-    torch.save(found, folder / options.side)
+        results = (theirs if options.side == "theirs" else ours)(name, folder, known)
+    results["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+    torch.save(results, folder / options.side)
     return 0
 
 

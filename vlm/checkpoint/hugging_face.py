@@ -1,6 +1,6 @@
 """A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults.
 
-What folders hold stands in `vlm.models.pretrained.architectures`, a module each.
+Each kind of folder has a module in `vlm.models.pretrained.architectures`.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Read = TypeVar("Read")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a place is a folder of Hugging Face."""
+    """True for a folder of Hugging Face."""
     return path.is_dir() and (path / CONFIG).exists()
 
 
@@ -70,15 +70,15 @@ def _in_lines(folder: str, read: Callable[[str], Read]) -> Read:
 
 
 def _checkpoint(folder: str) -> dict[str, Any]:
-    found, about = _described(folder)
-    if found.model is None:
-        known = ", ".join(found.architecture.models) or "in a captioner"
+    specified, about = _described(folder)
+    if specified.model is None:
+        known = ", ".join(specified.architecture.models) or "in a captioner"
         raise UserError(
             f"{folder} holds a {about['origin']}, which has no head for a task of ours ({known} would); train from it: "
             f"python train.py model=pretrained model.path={folder} task=TASK"
         )
     with torch.device("meta"):  # nothing is allocated, however large the folder says that it is
-        model = rebuild(found.model)
+        model = rebuild(specified.model)
     state, _ = hugging_face_state(model, folder)
     if lacking := sorted(model.state_dict().keys() - state.keys()):
         raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
@@ -88,30 +88,30 @@ def _checkpoint(folder: str) -> dict[str, Any]:
 
 def _described(folder: str) -> tuple[Specified, dict[str, Any]]:
     config = read_config(folder)
-    found = specify(config, folder)
-    about: dict[str, Any] = {"task": found.task, "scores": {}, "origin": origin(config)}
-    *_, texts = found.parts.values()  # the decoder, or all that there is
-    if any("image_size" in part["args"] for part in found.parts.values()):
+    specified = specify(config, folder)
+    about: dict[str, Any] = {"task": specified.task, "scores": {}, "origin": origin(config)}
+    *_, texts = specified.parts.values()  # the decoder, or all that there is
+    if any("image_size" in part["args"] for part in specified.parts.values()):
         preprocess = read_preprocess(folder)
-        found = specify(config, folder, image_size=preprocess.image_size)
-        _check_images(folder, preprocess, found.parts["encoder"])
+        specified = specify(config, folder, image_size=preprocess.image_size)
+        _check_images(folder, preprocess, specified.parts["encoder"])
         about["preprocess"] = preprocess.state()
-    about["model"] = found.model
+    about["model"] = specified.model
     if "vocab_size" in texts["args"]:
         about["tokenizer"] = _fitting_tokenizer(folder, texts).state()
-        about["max_len" if texts is found.parts.get("encoder") else "max_tokens"] = texts["args"]["max_len"]
-    if "decoder" in found.parts:
-        generation = found.architecture.generation(folder, config)
-        about["decoding"] = decoding_defaults(generation, folder, prompted=found.task == "language_modeling")
-    if found.task in NAMED:
+        about["max_len" if texts is specified.parts.get("encoder") else "max_tokens"] = texts["args"]["max_len"]
+    if "decoder" in specified.parts:
+        generation = specified.architecture.generation(folder, config)
+        about["decoding"] = decoding_defaults(generation, folder, prompted=specified.task == "language_modeling")
+    if specified.task in NAMED:
         about["classes"] = class_names(config)
-    if found.task == "text_classification":
+    if specified.task == "text_classification":
         about["pairs"] = None  # no file says
-    if found.task == "span_answering":
+    if specified.task == "span_answering":
         window = min(WINDOW, about["max_len"])
         about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
     check_sizes(about)
-    return found, about
+    return specified, about
 
 
 def _check_images(folder: str, preprocess: Preprocess, encoder: Spec) -> None:

@@ -67,13 +67,13 @@ class TextClassifier(Predictor):
         if not pairs and not self.pairs:
             return [(line,) for line in lines]
         if pairs:
-            found: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
+            samples: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
         else:
-            found = [tuple(line.split("\t")) for line in lines]
-        if wrong := next((texts for texts in found if len(texts) != 2), None):
+            samples = [tuple(line.split("\t")) for line in lines]
+        if wrong := next((texts for texts in samples if len(texts) != 2), None):
             shown = " ".join(wrong)
             raise UserError(f"{shown}: this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text")
-        return found
+        return samples
 
     def classify(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (B, C) of texts, or of pairs of them."""

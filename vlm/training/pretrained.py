@@ -43,20 +43,20 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
 def _of_folder(folder: str, task: str | None) -> Iterator[str]:
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
 
-    found, about = describe_folder(folder)
-    task = task or found.task
-    whole = task == found.task
-    _check(folder, task, found.parts, about["origin"], whole=whole)
+    specified, about = describe_folder(folder)
+    task = task or specified.task
+    whole = task == specified.task
+    _check(folder, task, specified.parts, about["origin"], whole=whole)
     model = MODELS[str(task)][0] if whole or task != "captioning" else CAPTIONER
     yield from (f"task={task}", f"model={model}", f"model.init_from={folder}")
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
-    if (encoder := found.parts.get("encoder")) is not None:
+    if (encoder := specified.parts.get("encoder")) is not None:
         yield from _encoder(encoder)
-    if (decoder := found.parts.get("decoder")) is not None:
+    if (decoder := specified.parts.get("decoder")) is not None:
         yield from _decoder(decoder["args"], "model.decoder" if encoder else "model")
-    elif found.model is not None and whole:
-        yield from _plain("model", found.model["args"], ("encoder", "num_classes", "vocab_size"))
+    elif specified.model is not None and whole:
+        yield from _plain("model", specified.model["args"], ("encoder", "num_classes", "vocab_size"))
     elif task in HEADS:
         yield HEADS[task]
     if "preprocess" in about:

@@ -27,7 +27,7 @@ SKIPPED = ("type", "vocab", "merges", "trim_offsets")
 
 @dataclass
 class _Pieces:
-    """What the files of a folder say, one way or another.
+    """Vocabulary and options of a folder's tokenizer, from whichever of its files hold them.
 
     Args:
         vocab: Piece -> id.

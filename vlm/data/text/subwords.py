@@ -120,9 +120,9 @@ class BytePairTokenizer(SubwordTokenizer):
         if len(merges) > MAX_PIECES or not all(len(pair) == 2 and {*map(type, pair)} == {str} for pair in merges):
             raise ValueError("a merge is a pair of pieces")
         vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
-        made = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
-        return made
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
+        return tokenizer
 
     def _row_of(self, piece: str) -> Row:
         try:
@@ -167,15 +167,15 @@ class WordPieceTokenizer(SubwordTokenizer):
         if not known or not 1 <= parts["longest_word"] <= MAX_PIECE:
             raise ValueError("an option is out of its bounds")
         options = {"max_input_chars_per_word": parts["longest_word"], "unk_token": parts["vocab"][parts["unk"]]}
-        made = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix=CONTINUES, **options))
-        made.normalizer = normalizers.BertNormalizer(
+        tokenizer = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix=CONTINUES, **options))
+        tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=parts["clean_text"],
             handle_chinese_chars=parts["chinese_chars"],
             strip_accents=parts["strip_accents"],
             lowercase=parts["lower"],
         )
-        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        return made
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
 
     def _row_of(self, piece: str) -> Row:
         written = piece.startswith(CONTINUES) or _JOINED.match(piece)

@@ -29,12 +29,12 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a model_type of Hugging Face is made of.
+    """A model_type of Hugging Face.
 
     Args:
         parts: Of config.json, the stacks by their place in ours, "encoder" and "decoder".
         models: Complete models, by the names of their classes.
-        heads: What of theirs goes around the stacks of a model of ours, by its class; of the model and their names.
+        heads: Sources of the tensors around the stacks of a model of ours, by its class; of the model and their names.
         adjust: Change to all sources, of their names too.
         generation: The folder's options of writing, of the folder and its config.json.
         added: Pieces that its own code adds at the end of a vocabulary which lacks them.

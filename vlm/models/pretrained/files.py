@@ -96,7 +96,7 @@ def read_tensors(folder: str) -> dict[str, Tensor]:
             tensors |= load_file(path)
         except (OSError, SafetensorError) as fault:
             raise UserError(f"{KEY}: {path} cannot be read ({fault}); fetch it again") from fault
-    return {_RENAMED.sub(lambda found: RENAMED[found[0]], name): tensor for name, tensor in tensors.items()}
+    return {_RENAMED.sub(lambda match: RENAMED[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
 def _weight_files(folder: str) -> list[Path]:

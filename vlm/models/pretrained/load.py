@@ -1,6 +1,6 @@
 """Starting from a local folder of Hugging Face: `config.json` and safetensors of one of `architectures`.
 
-What the folder describes must be what was built; every shape is checked before anything is copied, and what is left
+The folder must describe the model that was built; every shape is checked before anything is copied, and what is left
 over on either side is named. Nothing is fetched and no pickle is read.
 """
 
@@ -60,8 +60,8 @@ class _Placed:
         own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         stem = kind.stem if any(name.startswith(kind.stem) for name in own) else ""
         inner = {name.removeprefix(stem) for name in own if name.startswith(stem)}
-        found = prefixed(kind.sources(self.stack, inner), self.ours, prefix + stem)
-        return found | prefixed(kind.head(self.stack, own), self.ours, prefix)
+        tensors = prefixed(kind.sources(self.stack, inner), self.ours, prefix + stem)
+        return tensors | prefixed(kind.head(self.stack, own), self.ours, prefix)
 
 
 def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
@@ -75,10 +75,10 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     Raises:
         UserError: The folder cannot be read, or is not of the model that was built; with a line for each fault.
     """
-    made, lines = hugging_face_state(model, folder)
+    tensors, lines = hugging_face_state(model, folder)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in made.items():
+        for name, tensor in tensors.items():
             state[name].copy_(tensor)
     return lines
 
@@ -100,9 +100,9 @@ def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor]
     sources = architecture.adjust(sources, stored)
     state = model.state_dict()
     sources |= _head_sources(model, architecture, stored, state)
-    made, faults = _make(sources, stored, state, folder)
+    tensors, faults = _make(sources, stored, state, folder)
     _refuse(faults)
-    return made, _report(sources, stored, state, folder)
+    return tensors, _report(sources, stored, state, folder)
 
 
 def _refuse(faults: list[str]) -> None:
@@ -155,57 +155,53 @@ def _config_faults(placed: list[_Placed], folder: str) -> list[str]:
         ) from fault
     for one, name, built, value in differences:
         remedy = _remedy(one, name, value, encoder=first.get(name), alone=len(placed) == 1)
-        faults.append(f"{one.ours}{name} is {_said(built)}, {folder} has {_said(value)}; {remedy}")
+        faults.append(f"{one.ours}{name} is {_as_text(built)}, {folder} has {_as_text(value)}; {remedy}")
     return faults
 
 
 def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool) -> str:
-    """Advice on the config.
+    """The change to the config that mends a fault.
 
     Args:
         encoder: The encoder's value where the folder has an encoder: sizes are the decoder's where the two differ.
         alone: Whether the folder has one stack.
     """
     if name in REMEDIES:
-        return REMEDIES[name].format(_said(value))
+        return REMEDIES[name].format(_as_text(value))
     if name == "positions":
         decodes = isinstance(placed.stack, Decoder)
         return "choose model/position=learned" if decodes else f"take model.{placed.ours}positions away"
     if name == "depth":
-        return f"set model.size.{placed.ours.replace('.', '_')}depth={_said(value)}"
+        return f"set model.size.{placed.ours.replace('.', '_')}depth={_as_text(value)}"
     if name not in SIZES:
-        return f"set model.{placed.ours}{name}={_said(value)}"
+        return f"set model.{placed.ours}{name}={_as_text(value)}"
     if placed.ours == "encoder." and not alone:
-        return f"set model.encoder.{name}={_said(value)}"
-    apart = f" and model.encoder.{name}={_said(encoder)}" if encoder != value else ""
-    return f"set model.size.{name}={_said(value)}{apart}"
+        return f"set model.encoder.{name}={_as_text(value)}"
+    apart = f" and model.encoder.{name}={_as_text(encoder)}" if encoder != value else ""
+    return f"set model.size.{name}={_as_text(value)}{apart}"
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _head_sources(
     model: nn.Module, architecture: Architecture, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> Sources:
-    """What goes around the stacks, as far as both sides have it, of as many classes."""
+    """Sources of the tensors around the stacks, as far as both sides have them, of as many classes."""
     heads = architecture.heads.get(type(model))
-    found = {} if heads is None else heads(model, stored)
-    found = {
-        name: source for name, source in found.items() if name in state and all(one in stored for one in source[0])
-    }
-    if "head.weight" in found and any(
-        len(stored[name]) != len(state["head.weight"]) for name in found["head.weight"][0]
-    ):
-        return {name: source for name, source in found.items() if not name.startswith("head.")}
-    return found
+    head = {} if heads is None else heads(model, stored)
+    head = {name: source for name, source in head.items() if name in state and all(one in stored for one in source[0])}
+    if "head.weight" in head and any(len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"][0]):
+        return {name: source for name, source in head.items() if not name.startswith("head.")}
+    return head
 
 
 def _make(
     sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Our tensors made of theirs, and all that is wrong with them."""
-    made, faults = {}, []
+    tensors, faults = {}, []
     for name, (names, make) in sources.items():
         unfit = list(_unfit(name, names, stored, folder))
         if name not in state:
@@ -214,16 +210,16 @@ def _make(
         if unfit:
             continue
         try:
-            made[name] = make(*(stored[other] for other in names))
+            tensors[name] = make(*(stored[other] for other in names))
         except UserError as fault:
             faults.append(f"{folder}: {fault}")
             continue
         except (RuntimeError, IndexError):  # of shapes that cannot even be joined
-            made[name] = torch.empty(0)
-        if made[name].shape != state[name].shape:
+            tensors[name] = torch.empty(0)
+        if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
-    return made, faults
+    return tensors, faults
 
 
 def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: str) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Stack:
         stem: Stands before the names of its tensors in a model that has a head.
         sizes: Arguments of ours, of its part of config.json, which may leave out what is the family's default; an
             activation that is None is none of ours.
-        sources: What a stack of ours is made of, and of which names of theirs; both without prefix and stem.
+        sources: Sources of a stack of ours, of it and the names of theirs that there are; without prefix and stem.
         head: The same of its own head on tokens; names of theirs without prefix.
         needed: Values in config.json without which ours computes something else; one left out is as needed.
         regrids: Whether positions of images are interpolated to another grid, as its own model does.

@@ -83,8 +83,8 @@ def predictions(names: Names, *, embedding: str) -> Sources:
     """
     bias = next((name for name in ("bias", "decoder.bias") if f"{PREDICTIONS}.{name}" in names), "bias")
     table = {"dense": "transform.dense", "norm": "transform.LayerNorm"}
-    found: Sources = {"bias": ((bias,), same), **modules(table)}
-    head: Sources = {f"vocabulary_head.{name}": source for name, source in found.items()}
+    parts: Sources = {"bias": ((bias,), same), **modules(table)}
+    head: Sources = {f"vocabulary_head.{name}": source for name, source in parts.items()}
     head = {name: (tuple(f"{PREDICTIONS}.{other}" for other in others), make) for name, (others, make) in head.items()}
     matrix = f"{PREDICTIONS}.decoder.weight"
     return head | ({embedding: ((f"bert.{WORDS}", matrix), tied)} if matrix in names else {})

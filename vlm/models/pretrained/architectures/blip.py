@@ -44,10 +44,10 @@ def vision_sources(encoder: ViT, names: Names) -> Sources:
 
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = bert.text_sizes({"num_attention_heads": 8, "vocab_size": 30524, **config})
-    names = {"dim": found["dim"], "vocab_size": found["vocab_size"], "norm_eps": found["norm_eps"]}
-    head = part_of("VocabularyHead", bias=True, transform=found["activation"], **names)
-    return found | {"context_dim": config.get("encoder_hidden_size", 768), "vocabulary_head": head}
+    args = bert.text_sizes({"num_attention_heads": 8, "vocab_size": 30524, **config})
+    names = {"dim": args["dim"], "vocab_size": args["vocab_size"], "norm_eps": args["norm_eps"]}
+    head = part_of("VocabularyHead", bias=True, transform=args["activation"], **names)
+    return args | {"context_dim": config.get("encoder_hidden_size", 768), "vocabulary_head": head}
 
 
 def text_sources(decoder: Decoder, names: Names) -> Sources:

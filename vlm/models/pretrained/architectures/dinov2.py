@@ -31,7 +31,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sources(encoder: ViT, names: Names) -> Sources:
-    found: Sources = {
+    tensors: Sources = {
         "class_token": (("embeddings.cls_token",), torch.flatten),
         "positions.weight": (("embeddings.position_embeddings",), lambda table: regridded(table, grid_side(encoder))),
         **modules({"patch_embed": "embeddings.patch_embeddings.projection", "norm": "layernorm"}),
@@ -41,8 +41,8 @@ def sources(encoder: ViT, names: Names) -> Sources:
         for name, (other, scale) in SCALED.items():
             for kind in ("weight", "bias"):
                 parts = tuple(f"encoder.layer.{number}.{part}" for part in (f"{other}.{kind}", f"{scale}.lambda1"))
-                found[f"blocks.{number}.{name}.{kind}"] = (parts, _scaled)
-    return found
+                tensors[f"blocks.{number}.{name}.{kind}"] = (parts, _scaled)
+    return tensors
 
 
 def _scaled(tensor: Tensor, scale: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ VISION_DEFAULTS = {"patch_size": 16}
 
 
 def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    found, vision = bert.text_sizes({**DEFAULTS, **config}), _vision(config)
+    args, vision = bert.text_sizes({**DEFAULTS, **config}), _vision(config)
     own = not config.get("tie_word_embeddings", False)
-    dim, states = found["dim"], CLIP_VISION.sizes(vision)
+    dim, states = args["dim"], CLIP_VISION.sizes(vision)
     prefix = {"context_dim": states["dim"], "project": True, "norm": True, "norm_eps": states["norm_eps"]}
-    head = part_of("VocabularyHead", dim=dim, vocab_size=found["vocab_size"], tied=not own, bias=True)
-    return found | {"prefix": part_of("Prefix", dim=dim, **prefix), "vocabulary_head": head}
+    head = part_of("VocabularyHead", dim=dim, vocab_size=args["vocab_size"], tied=not own, bias=True)
+    return args | {"prefix": part_of("Prefix", dim=dim, **prefix), "vocabulary_head": head}
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 def sources(decoder: Decoder, names: Names) -> Sources:
     """Its cross-attention too, where GPT-2 has one; if not, that stays as it is."""
     crossing = any(".crossattention." in name for name in names)
-    found: Sources = {
+    tensors: Sources = {
         "token_embed.weight": (("wte.weight",), same),
         # A text that fits has its first positions, however many there are after them.
         "positions.weight": (("wpe.weight",), lambda table: table[: decoder.max_len]),
@@ -52,8 +52,8 @@ def sources(decoder: Decoder, names: Names) -> Sources:
     for number, block in enumerate(decoder.blocks):
         crossed = crossing and getattr(block, "cross_attn", None) is not None
         table = LAYERS | (CROSS_LAYERS if crossed else {})
-        found |= modules(table, ours=f"blocks.{number}.", theirs=f"h.{number}.", make=_transposed)
-    return found
+        tensors |= modules(table, ours=f"blocks.{number}.", theirs=f"h.{number}.", make=_transposed)
+    return tensors
 
 
 def _transposed(name: str, kind: str) -> Callable[[Tensor], Tensor]:

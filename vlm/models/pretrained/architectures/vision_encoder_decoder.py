@@ -22,14 +22,14 @@ def parts(config: Mapping[str, Any]) -> dict[str, Part]:
     Raises:
         ValueError: One is of another kind.
     """
-    found = {}
+    placed = {}
     for place, stacks in STACKS.items():
         inner = config.get(place)
         held = inner.get("model_type") if isinstance(inner, Mapping) else None
         if held not in stacks:
             raise ValueError(f"its {place} is of type {held!r:.40} where {' or '.join(stacks)} can be read")
-        found[place] = Part(stacks[held], inner, f"{place}.")  # type: ignore[arg-type]
-    return found
+        placed[place] = Part(stacks[held], inner, f"{place}.")  # type: ignore[arg-type]
+    return placed
 
 
 def adjust(sources: Sources, names: Names) -> Sources:
