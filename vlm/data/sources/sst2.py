@@ -38,8 +38,7 @@ class SST2(TextTable):
         files = [train, *([folder / PHRASES] if phrases else []), val, test]
         if missing := next((path for path in files if not path.is_file()), None):
             raise UserError(f"{missing}: no such file; set data.root to a folder of SST-2")
-        paths = {"train": [str(path) for path in files[:-2]], "val": str(val), "test": str(test)}
-        self._read(paths, val_fraction=0, test_fraction=0, seed=0)
+        self._read(path=[str(path) for path in files[:-2]], val_path=str(val), test_path=str(test))
         self._leave_out_held_out()
         self._number_labels(str(train))
 

@@ -1,12 +1,14 @@
 """The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_json, read_text
+from vlm.models.pretrained.architecture import architecture_of, parts_of
+from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
+from vlm.models.pretrained.generation import special_ids
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
 BPE: dict[str, tuple] = {
@@ -23,7 +25,7 @@ SKIPPED = ("type", "vocab", "merges", "trim_offsets")
 
 @dataclass
 class _Pieces:
-    """What the files of a folder say, one way or another.
+    """Vocabulary and options of a folder's tokenizer, from whichever of its files hold them.
 
     Args:
         vocab: Piece -> id.
@@ -37,16 +39,33 @@ class _Pieces:
     special: set[int] = field(default_factory=set)
 
 
-def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> SubwordTokenizer:
+def folder_tokenizer(folder: str) -> SubwordTokenizer:
+    """The tokenizer of a folder, with the special ids of its model.
+
+    Raises:
+        UserError: As `read_tokenizer`, or a text has not one end.
+    """
+    config = read_config(folder)
+    architecture = architecture_of(config, folder)
+    ids: Mapping[str, int | None] = dict.fromkeys(("pad", "bos", "eos"))
+    if "decoder" in parts_of(architecture, config, folder):
+        ids = special_ids(architecture.generation(folder, config), folder)
+    return read_tokenizer(folder, ids, architecture.added)
+
+
+def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[str] = ()) -> SubwordTokenizer:
     """The tokenizer of a folder: tokenizer.json, or vocab.json with merges.txt, or vocab.txt.
 
     Args:
         ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
+        added: Special pieces at the end of a vocabulary that lacks them.
     Raises:
         UserError: There is none, it is damaged, or it does what ours do not.
     """
     try:
         pieces = _read(folder)
+        for piece in added:
+            pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
         listed = [""] * len(pieces.vocab)
         for piece, id in pieces.vocab.items():
             if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
@@ -116,6 +135,7 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
             "strip_accents": normal.get("strip_accents"),
             "lower": normal.get("lowercase", True),
             "longest_word": model.get("max_input_chars_per_word", 100),
+            "mask": vocab.get("[MASK]"),
         }
         pieces = _Pieces(WordPieceTokenizer, vocab, options)
     else:
@@ -154,6 +174,7 @@ def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
         "strip_accents": settings.get("strip_accents"),
         "lower": settings.get("do_lower_case", True),
         "longest_word": 100,
+        "mask": vocab.get("[MASK]"),
     }
     special = {vocab[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocab}
     return _Pieces(WordPieceTokenizer, vocab, options, special)

@@ -6,12 +6,10 @@ from typing import Self
 
 from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.load import read
-from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.hugging_face import folder_tokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import read_config
-from vlm.models.pretrained.generation import read_generation, special_ids
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -21,28 +19,30 @@ class PretrainedTokenizer(Tokenizer):
 
     Args:
         path: The folder, or a checkpoint or a run's folder.
+        mask: Whether an id for what is to be filled in is needed.
     """
 
-    def __init__(self, *, path: str) -> None:
+    def __init__(self, *, path: str, mask: bool = False) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.needs_mask = path, mask
         self._own: Tokenizer | None = None
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
         """Reads the files; nothing is learnt.
 
         Raises:
-            UserError: There are none, they are damaged, or hold no tokenizer.
+            UserError: There are none, they are damaged, or have no tokenizer or no id that is needed.
         """
         self._own = own = self._at_path()
+        if self.needs_mask and own.mask_id is None:
+            raise UserError(f"tokenizer.mask: {self.path} has no id for masks; choose another")
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = own.pad_id, own.bos_id, own.eos_id, own.unk_id
         self._load(own._require_fit())
         return self
 
     def _at_path(self) -> Tokenizer:
         if is_folder(Path(self.path)):
-            generation = read_generation(self.path, read_config(self.path))
-            return read_tokenizer(self.path, special_ids(generation, self.path))
+            return folder_tokenizer(self.path)
         state = read(self.path)["vlm"].get("tokenizer")
         if not isinstance(state, dict):
             raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")
