@@ -125,7 +125,7 @@ class Augment:
 
     def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
         """The region to show; all four numbers are uniform in [0, 1)."""
-        base = (min(size),) * 2 if self.resize == "crop" else size
+        base = (min(size),) * 2 if self.resize.startswith("crop") else size
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
         stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
         width = min(base[0] * scale * stretch, size[0])
