@@ -257,10 +257,16 @@ class CaptionField(Field):
         return Paired(split) if self.paired and not training else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
-        row = CaptionRow(self._row(record), list(self.references_of(record)) if key is None else [])
-        if key is not None or not self.paired:
+        if key is not None:
+            return CaptionRow(self._row(record), [])
+        row = self._evaluated(record)
+        if not self.paired:
             return row
-        return row._replace(places=(record["place"], record["other_place"]), other=self._row(record["other"]))
+        other = self._evaluated(record["other"])._replace(place=record["other_place"])
+        return row._replace(place=record["place"], other=other)
+
+    def _evaluated(self, record: Record) -> CaptionRow:
+        return CaptionRow(self._row(record), list(self.references_of(record)), record.id)
 
     def _row(self, record: Record) -> list[Any]:
         return [self.ids(text) for text in self.texts_of(record)]
