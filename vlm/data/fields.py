@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -109,7 +110,7 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
 
 
 class ImageField(Field):
-    """The image of a record as pixels.
+    """The image of a record as pixels, or all images of one that holds several.
 
     Args:
         preprocess: Deterministic preprocessing of validation, test and use.
@@ -117,7 +118,7 @@ class ImageField(Field):
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
     Shapes:
-        uint8 (B, 3, image_size, image_size)
+        uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
     """
 
     needs = ("image",)
@@ -135,10 +136,19 @@ class ImageField(Field):
         return CachedImages(split) if self.cache_images and not split.fresh else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        image = record.image()
+        images = record.images()
+        keys = [key, *(None if key is None else (*key, number) for number in range(1, len(images)))]
+        pixels = [self._pixels(*pair) for pair in zip(images, keys, strict=True)]
+        return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
+
+    def _pixels(self, image: Image.Image, key: AugmentKey | None) -> Tensor:
         return self.preprocess(image) if key is None or self.augment is None else self.augment(image, key)
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
+        counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
+        if len(counts) > 1:
+            numbers = " and ".join(map(str, counts))
+            raise UserError(f"data: records hold {numbers} images; give data whose records have the same number")
         size = self.preprocess.image_size
         return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
 
@@ -148,22 +158,22 @@ class CachedImages(Split):
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        self._images: dict[int, Image.Image] = {}
+        self._images: dict[int, list[Image.Image]] = {}
 
     def __len__(self) -> int:
         return len(self.split)
 
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)
-        decode = record.open_image
-        if decode is not None:
+        if record.open_image is not None:
+            decode = [record.open_image, *record.open_more]
 
-            def image() -> Image.Image:
+            def image(number: int) -> Image.Image:
                 if index not in self._images:
-                    self._images[index] = decode()
-                return self._images[index]
+                    self._images[index] = [one() for one in decode]
+                return self._images[index][number]
 
-            record.open_image = image
+            record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
         return record
 
 
