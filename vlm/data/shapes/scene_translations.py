@@ -1,5 +1,6 @@
 """Sentences about scenes in English, each with its German translation: pairs of texts that need no files."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from vlm.data.records import NAMES, Record, Source, Split
@@ -16,6 +17,8 @@ class SceneTranslations(Source):
     A sample is one of the true statements about a scene in one of the forms of `vlm.data.shapes.german`.
 
     Args:
+        colors_told: Whether the English sentence tells the colours; else it calls each object colored, and only the
+            image shows how (Caglayan et al. 2019, "Probing the Need for Visual Context").
         seed, image_size, shapes, colors, sizes, max_objects, object_weights, train_scenes, val_scenes, test_scenes: As
             in `vlm.data.shapes.scene_captions.Shapes`.
     Raises:
@@ -40,7 +43,9 @@ class SceneTranslations(Source):
         train_scenes: Count,
         val_scenes: Count,
         test_scenes: Count,
+        colors_told: bool = True,
     ) -> None:
+        self._hidden = () if colors_told else tuple(colors)
         self._shapes = Shapes(
             seed=seed,
             image_size=image_size,
@@ -56,7 +61,7 @@ class SceneTranslations(Source):
         )
 
     def open(self, name: str) -> "SceneTranslationsSplit":
-        return SceneTranslationsSplit(self._shapes.open(name))
+        return SceneTranslationsSplit(self._shapes.open(name), self._hidden)
 
 
 class SceneTranslationsSplit(Split):
@@ -64,10 +69,11 @@ class SceneTranslationsSplit(Split):
 
     Args:
         scenes: The scenes that its sentences are about.
+        hidden: English words that are "colored" instead.
     """
 
-    def __init__(self, scenes: ShapesSplit) -> None:
-        self.scenes, self.fresh = scenes, scenes.fresh
+    def __init__(self, scenes: ShapesSplit, hidden: Sequence[str] = ()) -> None:
+        self.scenes, self.hidden, self.fresh = scenes, hidden, scenes.fresh
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -79,5 +85,6 @@ class SceneTranslationsSplit(Split):
         rng = numpy_rng("scene translation", self.scenes.seed, self.scenes.name, epoch, index)
         which, form = rng.random(2).tolist()
         english, german = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
-        known = {"text": english, "translation": german}
+        text = " ".join("colored" if word in self.hidden else word for word in english.split())
+        known = {"text": text, "translation": german}
         return Record(f"{self.scenes.name}-{epoch}-{index:06d}", known, partial(draw, scene), None, lambda: str(scene))
