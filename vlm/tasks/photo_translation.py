@@ -48,22 +48,18 @@ class PhotoTranslation(Translation):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         for metric in self.controls.values():
-            metric.reset()
+            metric.reset()  # type: ignore[operator]
 
-    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
-        if batch.ids:
-            super().evaluation_step(batch, limit)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        super().test_step(batch, batch_idx)
         if not batch.ids:
             return
+        super().evaluation_step(batch, final=final)
         texts, references = batch["text"], [one for (one,) in batch["translation"].references]
-        for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)):
+        for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
             context = encode_with_photos(self.model, self.preprocess, texts.tokens, texts.segments, pixels)
-            found = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
-            rows = (["", text.text, one, 0.0] for text, one in zip(found, references, strict=True))
+            hypotheses = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+            rows = (["", text.text, one, 0.0] for text, one in zip(hypotheses, references, strict=True))
             self.controls[name].record(batch.ids, rows)  # type: ignore[operator]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:

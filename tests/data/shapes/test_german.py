@@ -133,7 +133,7 @@ def test_a_record_shows_its_scene():
 
 
 def test_colours_that_only_the_image_shows():
-    told, hidden = (SceneTranslations(**OPTIONS, colors_told=flag).split("test") for flag in (True, False))
+    told, hidden = (SceneTranslations(**OPTIONS, hide_colors=flag).split("test") for flag in (False, True))
     for one, other in zip(told.records(), hidden.records(), strict=True):
         assert other["translation"] == one["translation"]
         words = zip(one["text"].split(), other["text"].split(), strict=True)

@@ -51,6 +51,6 @@ def test_a_record_holds_both_images_and_is_the_same_each_time(source):
     first, second = split.record(3).images()
     assert first.size == second.size == (64, 64) and first.tobytes() != second.tobytes()
     assert [image.tobytes() for image in split.record(3, epoch=5).images()] == [first.tobytes(), second.tobytes()]
-    assert first.tobytes() == draw(split.scenes.scene(0, 3)).tobytes()
+    assert first.tobytes() == draw(source.scene(split.keys(3))).tobytes()
     train = source.split("train")
     assert train.record(3, 0).read_stamp() != train.record(3, 1).read_stamp()
