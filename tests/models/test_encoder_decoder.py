@@ -13,10 +13,11 @@ from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.several_images import SeveralImages
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -50,6 +51,14 @@ def text_to_text():
     return TextToText(encoder=text_encoder(), decoder=decoder())
 
 
+def text_and_image_to_text():
+    return TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())
+
+
+def several_images():
+    return SeveralImages(encoder=vit(), dim=D, count=2)
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -65,6 +74,8 @@ BUILDERS = {
     "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
     "TextToText": [text_to_text],
+    "TextAndImageToText": [text_and_image_to_text],
+    "SeveralImages": [several_images],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
@@ -107,6 +118,10 @@ def output(model):
         return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
     if isinstance(model, Decoder):
         return model(TOKENS, SEGMENTS)
+    if isinstance(model, TextAndImageToText):
+        return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS, images=torch.randn(2, 3, 24, 24))
+    if isinstance(model, SeveralImages):
+        return model(torch.randn(3, 2, 3, 24, 24)).states
     if isinstance(model, TextToText):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
     if isinstance(model, SequenceClassifier | TokenClassifier):
