@@ -2,6 +2,7 @@
 
 import pytest
 
+from vlm.cli.main import run
 from vlm.decoding.constraints import Rules
 from vlm.inference.options import DecodingOptions, stored_options
 
@@ -38,3 +39,14 @@ def test_options_that_are_none_are_refused(stored):
     assert stored_options({"decoding": STORED}) == STORED
     with pytest.raises(ValueError, match="no option of decoding"):
         stored_options({"decoding": stored})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [("--beam", "10000", 1024), ("--results", "10000", 1024), ("--max-tokens", "9" * 9, 2**20)],
+)
+@pytest.mark.parametrize("command", [["caption", "image.png"], ["generate", "--prompt", "A"], ["translate"]])
+def test_more_than_a_search_can_hold_is_refused_at_once(command, option, value, most, capsys):
+    assert run([*command, "-c", "none.ckpt", option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: Invalid value for '{option}': ") and str(most) in line
