@@ -123,3 +123,11 @@ def test_other_faults_keep_their_traceback(monkeypatch):
     monkeypatch.setattr("vlm.inference.info.describe", lambda checkpoint: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main.run(["info", "-c", "x.ckpt"])
+
+
+def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--beam", "2", "--trace", "./results.txt", "--out", "results.txt"]
+    status, _, (line,) = vlm("translation", "translate", "--text", "a red circle", *options)
+    assert status == 2 and line == "error: --trace ./results.txt: is the file of --out, too; choose another"
+    assert not list(tmp_path.iterdir())

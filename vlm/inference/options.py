@@ -1,5 +1,6 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -35,6 +36,7 @@ class Option:
 
 
 MOST_TEXTS = 1024  # of an input that are decoded side by side: memory and time of a step grow with them
+MANY_TEXTS = 128  # of which the user is warned
 MOST_TOKENS = 2**20
 
 Checkpoint = Annotated[str, Option("The model: a .ckpt file.", ("-c", "--checkpoint"), metavar="CKPT")]
@@ -144,10 +146,14 @@ class DecodingOptions:
         return Sampling(**self._shared(Sampling))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
-        """A search under these rules, or draws."""
+        """A search under these rules, or draws; one that takes long is noted on stderr."""
         from vlm.decoding.options import Decoding
 
-        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+        search = Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+        if search.columns >= MANY_TEXTS:
+            line = f"note: {search.columns:,} texts of each input are decoded side by side; an input takes as long as"
+            print(line, "so many by greedy search, or longer", file=sys.stderr)
+        return search
 
     def _shared(self, kind: type) -> dict[str, Any]:
         """The options that a dataclass has under the same names."""

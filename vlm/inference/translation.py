@@ -105,7 +105,7 @@ def command(
     records = Records(form=model.form, fields=Translator.fields, output=output)
     translator = model.load(Translator)
     decoding.settle(translator.decoding)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*(files or []), model.checkpoint])
+    traced = Trace(trace, beam=decoding.beam, inputs=[*(files or []), model.checkpoint], out=model.out)
     search = decoding.search(decoding.rules(translator.tokenizer, prefix), sample=bool(decoding.sample))
     with output, traced:
         try:
