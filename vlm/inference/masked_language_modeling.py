@@ -112,8 +112,8 @@ def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, bat
             faults.append(fault)
     if not rows:
         raise faults[0]
-    for fault in faults:
-        print_error(fault)
+    for one in faults:
+        print_error(one)
     prepack(filler.model.encoder)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]

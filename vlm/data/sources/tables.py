@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from vlm.data.records import SPLITS
 from vlm.errors import UserError
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
@@ -53,6 +55,23 @@ def decode_text(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: is not UTF-8; save the file in UTF-8") from error
+
+
+def parse_json(text: str) -> Any:
+    r"""What a JSON text holds.
+
+    Raises:
+        ValueError: It is none, or has half of a surrogate pair (``\ud800``), which is no character.
+        RecursionError: It is nested too deeply.
+    """
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start].encode("unicode_escape").decode()
+            raise ValueError(f"{half} is half of a surrogate pair, no character") from error
+    return value
 
 
 def parse_split(value: str, path: Path, where: str) -> str:
@@ -147,7 +166,7 @@ def _json_rows(path: Path, text: str, columns: Mapping[str, str]) -> Iterator[Ce
             continue
         where = f"line {number}"
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, {where}: not JSON ({error}); give one object a line") from error
         if not isinstance(record, dict):
