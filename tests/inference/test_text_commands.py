@@ -3,11 +3,12 @@
 import io
 import json
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from tiny_checkpoints import FILES, STORY
+from tiny_checkpoints import COMMANDS, FILES, STORY
 
 from vlm.cli import main
 from vlm.inference.masked_language_modeling import _words
@@ -131,3 +132,27 @@ def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypat
     status, _, (line,) = vlm("translation", "translate", "--text", "a red circle", *options)
     assert status == 2 and line == "error: --trace ./results.txt: is the file of --out, too; choose another"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(STORY)
+
+
+@pytest.mark.parametrize("task", COMMANDS)
+def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
+    status, _, err = vlm(task, *COMMANDS[task], "--out", "/dev/full")
+    assert status == 1 and len(err) == 1
+    assert err[0].startswith("error: --out /dev/full: cannot be written (No space left on device)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", COMMANDS)
+def test_a_full_stdout_is_a_line_and_status_1(task, story):
+    command = [*COMMANDS[task], "-c", str(FILES / f"{task}.ckpt"), "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-c", "from vlm.cli.main import main; main()", *command]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")
