@@ -1,4 +1,4 @@
-"""Settings of a process before torch loads: how its threads wait, what memory it keeps, its standard streams."""
+"""Settings of a process before torch loads: waiting threads, the memory it keeps, its standard streams."""
 
 import ctypes
 import os

@@ -65,7 +65,7 @@ def page(title: str, subtitle: str, body: Iterable[str]) -> str:
 
 def escape(text: str, quote: bool = False) -> str:
     """Text as HTML; control characters are shown by their numbers."""
-    return html.escape(CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text), quote)
+    return html.escape(CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text), quote)
 
 
 def section(title: str, *body: str) -> str:
@@ -97,7 +97,7 @@ def tiles(items: Iterable[tuple[str, str, str]]) -> str:
 
 def card(
     image: str | None,
-    said: str,
+    caption: str,
     lines: Sequence[str] = (),
     references: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
@@ -107,8 +107,8 @@ def card(
     Args:
         links: A text and where it leads, each.
     """
-    picture = f'<img src="{image}" alt="{escape(said, quote=True)}" loading="lazy">' if image else ""
-    parts = [f'<div class="said">{escape(said) or "<i>(empty)</i>"}</div>']
+    picture = f'<img src="{image}" alt="{escape(caption, quote=True)}" loading="lazy">' if image else ""
+    parts = [f'<div class="said">{escape(caption) or "<i>(empty)</i>"}</div>']
     parts += [f'<div class="soft small">{escape(line)}</div>' for line in lines]
     parts += [f'<div class="small"><a href="{escape(to, quote=True)}">{escape(text)}</a></div>' for text, to in links]
     if references:
@@ -120,8 +120,8 @@ def card(
     return f'<figure class="card">{picture}<figcaption>{"".join(parts)}</figcaption></figure>'
 
 
-def cards(made: Iterable[str]) -> str:
-    return f'<div class="cards">{"".join(made)}</div>'
+def cards(figures: Iterable[str]) -> str:
+    return f'<div class="cards">{"".join(figures)}</div>'
 
 
 def subtitle(text: str) -> str:

@@ -37,7 +37,7 @@ class TextClassifier(Predictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
-        self.max_len, self.pairs = int(about["max_len"]), bool(about["pairs"])
+        self.max_len, self.pairs = int(about["max_len"]), None if about["pairs"] is None else bool(about["pairs"])
         self.classes = ["".join(name) for name in about["classes"]]
 
     def check(self) -> None:
@@ -57,12 +57,14 @@ class TextClassifier(Predictor):
     def samples(self, lines: Sequence[str], pairs: Sequence[str] = ()) -> list[tuple[str, ...]]:
         """The texts of each sample: a line, or the two parts of one at its tab, where no second texts stand apart.
 
+        A model that may read either, as of a folder that does not say, reads pairs where second texts stand apart.
+
         Raises:
             UserError: A model of single texts is to read pairs.
         """
-        if pairs and not self.pairs:
+        if pairs and self.pairs is False:
             raise UserError("--pair: this model reads single texts; leave it out")
-        if not self.pairs:
+        if not pairs and not self.pairs:
             return [(line,) for line in lines]
         if pairs:
             return [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
@@ -76,7 +78,7 @@ class TextClassifier(Predictor):
         Raises:
             UserError: There are none.
         """
-        count = 2 if self.pairs else 1
+        count = 2 if self.pairs or max(map(len, samples)) > 1 else 1
         remedy = "this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text"
         faults = [f"{excerpt(' '.join(sample))}: {remedy}" for sample in samples if len(sample) != count]
         if len(faults) == len(samples):
