@@ -16,6 +16,7 @@ from vlm.inference.files import find_images
 from vlm.inference.inputs import read_images
 from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
 from vlm.inference.output import Output, Records
+from vlm.inference.text_rows import note_cut
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -111,6 +112,9 @@ def answer_files(
     failed, together = 0, answerer.images
     if len(paths) % together:
         raise UserError(f"IMAGES: {len(paths)} images; this model reads {together} at once, so give a multiple of that")
+    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
+    room = max(1, answerer.model.decoder.max_len - 1 - answerer.max_tokens)
+    note_cut(lengths, room, names="questions", part="beginning")
     prepack(answerer.model.encoder)
     prepack_for_decoding(answerer.model.decoder, rows=min(batch_size, len(paths)) * len(questions))
     size = batch_size * together

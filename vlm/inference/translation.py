@@ -141,7 +141,7 @@ def translate(
     records = Records(form=model.form, fields=Translator.fields, output=output)
     translator = load()
     decoding.settle(translator.decoding)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*inputs, model.checkpoint])
+    traced = Trace(trace, beam=decoding.beam, inputs=[*inputs, model.checkpoint], out=model.out)
     search = decoding.search(decoding.rules(translator.tokenizer, prefix), sample=bool(decoding.sample))
     with output, traced:
         try:
