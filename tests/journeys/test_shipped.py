@@ -45,6 +45,7 @@ GROUPS = {
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
+    "contrastive": "dual_.*|shapes_retrieval",
     "image_questions": "questions|shapes_questions",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",

@@ -13,6 +13,7 @@ from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
@@ -50,6 +51,12 @@ def text_to_text():
     return TextToText(encoder=text_encoder(), decoder=decoder())
 
 
+def dual(pool):
+    return lambda: DualEncoder(
+        encoder=vit(class_token=pool == "class"), text_encoder=text_encoder(), embed_dim=7, pool=pool, pool_heads=2
+    )
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -65,6 +72,7 @@ BUILDERS = {
     "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
     "TextToText": [text_to_text],
+    "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
@@ -115,6 +123,9 @@ def output(model):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
+    if isinstance(model, DualEncoder):
+        images, texts, scale = model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS, torch.tensor([0, 4, 9, 12, 15]))
+        return scale * images @ texts.T
     if isinstance(model, AttentionPool):
         return model(torch.randn(2, 7, D))
     side = 32 if isinstance(model, TimmEncoder) else 24

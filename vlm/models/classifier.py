@@ -35,6 +35,33 @@ class AttentionPool(nn.Module):
         return self.attn(query, self.attn.keys_values(states), mask)[:, 0]
 
 
+def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
+    """One vector an input: states (B, S, D) -> (B, D).
+
+    Args:
+        pool: "mean" of the states, "class", the first one, or "attention" by a learned query.
+        attention: Pools where it is not None.
+    """
+    states, mask = context.states, context.mask
+    if attention is not None:
+        return attention(states, mask)
+    if pool == "class":
+        return states[:, 0]
+    if mask is None:
+        return states.mean(dim=1)
+    return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+def check_pool(encoder: nn.Module, pool: Pool) -> None:
+    """Refuses an encoder of images that has no class token to pool by.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if pool == "class" and getattr(encoder, "class_token", None) is None:
+        raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
+
+
 class PoolingClassifier(nn.Module):
     """Pools the states of an encoder and gives a logit for each class; a subclass reads images or text.
 
@@ -71,14 +98,7 @@ class PoolingClassifier(nn.Module):
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an input: states (B, S, D) -> (B, D)."""
-        states, mask = context.states, context.mask
-        if self.attention_pool is not None:
-            return self.attention_pool(states, mask)
-        if self.pool == "class":
-            return states[:, 0]
-        if mask is None:
-            return states.mean(dim=1)
-        return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return pool_states(context, self.pool, self.attention_pool)
 
 
 class Classifier(PoolingClassifier):
@@ -103,8 +123,7 @@ class Classifier(PoolingClassifier):
         pool_heads: Count = 4,
         dropout: Rate = 0.0,
     ) -> None:
-        if pool == "class" and getattr(encoder, "class_token", None) is None:
-            raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
+        check_pool(encoder, pool)
         super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
 
     def forward(self, images: Tensor | Features) -> Tensor:
