@@ -209,6 +209,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
             "model.size.decoder_depth=2",
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
+        "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
         "multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],

@@ -1,17 +1,15 @@
-"""Scenes that captions tell apart, for retrieval."""
+"""Scenes that their objects tell apart, for retrieval."""
 
 from vlm.data.records import Part, Split
 from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
-from vlm.data.shapes.scenes import valid_captions
+from vlm.data.shapes.scenes import Kind
 from vlm.errors import UserError
 
 TRIES = 100  # scenes that are drawn for each that is wanted, before there is held to be none
 
 
 class DistinctShapes(Shapes):
-    """Scenes as Shapes draws them; in validation and test, no caption is true of two scenes.
-
-    Scenes of the same objects, placed otherwise, are among them: words alone, in no order, do not tell these apart.
+    """Scenes as Shapes draws them; in validation and test, no two hold the same objects.
 
     Args:
         others: As in Shapes.
@@ -27,21 +25,17 @@ class DistinctShapes(Shapes):
 
 
 def distinct(split: ShapesSplit) -> list[int]:
-    """Numbers of the first scenes that have no caption in common, as many as the split is to have.
+    """Numbers of the first scenes that hold objects which no earlier one holds, as many as the split is to have.
 
     Raises:
         UserError: There are fewer.
     """
-    taken: set[str] = set()
-    found: list[int] = []
+    found: dict[frozenset[Kind], int] = {}
     for index in range(TRIES * len(split)):
-        captions = valid_captions(split.scene(0, index))
-        if taken.isdisjoint(captions):
-            taken.update(captions)
-            found.append(index)
+        found.setdefault(frozenset(kind for kind, _, _ in split.scene(0, index).objects), index)
         if len(found) == len(split):
-            return found
+            return list(found.values())
     raise UserError(
-        f"data.source.{split.name}_scenes: only {len(found)} of {len(split)} scenes have no caption in common; "
+        f"data.source.{split.name}_scenes: only {len(found)} of {len(split)} scenes hold objects of their own; "
         "ask for fewer, or add to data.source.shapes, data.source.colors or data.source.sizes"
     )
