@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import CaptionRow, KeptImages, TextRows, next_token_rows, paired_rows
+from vlm.data.batch import CaptionRow, TextRows, next_token_rows, paired_rows
 from vlm.data.images.augment import Augment
-from vlm.data.images.batched import NUMBERS, draw
-from vlm.data.images.image import ImageError, Preprocess
+from vlm.data.images.image import Preprocess
 from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
@@ -167,49 +166,19 @@ class CachedImages(Split):
         return record
 
 
-class KeptImageField(Field):
-    """Numbers of the augmentation of images that lie on the device, in the place of the images.
+class TokenField(Field):
+    """Base of fields of text.
 
     Args:
-        images: The field whose place it takes.
-        size: Width and height of the images.
-        faults: A reason for each image that could not be read, by index.
-    Shapes:
-        KeptImages of index (B,), numbers (B, NUMBERS)
+        tokenizer: Learned from the training texts of all fields that share it, unless it already is.
+        max_len: Longest row in tokens with its begin and end.
     """
 
-    def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
-        self.augment, self.size, self.faults = images.augment, size, faults
-
-    def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
-        assert key is not None, "images are kept for training alone"
-        index = int(key[2])
-        if index in self.faults:
-            raise ImageError(self.faults[index])
-        return index, torch.zeros(NUMBERS) if self.augment is None else draw(self.augment, self.size, key)
-
-    def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
-        index = torch.tensor([index for index, _ in values], dtype=torch.long)
-        return KeptImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))
-
-
-class CaptionField(Field):
-    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
-
-    Args:
-        tokenizer: Learned from the training captions unless it already is.
-        max_len: Longest caption in tokens with its begin and end; longer ones are cut, their end kept.
-    Shapes:
-        TextRows of tokens (B, L), segments (B, L)
-    """
-
-    needs = ("captions",)
-    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
     tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}  # of texts, remembered from sample to sample
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         self._train = splits["train"]
@@ -218,12 +187,8 @@ class CaptionField(Field):
         return (text for record in self._train.records() for text in self.texts_of(record))
 
     def texts_of(self, record: Record) -> Sequence[str]:
-        """The texts that are to be written of a record."""
-        return record["captions"]
-
-    def references_of(self, record: Record) -> Sequence[Any]:
-        """The texts that metrics compare with."""
-        return record["references"]
+        """The texts that are read or written of a record."""
+        raise TypeError(f"{type(self).__name__} has no texts")
 
     def prepare(self) -> None:
         self._ids.clear()
@@ -241,6 +206,26 @@ class CaptionField(Field):
 
     def fingerprint(self, record: Record) -> Sequence[str]:
         return self.texts_of(record)
+
+
+class CaptionField(TokenField):
+    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
+
+    Args:
+        others: As in TokenField; of longer captions the end is cut, but for the end token.
+    Shapes:
+        TextRows of tokens (B, L), segments (B, L)
+    """
+
+    needs = ("captions",)
+    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return record["captions"]
+
+    def references_of(self, record: Record) -> Sequence[Any]:
+        """The texts that metrics compare with."""
+        return record["references"]
 
     def ids(self, caption: str) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
@@ -313,8 +298,8 @@ class LabelField(Field):
 
     def counts(self, split: str) -> list[int]:
         """Samples of each class in a split's first epoch."""
-        found = Counter(record["label"] for record in self._splits[split].records())
-        return [found[label] for label in range(len(self.classes))]
+        counts = Counter(record["label"] for record in self._splits[split].records())
+        return [counts[label] for label in range(len(self.classes))]
 
     def fingerprint(self, record: Record) -> Sequence[str]:
         return (self.classes[record["label"]],)

@@ -91,8 +91,8 @@ class DualClassifier(ImageClassifier):
         max_len = self.model.text_encoder.max_len
         rows = [[encode_text(self.tokenizer, max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
-        found = [embed_rows(self.model, rows_of(part, self.tokenizer.pad_id, self.device)) for part in parts]
-        return torch.cat(found)
+        embeddings = [embed_rows(self.model, rows_of(part, self.tokenizer.pad_id, self.device)) for part in parts]
+        return torch.cat(embeddings)
 
     def embed_images(self, pixels: Sequence[Tensor]) -> Tensor:
         """Embeddings (B, E) of a batch of images that `pixels` made."""

@@ -66,8 +66,8 @@ def answer_questions(
                 answers[item.prompt].tokens.append(item.token)
     for answer in answers:
         answer.text = tokenizer.decode(answer.tokens).strip()
-    found = iter(answers)
-    return [[next(found) for _ in asked] for asked in questions]
+    remaining = iter(answers)
+    return [[next(remaining) for _ in asked] for asked in questions]
 
 
 class Answerer(Captioner):

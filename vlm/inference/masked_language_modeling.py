@@ -105,9 +105,9 @@ def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, bat
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
         values, ids = filler.probabilities(batch).topk(top)
-        found = iter(zip(values.tolist(), ids.tolist(), strict=True))
+        gaps = iter(zip(values.tolist(), ids.tolist(), strict=True))
         for text, row in zip(texts[start : start + batch_size], batch, strict=True):
-            records.write(_record(filler, records.form, text, row, [next(found) for _ in row.places]))
+            records.write(_record(filler, records.form, text, row, [next(gaps) for _ in row.places]))
     return 0
 
 

@@ -165,9 +165,9 @@ def answer_files(
             failed += 1
             continue
         for question in questions:
-            found = answerer.answer(question, text, batch_size=batch_size)
-            about = {"file": file, "question": question, "answer": found.text}
-            records.write({**about, "start": found.start, "probability": found.probability})
+            answer = answerer.answer(question, text, batch_size=batch_size)
+            about = {"file": file, "question": question, "answer": answer.text}
+            records.write({**about, "start": answer.start, "probability": answer.probability})
     return 1 if failed else 0
 
 

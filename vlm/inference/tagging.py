@@ -63,9 +63,9 @@ class Tagger(Predictor):
         if not any(sentences):
             return [[] for _ in sentences]
         values, places = self.probabilities(sentences).max(-1)
-        found = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
+        tags = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
         ends = accumulate(map(len, sentences), initial=0)
-        return [found[start:stop] for start, stop in pairwise(ends)]
+        return [tags[start:stop] for start, stop in pairwise(ends)]
 
 
 def tag_texts(tagger: Tagger, sentences: Sequence[Sequence[str]], records: Records, *, batch_size: int) -> int:

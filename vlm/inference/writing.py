@@ -71,10 +71,10 @@ def likeliest(
     return [_text(tokenizer, decoding, texts[0]) for texts in results]
 
 
-def _text(tokenizer: Tokenizer, decoding: Decoding, found: Hypothesis) -> Text:
-    logprob = sum(found.logprobs)
-    tokens = [*decoding.rules.prefix, *found.tokens]
-    confidence = exp(logprob / max(1, len(found.logprobs)))
+def _text(tokenizer: Tokenizer, decoding: Decoding, hypothesis: Hypothesis) -> Text:
+    logprob = sum(hypothesis.logprobs)
+    tokens = [*decoding.rules.prefix, *hypothesis.tokens]
+    confidence = exp(logprob / max(1, len(hypothesis.logprobs)))
     return Text(tokenizer.decode(tokens), logprob, confidence, [t for t in tokens if t != tokenizer.eos_id])
 
 

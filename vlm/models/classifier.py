@@ -12,7 +12,8 @@ from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
 
-Pool = Literal["mean", "class", "attention"]
+Pool = Literal["mean", "class", "attention", "class_mean", "distilled"]
+PAIRS = ("class_mean", "distilled")  # of two vectors side by side
 
 
 class AttentionPool(nn.Module):
@@ -36,10 +37,10 @@ class AttentionPool(nn.Module):
 
 
 def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
-    """One vector an input: states (B, S, D) -> (B, D).
+    """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D).
 
     Args:
-        pool: "mean" of the states, "class", the first one, or "attention" by a learned query.
+        pool: As in PoolingClassifier.
         attention: Pools where it is not None.
     """
     states, mask = context.states, context.mask
@@ -47,19 +48,29 @@ def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -
         return attention(states, mask)
     if pool == "class":
         return states[:, 0]
+    if pool == "distilled":
+        return states[:, :2].flatten(1)
+    if pool == "class_mean":
+        return torch.cat([states[:, 0], _mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
+    return _mean(states, mask)
+
+
+def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the states that may be attended to: (B, S, D) -> (B, D)."""
     if mask is None:
         return states.mean(dim=1)
     return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
 
 
 def check_pool(encoder: nn.Module, pool: Pool) -> None:
-    """Refuses an encoder of images that has no class token to pool by.
+    """Refuses an encoder of images without a token that it is to be pooled by.
 
     Raises:
         ValueError: It has none.
     """
-    if pool == "class" and getattr(encoder, "class_token", None) is None:
-        raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
+    needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
+    if needed is not None and getattr(encoder, needed, None) is None:
+        raise ValueError(f"pool={pool} needs an encoder with {needed}=true; choose mean or attention")
 
 
 class PoolingClassifier(nn.Module):
@@ -68,7 +79,9 @@ class PoolingClassifier(nn.Module):
     Args:
         encoder: Returns a Context; its attribute `dim` is D.
         num_classes: Number C of classes.
-        pool: "mean" of the states, "attention" by a learned query, or "class": the first state.
+        pool: "mean" of the states, "attention" by a learned query, "class": the first state; of two vectors side by
+            side, "class_mean": the first state and the mean of the others, as in DINOv2, or "distilled": the first two,
+            as in DeiT.
         pool_heads: Heads of the attention that pools.
         dropout: Probability of dropping an element of what the head reads.
     """
@@ -80,7 +93,7 @@ class PoolingClassifier(nn.Module):
         self.pool = pool
         self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
         self.dropout = Dropout(dropout)
-        self.head = nn.Linear(dim, num_classes)
+        self.head = nn.Linear(2 * dim if pool in PAIRS else dim, num_classes)
         nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
         nn.init.zeros_(self.head.bias)
 
@@ -97,7 +110,7 @@ class PoolingClassifier(nn.Module):
         return encoder + Flop(pool=pool) + head
 
     def pooled(self, context: Context) -> Tensor:
-        """One vector an input: states (B, S, D) -> (B, D)."""
+        """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D)."""
         return pool_states(context, self.pool, self.attention_pool)
 
 
@@ -106,12 +119,13 @@ class Classifier(PoolingClassifier):
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is D.
-        pool: As in PoolingClassifier; "class" needs an encoder with a class token.
+        pool: As in PoolingClassifier; "class" and pairs need an encoder with a class token, "distilled" one
+            with a distillation token too.
         others: As in PoolingClassifier.
     Shapes:
         images (B, 3, H, W), normalised, or the features kept of them -> logits (B, C)
     Raises:
-        ValueError: The encoder has no class token to pool by.
+        ValueError: The encoder has no token to pool by.
     """
 
     def __init__(

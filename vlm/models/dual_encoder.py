@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count
-from vlm.models.classifier import AttentionPool, Pool, check_pool, pool_states
+from vlm.models.classifier import PAIRS, AttentionPool, Pool, check_pool, pool_states
 from vlm.models.context import Context
 from vlm.models.flop import Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
@@ -52,7 +52,7 @@ class DualEncoder(nn.Module):
         dim: int = encoder.dim  # type: ignore[assignment]
         self.pool = pool
         self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
-        self.image_projection = nn.Linear(dim, embed_dim, bias=False)
+        self.image_projection = nn.Linear(2 * dim if pool in PAIRS else dim, embed_dim, bias=False)
         self.text_projection = nn.Linear(text_encoder.dim, embed_dim, bias=False)
         for projection in (self.image_projection, self.text_projection):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)

@@ -71,15 +71,12 @@ class Contrastive(Task):
         super().on_evaluation_start()
         self.metric.reset()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         rows: InputRows = batch["captions"]
         images = embed_pixels(self.model, self.preprocess, batch["images"])
         texts = embed_rows(self.model, rows).split(list(rows.counts))
         self.metric.update(batch.ids, rows.texts, images, texts)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         recalls, scale = self.metric.compute(), self.model.scale.item()
@@ -92,8 +89,8 @@ class Contrastive(Task):
 
     def predictions(self) -> list[dict[str, Any]]:
         """The caption that each image finds first, and the rank of the first one of its own."""
-        found = zip(self.metric.captions, self.metric.first, self.metric.ranks, strict=True)
-        return [{"image_id": id, "caption": first, "rank": 1 + rank} for id, first, rank in found]
+        rows = zip(self.metric.captions, self.metric.first, self.metric.ranks, strict=True)
+        return [{"image_id": id, "caption": first, "rank": 1 + rank} for id, first, rank in rows]
 
     def report(self) -> list[Section]:
         """Images with the caption that each finds first: some at random, and those whose own is found last."""

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import KeptImages
-from vlm.data.fields import ImageField, KeptImageField
+from vlm.data.fields import ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import FILTERS, augmented
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import ImageError
+from vlm.data.images.kept_field import KeptImageField
 from vlm.data.images.resize import to_tensor
 from vlm.data.order import Key
 from vlm.data.records import Record
@@ -48,8 +49,8 @@ def keep_images(run: Any) -> None:
     held = pixels.to(device)
 
     def batch(kept: KeptImages) -> Tensor:
-        found = held[kept.index]
-        return found if augment is None else augmented(found, kept.numbers, augment)
+        chosen = held[kept.index]
+        return chosen if augment is None else augmented(chosen, kept.numbers, augment)
 
     data.use_kept_images(KeptImageField(images, field.size, bad), batch)
 

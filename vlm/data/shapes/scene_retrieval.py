@@ -30,12 +30,12 @@ def distinct(split: ShapesSplit) -> list[int]:
     Raises:
         UserError: There are fewer.
     """
-    found: dict[frozenset[Kind], int] = {}
+    chosen: dict[frozenset[Kind], int] = {}
     for index in range(TRIES * len(split)):
-        found.setdefault(frozenset(kind for kind, _, _ in split.scene(0, index).objects), index)
-        if len(found) == len(split):
-            return list(found.values())
+        chosen.setdefault(frozenset(kind for kind, _, _ in split.scene(0, index).objects), index)
+        if len(chosen) == len(split):
+            return list(chosen.values())
     raise UserError(
-        f"data.source.{split.name}_scenes: only {len(found)} of {len(split)} scenes hold objects of their own; "
+        f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes hold objects of their own; "
         "ask for fewer, or add to data.source.shapes, data.source.colors or data.source.sizes"
     )

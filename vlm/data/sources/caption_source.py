@@ -12,7 +12,7 @@ from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
 from vlm.data.sources.caption_tables import Row
 from vlm.data.store.places import Folder, Place, Tar
-from vlm.errors import UserError
+from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
 # A few files lost are a nuisance; more than that, and the folder is the wrong one.
@@ -27,16 +27,6 @@ class CaptionedImage:
     path: str
     split: str | None
     captions: dict[Any, None] = field(default_factory=dict)  # a set that keeps the order
-
-
-def check_drawn(captions_per_image: int | None) -> None:
-    """Refuses a number of captions that leaves an image without any.
-
-    Raises:
-        UserError: It does.
-    """
-    if captions_per_image is not None and captions_per_image < 1:
-        raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
 
 
 def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
@@ -67,13 +57,12 @@ class CaptionSource(Source):
     holds = ("image", "captions")
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
-        check_drawn(captions_per_image)
         self.root, self.base = Path(root), ""
         self.place = _place(self.root)
         self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
-        self._found: dict[str, CaptionedImage] = {}
+        self._by_path: dict[str, CaptionedImage] = {}
         self._named: set[str] = set()
         self._images: dict[str, list[CaptionedImage]] = {}
 
@@ -102,8 +91,8 @@ class CaptionSource(Source):
             name, place = row.image.strip(), split or row.split
             caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
             if not name or not caption:
-                said = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
-                self.skipped.append(Skipped(said, "empty caption" if name else "no image"))
+                line = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
+                self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
                 continue
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
             if image.split != place:
@@ -134,10 +123,10 @@ class CaptionSource(Source):
         if os.path.isabs(path) and Path(path).is_relative_to(self.root):
             path = os.path.relpath(path, self.root)
         self._named.add(path)
-        image = self._found.get(path)
+        image = self._by_path.get(path)
         if image is None:
             name = path.removeprefix(f"{self.base}/") if self.base else path
-            image = self._found[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
+            image = self._by_path[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
         return image
 
     def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
@@ -146,7 +135,7 @@ class CaptionSource(Source):
         Raises:
             UserError: If some images say a split and others do not, too many are absent, or nothing is left.
         """
-        images = list(self._found.values())
+        images = list(self._by_path.values())
         unsaid = [image for image in images if image.split is None]
         if unsaid and len(unsaid) < len(images):
             raise UserError(f"{file}: {unsaid[0].name} has no split, others have; give each or none of them one")
@@ -201,4 +190,8 @@ def find_file(path: str, root: Path, setting: str) -> Path:
     for candidate in (Path(path), root / path):
         if candidate.is_file():
             return candidate
-    raise UserError(f"{setting}={path}: no such file, nor {root / path}; set {setting} to the file")
+    folders = [place.parent for place in (Path(path), root / path) if place.parent.is_dir()]
+    files = {file.name: file for folder in folders for file in folder.iterdir()}
+    near = files.get(nearest(Path(path).name, files))
+    remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
+    raise UserError(f"{setting}={path}: no such file, nor {root / path}; {remedy}")

@@ -15,7 +15,7 @@ from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 
 DEPTHS = (1, 5, 10)
-NAMES = tuple(f"{found}_recall_{depth}" for found in ("text", "image") for depth in DEPTHS)
+NAMES = tuple(f"{side}_recall_{depth}" for side in ("text", "image") for depth in DEPTHS)
 AT_ONCE = 512  # queries whose products with all candidates are in memory
 
 
@@ -29,12 +29,12 @@ def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: T
     Shapes:
         queries (Q, E), of_query (Q,), candidates (C, E), of_candidate (C,) -> (Q,), (Q,)
     """
-    found = []
+    parts = []
     for part, own in zip(queries.split(AT_ONCE), of_query.split(AT_ONCE), strict=True):
         products, right = part @ candidates.T, own[:, None] == of_candidate  # (AT_ONCE, C)
         best = products.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        found.append((((products >= best) & ~right).sum(1), products.argmax(1)))
-    one, other = zip(*found, strict=True)
+        parts.append((((products >= best) & ~right).sum(1), products.argmax(1)))
+    one, other = zip(*parts, strict=True)
     return torch.cat(one), torch.cat(other)
 
 
@@ -105,8 +105,8 @@ class RetrievalMetric(RecordMetric):
         count = len(self._images)
         shuffled = self._recalls(self._hits_of(self._texts, (self._owners + count // 2) % count))
         bag = self._recalls(self._hits_of(self._bags, self._owners))
-        found = {"chance": self._chance(), "shuffled": shuffled, "bag": bag}
-        return {f"{name}@{control}": value for control, values in found.items() for name, value in values.items()}
+        controls = {"chance": self._chance(), "shuffled": shuffled, "bag": bag}
+        return {f"{name}@{control}": value for control, values in controls.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """metric@low and metric@high: 95% intervals, by bootstrap over images with their captions."""
