@@ -32,6 +32,7 @@ SMALL = [*SCENES, "model.size.encoder_depth=1", "model/encoder=vit", "model.enco
 TASKS = {
     "captioning": [*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "callbacks=ema"],
     "classification": [*SMALL, "optim.lr=1e-2"],
+    "contrastive": [*SMALL, "tokenizer=bytes", "optim.lr=1e-2", "data.max_len=96"],
     "image_questions": [
         *[*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "model/fusion=prefix"],
         *["data.max_len=96", "task.max_tokens=12"],
@@ -66,6 +67,7 @@ STORY = "the small red circle is left of the large blue cross. the large blue cr
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
+    "contrastive": ["classify", *IMAGES, "--label", "red circle", "--label", "blue cross", "--prompt", "a large {}"],
     "image_questions": [
         "answer",
         *IMAGES,

@@ -45,6 +45,7 @@ GROUPS = {
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
+    "contrastive": "dual_.*|shapes_retrieval",
     "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
@@ -212,6 +213,7 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
             "model.size.decoder_depth=2",
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
+        "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
         "multi30k_photos": [f"data.root={pairs}", f"data.photos={flickr8k / 'images'}"],
         "multi30k": [f"data.root={pairs}"],

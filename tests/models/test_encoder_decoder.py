@@ -13,6 +13,7 @@ from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
@@ -59,6 +60,12 @@ def several_images():
     return SeveralImages(encoder=vit(), dim=D, count=2)
 
 
+def dual(pool):
+    return lambda: DualEncoder(
+        encoder=vit(class_token=pool == "class"), text_encoder=text_encoder(), embed_dim=7, pool=pool, pool_heads=2
+    )
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -76,6 +83,7 @@ BUILDERS = {
     "TextToText": [text_to_text],
     "TextAndImageToText": [text_and_image_to_text],
     "SeveralImages": [several_images],
+    "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
@@ -130,6 +138,9 @@ def output(model):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
+    if isinstance(model, DualEncoder):
+        images, texts, scale = model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS, torch.tensor([0, 4, 9, 12, 15]))
+        return scale * images @ texts.T
     if isinstance(model, AttentionPool):
         return model(torch.randn(2, 7, D))
     side = 32 if isinstance(model, TimmEncoder) else 24

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
@@ -106,6 +107,16 @@ def test_classifiers_of_texts_and_of_words(options) -> None:
     work, places = Work(0, 4, 13), torch.arange(20)
     assert whole(model_flop(texts), work, 4) == counted(lambda: texts(tokens, segments))
     assert whole(model_flop(words), work, 20) == counted(lambda: words(tokens, segments, None, places))
+
+
+@pytest.mark.parametrize("pool", ["mean", "attention"])
+def test_a_dual_encoder(pool) -> None:
+    texts = TextEncoder(vocab_size=50, max_len=16, dim=20, depth=2, num_heads=2)
+    model = DualEncoder(encoder=vit(), text_encoder=texts, embed_dim=9, pool=pool).eval()
+    tokens, segments = torch.zeros(5, 13, dtype=torch.long), torch.ones(5, 13, dtype=torch.long)
+    images, places = torch.zeros(5, 3, 32, 32), torch.arange(5) * 13
+    work = Work(images=5, rows=5, length=13)
+    assert whole(model_flop(model, image_size=32), work, 5) == counted(lambda: model(images, tokens, segments, places))
 
 
 def test_other_encoders_are_measured() -> None:
