@@ -14,10 +14,11 @@ from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
-from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.several_images import SeveralImages
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -51,6 +52,14 @@ def text_to_text():
     return TextToText(encoder=text_encoder(), decoder=decoder())
 
 
+def text_and_image_to_text():
+    return TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())
+
+
+def several_images():
+    return SeveralImages(encoder=vit(), dim=D, count=2)
+
+
 def dual(pool):
     return lambda: DualEncoder(
         encoder=vit(class_token=pool == "class"), text_encoder=text_encoder(), embed_dim=7, pool=pool, pool_heads=2
@@ -72,6 +81,8 @@ BUILDERS = {
     "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
     "TextToText": [text_to_text],
+    "TextAndImageToText": [text_and_image_to_text],
+    "SeveralImages": [several_images],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
@@ -115,6 +126,10 @@ def output(model):
         return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
     if isinstance(model, Decoder):
         return model(TOKENS, SEGMENTS)
+    if isinstance(model, TextAndImageToText):
+        return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS, images=torch.randn(2, 3, 24, 24))
+    if isinstance(model, SeveralImages):
+        return model(torch.randn(3, 2, 3, 24, 24)).states
     if isinstance(model, TextToText):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
     if isinstance(model, SequenceClassifier | TokenClassifier):

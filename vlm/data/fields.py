@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -108,7 +109,7 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
 
 
 class ImageField(Field):
-    """The image of a record as pixels.
+    """The image of a record as pixels, or all images of one that holds several.
 
     Args:
         preprocess: Deterministic preprocessing of validation, test and use.
@@ -116,7 +117,7 @@ class ImageField(Field):
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
     Shapes:
-        uint8 (B, 3, image_size, image_size)
+        uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
     """
 
     needs = ("image",)
@@ -134,10 +135,19 @@ class ImageField(Field):
         return CachedImages(split) if self.cache_images and not split.fresh else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        image = record.image()
+        images = record.images()
+        keys = [key, *(None if key is None else (*key, number) for number in range(1, len(images)))]
+        pixels = [self._pixels(*pair) for pair in zip(images, keys, strict=True)]
+        return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
+
+    def _pixels(self, image: Image.Image, key: AugmentKey | None) -> Tensor:
         return self.preprocess(image) if key is None or self.augment is None else self.augment(image, key)
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
+        counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
+        if len(counts) > 1:
+            numbers = " and ".join(map(str, counts))
+            raise UserError(f"data: records hold {numbers} images; give data whose records have the same number")
         size = self.preprocess.image_size
         return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
 
@@ -147,22 +157,22 @@ class CachedImages(Split):
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        self._images: dict[int, Image.Image] = {}
+        self._images: dict[int, list[Image.Image]] = {}
 
     def __len__(self) -> int:
         return len(self.split)
 
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)
-        decode = record.open_image
-        if decode is not None:
+        if record.open_image is not None:
+            decode = [record.open_image, *record.open_more]
 
-            def image() -> Image.Image:
+            def image(number: int) -> Image.Image:
                 if index not in self._images:
-                    self._images[index] = decode()
-                return self._images[index]
+                    self._images[index] = [one() for one in decode]
+                return self._images[index][number]
 
-            record.open_image = image
+            record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
         return record
 
 
@@ -242,10 +252,16 @@ class CaptionField(TokenField):
         return Paired(split) if self.paired and not training else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
-        row = CaptionRow(self._row(record), list(self.references_of(record)) if key is None else [])
-        if key is not None or not self.paired:
+        if key is not None:
+            return CaptionRow(self._row(record), [])
+        row = self._evaluated(record)
+        if not self.paired:
             return row
-        return row._replace(places=(record["place"], record["other_place"]), other=self._row(record["other"]))
+        other = self._evaluated(record["other"])._replace(place=record["other_place"])
+        return row._replace(place=record["place"], other=other)
+
+    def _evaluated(self, record: Record) -> CaptionRow:
+        return CaptionRow(self._row(record), list(self.references_of(record)), record.id)
 
     def _row(self, record: Record) -> list[Any]:
         return [self.ids(text) for text in self.texts_of(record)]

@@ -37,6 +37,8 @@ def keep_images(run: Any) -> None:
     data, device = run.data, run.trainer.strategy.root_device
     _, images = data.images
     split, augment = data.split("train"), images.augment
+    if split.record(0).open_more:
+        raise UserError(f"data.images_on_device: these records hold several images; take other data, {OFF}")
     if fault := next(faults(split.fresh, augment), None):
         raise UserError(f"data.images_on_device: {fault}, {OFF}")
     field = _Whole(images, split.records()) if crops(augment) else _Shown(images)
