@@ -1,11 +1,14 @@
 """Runs of all seeds have the same data, and data.seed gives others."""
 
+from pathlib import Path
+
 import pytest
 
 from vlm.config.compose import compose
 from vlm.training.check import check
 from vlm.training.run import build_data
 
+ROOT = Path(__file__).parents[2]
 TASKS = {
     "captioning": [f"data.source.{split}_scenes=6" for split in ("train", "val", "test")],
     "classification": [f"data.source.{split}_scenes=12" for split in ("train", "val", "test")],
@@ -59,3 +62,8 @@ def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
         split = build_data(compose([*base, f"{key}={value}"], check)).split("val")
         held.append([record.id for record in split.records()])
     assert (held[0] == held[1]) == (key == "seed")
+
+
+@pytest.mark.parametrize("task", sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")))
+def test_the_data_of_every_task_go_by_their_own_seed(task):
+    assert compose([f"task={task}", "seed=7", "data.seed=3"])["data"]["source"]["seed"] == 3

@@ -6,16 +6,17 @@ from small import command
 
 from vlm.training.fit import main
 
-BYTES = ["tokenizer=bytes", "tokenizer.mask=true", "data.max_len=96", "trainer.precision=32-true", "test=false"]
+OPTIONS = ["data.max_len=96", "trainer.precision=32-true", "test=false"]
 
 
 def test_a_classifier_starts_from_masked_words(tmp_path, capsys):
-    masked = command("masked_language_modeling", *BYTES, "trainer.max_epochs=1", f"runs={tmp_path / 'masked'}")
+    masked = command("masked_language_modeling", *OPTIONS, "trainer.max_epochs=1", f"runs={tmp_path / 'masked'}")
     assert main(masked) == 0
     run = only_run(tmp_path / "masked")
-    start = [f"model.encoder.init_from={run}", "trainer.max_steps=2", "optim.lr=0.0", "callbacks.ema=null"]
+    start = ["tokenizer=pretrained", f"tokenizer.path={run}", f"model.encoder.init_from={run}"]  # words are learnt anew
+    start += ["trainer.max_steps=2", "optim.lr=0.0", "callbacks.ema=null"]
     capsys.readouterr()
-    assert main(command("text_classification", *BYTES, *start, f"runs={tmp_path / 'class'}")) == 0
+    assert main(command("text_classification", *OPTIONS, *start, f"runs={tmp_path / 'class'}")) == 0
     assert "another tokenizer" not in capsys.readouterr().out
     states = [
         torch.load(next(place.glob(f"checkpoints/{name}.ckpt")), weights_only=True)["state_dict"]

@@ -48,7 +48,7 @@ OWN = {
     "contrastive": "dual_.*|shapes_retrieval",
     "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
-    "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
+    "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
     "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
@@ -65,6 +65,7 @@ NEEDS = {
     "image_tar": ["data.path=classes.tar"],
     "texts": ["data.path=texts.csv"],
     "text_folder": ["data.root=."],
+    "sst2": ["data.root=."],
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
     "squad": ["data.path=questions.json"],
@@ -111,6 +112,16 @@ COMMANDS = sorted(
         if re.match(r"(\$ )?(python train\.py|vlm )", line)
     }
 )
+
+
+def write_squad(path: Path, story: str) -> None:
+    """Questions about passages in SQuAD's layout."""
+    answer = {"text": "small", "answer_start": story.index("small")}
+    passages = [
+        {"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", "question": "what?", "answers": [answer]}]}
+        for n in range(40)
+    ]
+    path.write_text(json.dumps({"data": [{"paragraphs": passages}]}))
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +191,38 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a few samples in the files of all data sets of texts."""
+    folder = tmp_path_factory.mktemp("sets_of_texts")
+    tree = "".join(
+        f"{n}\t{word}\t_\t{tag}" + "\t_" * 6 + "\n" for n, word, tag in ((1, "It", "PRON"), (2, "ran", "VERB"))
+    )
+    for name in ("en_ewt", "fr_sequoia"):
+        for split in ("train", "dev", "test"):
+            (folder / f"{name}-ud-{split}.conllu").write_text(f"{tree}\n" * 20)
+    for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
+        (folder / name).write_text("In\tO\nRome\tB-location\n\n" * 20)
+    for split in ("train", "dev", "test"):
+        lines = [f"{n % 2} a {'fine' if n % 2 else 'dull'} film of {split} {n}\n" for n in range(40)]
+        (folder / f"stsa.binary.{split}").write_text("".join(lines))
+    (folder / "train_phrases.tsv").write_text("sentence\tlabel\na film \t1\n")
+    for name in ("squadshifts", "xquad"):
+        (folder / name).mkdir()
+    for name in (
+        "squadshifts/new_wiki_v1.0",
+        "squadshifts/reddit_v1.0",
+        "squadshifts/amazon_reviews_v1.0",
+        "xquad/xquad.en",
+    ):
+        write_squad(folder / f"{name}.json", STORY)
+    for name in ("pos", "neg"):
+        (folder / "movie_reviews" / name).mkdir(parents=True)
+        for n in range(850, 1000):
+            (folder / "movie_reviews" / name / f"cv{n:03d}.txt").write_text(f"a {name} film , number {n} .\n")
+    return folder
+
+
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
@@ -203,7 +246,9 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, shakespeare, pairs, tmp_path) -> None:
+def test_every_experiment_takes_a_step(
+    experiment, flickr8k, flowers, cifar10, shakespeare, pairs, texts, tmp_path
+) -> None:
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
     data = {
@@ -215,8 +260,10 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
+        **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
+        "masked_lm_movie_reviews": [f"data.root={texts / 'movie_reviews'}"],
         "multi30k_photos": [f"data.root={pairs}", f"data.photos={flickr8k / 'images'}"],
-        "multi30k": [f"data.root={pairs}"],
+        "translation_multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
         "shakespeare": [f"data.path={shakespeare}", *SHORT],
@@ -229,16 +276,6 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
 
 def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) >= 20
-
-
-def write_squad(path: Path, story: str) -> None:
-    """Questions about passages in SQuAD's layout."""
-    answer = {"text": "small", "answer_start": story.index("small")}
-    passages = [
-        {"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", "question": "what?", "answers": [answer]}]}
-        for n in range(40)
-    ]
-    path.write_text(json.dumps({"data": [{"paragraphs": passages}]}))
 
 
 @pytest.fixture

@@ -110,6 +110,17 @@ def test_a_token_is_seen_from_both_sides_and_in_its_own_text_alone(encoder, toke
     assert change[0, :4].max() < 1e-5 and change[0, 6:9].max() < 1e-5 and change[1].max() < 1e-5
 
 
+def test_token_dropout_leaves_positions_alone_of_some_tokens_in_training(tokens):
+    encoder = TextEncoder(**SIZES, token_dropout=0.5)
+    places = torch.arange(tokens.shape[1])
+    whole = encoder.token_embed(tokens) + encoder.positions.weight
+    torch.manual_seed(0)
+    found = encoder.embed(tokens, places, None)
+    kept, gone = (found == whole).all(-1), (found == encoder.positions.weight).all(-1)
+    assert (kept ^ gone).all() and 4 <= gone.sum() <= 20  # of 24
+    assert torch.equal(encoder.eval().embed(tokens, places, None), whole)
+
+
 def test_every_parameter_gets_a_gradient(encoder, tokens, types):
     encoder(tokens, SEGMENTS, types).states[SEGMENTS != 0].square().sum().backward()
     for name, parameter in encoder.named_parameters():

@@ -210,8 +210,8 @@ class Source:
         """The split of a name that is in `splits`."""
         raise TypeError(f"{type(self).__name__} opens no split")
 
-    def likeliest(self, words: Sequence[str | None]) -> Sequence[float] | None:
-        """The chance of the likeliest word in each gap of a text, where a known grammar writes the texts."""
+    def chances(self, words: Sequence[str | None]) -> Sequence[Mapping[str, float]] | None:
+        """The chance of each word in each gap of a text, where a known grammar writes the texts."""
         return None
 
     def uncaptioned(self) -> list[str]:

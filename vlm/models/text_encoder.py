@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Supplied
+from vlm.errors import Count, Rate, Supplied
 from vlm.models.context import Context
 from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
@@ -28,6 +28,8 @@ class TextEncoder(nn.Module):
         token_types: Number of types of tokens, such as those of the first text of a pair and of the second; None for
             an encoder that does not tell them apart.
         embed_norm: Whether the sum of the embeddings is normalised.
+        token_dropout: Probability that training zeroes a token's embedding, of which its position alone is left (word
+            dropout: Iyyer et al. 2015; Gal and Ghahramani 2016).
         positions: Encoding of positions; by default learned vectors.
         block: As in BlockConfig.
     Shapes:
@@ -44,6 +46,7 @@ class TextEncoder(nn.Module):
         num_heads: Count,
         token_types: Count | None = None,
         embed_norm: bool = False,
+        token_dropout: Rate = 0.0,
         positions: Positions | None = None,
         **block: Unpack[BlockOptions],
     ) -> None:
@@ -54,7 +57,7 @@ class TextEncoder(nn.Module):
         self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
-        self.dropout = Dropout(config.dropout)
+        self.token_dropout, self.dropout = token_dropout, Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
@@ -76,6 +79,8 @@ class TextEncoder(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
+        if self.training and self.token_dropout:
+            x = x * (torch.rand(tokens.shape, device=x.device) >= self.token_dropout)[..., None]
         x = x if added is None else x + added.to(x.dtype)
         if self.type_embed is not None:
             x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)

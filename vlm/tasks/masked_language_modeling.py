@@ -89,7 +89,7 @@ class MaskedLanguageModeling(Task):
         self.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
         if final:
             source = self.trainer.datamodule.source  # type: ignore[attr-defined]
-            results |= self.metric.grammar(source.likeliest) | self.metric.intervals(seed=self.seed)
+            results |= self.metric.grammar(source.chances) | self.metric.intervals(seed=self.seed)
         return results
 
     def predictions(self) -> list[dict[str, Any]]:

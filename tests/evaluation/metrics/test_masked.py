@@ -28,7 +28,9 @@ def test_scores_by_hand():
         Filled("a b c", [0, 2], ["a", "c"], ["a", "x"], math.log(0.25), 3), Filled("d", [0], ["d"], ["d"], None, 0)
     )
     assert made.compute() == pytest.approx({"accuracy": 2 / 3, "pseudo_perplexity": 0.25 ** (-1 / 3)})
-    assert made.grammar(lambda words: [0.5] * words.count(None)) == {"accuracy@grammar": 0.5}
+    chances = {"a": 0.25, "c": 0.25, "d": 0.5}
+    found = made.grammar(lambda words: [chances] * words.count(None))
+    assert found == pytest.approx({"accuracy@grammar": 0.5, "loss@grammar": math.log(4 * 4 * 2) / 3})
     assert made.grammar(lambda words: None) == {}
     assert made.intervals(seed=0).keys() == {"accuracy@low", "accuracy@high"}
     with pytest.raises(UserError, match="no word"):
@@ -49,11 +51,13 @@ def test_scores_by_hand():
     ],
 )
 def test_chances_by_hand(text, chances):
-    assert source().likeliest([None if word == "_" else word for word in text.split()]) == pytest.approx(chances)
+    found = source().chances([None if word == "_" else word for word in text.split()])
+    assert [max(chance.values()) for chance in found] == pytest.approx(chances)
+    assert [sum(chance.values()) for chance in found] == pytest.approx([1] * len(chances))
 
 
 def test_chances_are_those_of_many_captions():
-    """Of drawn captions with the same words around a gap, the share of the likeliest word there."""
+    """Of drawn captions with the same words around a gap, the share of each word there."""
     found = defaultdict(Counter)
     drawn = source(12000)
     split = drawn.open("train")
@@ -65,5 +69,6 @@ def test_chances_are_those_of_many_captions():
             found[context][words[relation]] += 1
     for length, counts in found.items():
         words = [None] * length
-        expected = drawn.likeliest(words)[4]
-        assert abs(max(counts.values()) / sum(counts.values()) - expected) < 0.03
+        expected = drawn.chances(words)[4]
+        assert expected.keys() == counts.keys()
+        assert all(abs(number / sum(counts.values()) - expected[word]) < 0.03 for word, number in counts.items())

@@ -1,12 +1,10 @@
 """The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import architecture_of, parts_of
 from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
@@ -39,58 +37,6 @@ class _Pieces:
     vocab: dict[str, int]
     options: dict[str, Any]
     special: set[int] = field(default_factory=set)
-
-
-class PretrainedTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face folder, for training; a checkpoint holds it whole, and needs no folder.
-
-    Args:
-        path: The folder.
-        mask: Whether an id for what is to be filled in is needed.
-    """
-
-    def __init__(self, *, path: str, mask: bool = False) -> None:
-        super().__init__()
-        self.path, self.needs_mask = path, mask
-        self._own: SubwordTokenizer | None = None
-
-    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Reads the folder's files; nothing is learnt.
-
-        Raises:
-            UserError: They cannot be used, or have no id that is needed.
-        """
-        self._own = folder_tokenizer(self.path)
-        if self.needs_mask and self._own.mask_id is None:
-            raise UserError(f"tokenizer.mask: {self.path} has no [MASK]; choose another folder")
-        self.pad_id, self.bos_id, self.eos_id = self._own.pad_id, self._own.bos_id, self._own.eos_id
-        self._load(self._own._require_fit())
-        return self
-
-    @property
-    def mask_id(self) -> int | None:
-        return self._read_own().mask_id
-
-    @property
-    def fingerprint(self) -> str:
-        return self._read_own().fingerprint
-
-    def encode(self, text: str) -> list[int]:
-        return self._read_own().encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._read_own().decode(ids)
-
-    def state(self) -> dict[str, Any]:
-        return self._read_own().state()
-
-    def _build(self, learned: bytes) -> Sequence[Row]:
-        return self._read_own()._rows
-
-    def _read_own(self) -> SubwordTokenizer:
-        if self._own is None:
-            raise RuntimeError("this PretrainedTokenizer has read nothing yet: call fit first")
-        return self._own
 
 
 def folder_tokenizer(folder: str) -> SubwordTokenizer:

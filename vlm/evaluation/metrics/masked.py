@@ -1,7 +1,7 @@
 """Metrics of words that are filled in: accuracy, loss and pseudo-perplexity, beside what a grammar allows."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 
-Bound = Callable[[Sequence[str | None]], Sequence[float] | None]
+Chances = Callable[[Sequence[str | None]], Sequence[Mapping[str, float]] | None]
 
 
 class Filled(NamedTuple):
@@ -51,20 +51,23 @@ class MaskedMetric(SampleMetric[Filled]):
             scores["pseudo_perplexity"] = math.exp(-sum(value for value, _ in scored) / sum(n for _, n in scored))
         return scores
 
-    def grammar(self, bound: Bound) -> dict[str, float]:
-        """accuracy@grammar: the expected accuracy of words where the grammar that wrote the texts is known.
+    def grammar(self, chances: Chances) -> dict[str, float]:
+        """The scores of a reader who knows the grammar that wrote the texts, which no model surpasses but by chance.
 
         Args:
-            bound: The chance of the likeliest word in each gap; None where no grammar is known.
+            chances: The chance of each word in each gap; None where no grammar is known.
+        Returns:
+            accuracy@grammar, the expected accuracy of words; loss@grammar, the loss a word.
         """
-        chances: list[float] = []
+        best, losses = [], []
         for text in self.samples.values():
-            words = [None if at in text.gaps else word for at, word in enumerate(text.text.split())]
-            of_gaps = bound(words)
+            words = text.text.split()
+            of_gaps = chances([None if at in text.gaps else word for at, word in enumerate(words)])
             if of_gaps is None:
                 return {}
-            chances += of_gaps
-        return {"accuracy@grammar": sum(chances) / len(chances)}
+            best += [max(chance.values(), default=0.0) for chance in of_gaps]
+            losses += [-math.log(chance.get(words[at], 1e-9)) for at, chance in zip(text.gaps, of_gaps, strict=True)]
+        return {"accuracy@grammar": sum(best) / len(best), "loss@grammar": sum(losses) / len(losses)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """accuracy@low and accuracy@high: its 95% interval, by bootstrap over texts."""

@@ -1,0 +1,74 @@
+"""The tokenizer of a trained model, for a further training."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from vlm.checkpoint.hugging_face import is_folder
+from vlm.checkpoint.load import read
+from vlm.data.text.hugging_face import folder_tokenizer
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer_base import Row, Tokenizer
+from vlm.errors import UserError
+
+
+class PretrainedTokenizer(Tokenizer):
+    """The tokenizer of a Hugging Face folder, or of a checkpoint of ours; a new checkpoint holds it whole.
+
+    Weights of tokens that come by ``init_from`` from the same place then keep their meaning.
+
+    Args:
+        path: The folder, or a checkpoint or a run's folder.
+        mask: Whether an id for what is to be filled in is needed.
+    """
+
+    def __init__(self, *, path: str, mask: bool = False) -> None:
+        super().__init__()
+        self.path, self.needs_mask = path, mask
+        self._own: Tokenizer | None = None
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Reads the files; nothing is learnt.
+
+        Raises:
+            UserError: There are none, they are damaged, or have no tokenizer or no id that is needed.
+        """
+        self._own = own = self._at_path()
+        if self.needs_mask and own.mask_id is None:
+            raise UserError(f"tokenizer.mask: {self.path} has no id for masks; choose another")
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = own.pad_id, own.bos_id, own.eos_id, own.unk_id
+        self._load(own._require_fit())
+        return self
+
+    def _at_path(self) -> Tokenizer:
+        if is_folder(Path(self.path)):
+            return folder_tokenizer(self.path)
+        state = read(self.path)["vlm"].get("tokenizer")
+        if not isinstance(state, dict):
+            raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")
+        return tokenizer_from_state(state)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._read_own().fingerprint
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._read_own().mask_id
+
+    def encode(self, text: str) -> list[int]:
+        return self._read_own().encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._read_own().decode(ids)
+
+    def state(self) -> dict[str, object]:
+        return self._read_own().state()
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        return self._read_own()._rows
+
+    def _read_own(self) -> Tokenizer:
+        if self._own is None:
+            raise RuntimeError("this PretrainedTokenizer has read nothing yet: call fit first")
+        return self._own
