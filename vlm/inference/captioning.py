@@ -136,7 +136,7 @@ def command(
     records = _records(model.form, output)
     captioner = model.load(Captioner)
     decoding.settle(captioner.decoding)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*paths, model.checkpoint])
+    traced = Trace(trace, beam=decoding.beam, inputs=[*paths, model.checkpoint], out=model.out)
     search = decoding.search(decoding.rules(captioner.tokenizer, prefix), sample=bool(decoding.sample))
     observer = None if attention is None else _attention(captioner, attention)
     if resume:

@@ -9,7 +9,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option
 from vlm.inference.output import Output, Records
@@ -77,14 +77,14 @@ class GapFiller(Predictor):
         """
         first, *rest = text.split(GAP)
         if not rest:
-            raise UserError(f"{text}: has no {GAP}; put it where a word is to be filled in")
+            raise UserError(f"{excerpt(text)}: has no {GAP}; put it where a word is to be filled in")
         ids, places = [self.tokenizer.bos_id, *self.tokenizer.encode(first.rstrip())], []
         for number, part in enumerate(rest, start=1):
             places.append(len(ids))
             ids += [self.mask_id, *self.tokenizer.encode(part.rstrip() if number < len(rest) else part)]
         if len(ids) + 1 > self.max_len:
             raise UserError(
-                f"{text[:40]} ...: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
+                f"{excerpt(text)}: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
             )
         return Input([*ids, self.tokenizer.eos_id], [0] * (len(ids) + 1), places)
 
@@ -97,18 +97,31 @@ class GapFiller(Predictor):
 def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, batch_size: int, top: int) -> int:
     """Fills in texts in batches and writes a record for each; returns the exit status.
 
+    A text without a gap, or too long, is named on stderr and does not keep the others from being filled in.
+
     Args:
         top: Tokens of a gap that are written, the most probable first.
+    Raises:
+        UserError: None of them can be filled in.
     """
-    rows = [filler.encode(text) for text in texts]
+    rows, faults = list[tuple[str, Input]](), list[UserError]()
+    for text in texts:
+        try:
+            rows.append((text, filler.encode(text)))
+        except UserError as fault:
+            faults.append(fault)
+    if not rows:
+        raise faults[0]
+    for one in faults:
+        print_error(one)
     prepack(filler.model.encoder)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        values, ids = filler.probabilities(batch).topk(top)
+        values, ids = filler.probabilities([row for _, row in batch]).topk(top)
         gaps = iter(zip(values.tolist(), ids.tolist(), strict=True))
-        for text, row in zip(texts[start : start + batch_size], batch, strict=True):
+        for text, row in batch:
             records.write(_record(filler, records.form, text, row, [next(gaps) for _ in row.places]))
-    return 0
+    return 1 if faults else 0
 
 
 def _record(
@@ -117,13 +130,17 @@ def _record(
     ids = list(row.ids)
     for place, (_, best) in zip(row.places, gaps, strict=True):
         ids[place] = best[0]
-    decode = filler.tokenizer.decode
-    words = [{decode([id]).strip(): value for value, id in zip(*gap, strict=True)} for gap in gaps]
+    words = [_words(filler, *gap) for gap in gaps]
     tops = "  ".join(f"{word} {value:.4f}" for gap in words for word, value in gap.items())
-    filled = decode(ids)
-    if form == "text":
-        return {"text": text, "filled": f"{filled}\t{tops}" if len(gaps[0][0]) > 1 else filled}
-    return {"text": text, "filled": filled, "gaps": words if form == "jsonl" else tops}
+    return {"text": text, "filled": filler.tokenizer.decode(ids), "gaps": words if form == "jsonl" else tops}
+
+
+def _words(filler: GapFiller, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
+    """The likeliest words of a gap with their probabilities; of tokens that differ in a space alone, the likelier."""
+    words: dict[str, float] = {}
+    for value, id in zip(values, ids, strict=True):
+        words.setdefault(filler.tokenizer.decode([id]).strip(), value)
+    return words
 
 
 def command(
@@ -136,7 +153,8 @@ def command(
     """Fills in the gaps of texts as the options say; returns the exit status."""
     lines = read_texts([], texts or [])
     output = Output(model.out, inputs=[model.checkpoint])
-    records = Records(form=model.form, fields=GapFiller.fields, output=output)
+    fields = GapFiller.fields if top == 1 else (*GapFiller.fields, "gaps")
+    records = Records(form=model.form, fields=fields, output=output)
     filler = model.load(GapFiller)
     with output:
         top = min(top, filler.tokenizer.vocab_size)

@@ -1,7 +1,10 @@
 """Evaluating a checkpoint as training's own test does."""
 
+import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -42,9 +45,27 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
                 )
 
 
-def evaluate_checkpoint(
+def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
+    """A config whose cache may be written: the run's, where there is one, or else one that is removed in the end.
+
+    So that an evaluation leaves nothing in the run of a stranger, or where nothing may be written.
+    """
+    own = Path(config["runs"]) / "cache"
+    if own.is_dir() and os.access(own, os.W_OK):
+        return config
+    return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
+
+
+def evaluate_checkpoint(path: str, overrides: list[str], **options: Any) -> int:
+    """Evaluates a checkpoint; arguments and faults as in `_evaluate`."""
+    with ExitStack() as stack:
+        return _evaluate(path, overrides, stack, **options)
+
+
+def _evaluate(
     path: str,
     overrides: list[str],
+    stack: ExitStack,
     *,
     split: str | None,
     out: str | None,
@@ -71,6 +92,7 @@ def evaluate_checkpoint(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
+        config = with_writable_cache(config, stack)
     config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:
