@@ -8,7 +8,7 @@ from io import TextIOWrapper
 
 import typer
 
-from vlm.cli import data, evaluate, train, use
+from vlm.cli import data, evaluate, pretrained, train, use
 from vlm.cli.options import as_typer
 from vlm.errors import UserError, print_error
 from vlm.inference.commands import commands
@@ -37,6 +37,8 @@ def app(argv: Sequence[str]) -> typer.Typer:
         made.command(function.__name__)(as_typer(function))
     made.command("check-data")(as_typer(data.check_data))
     made.command("shard")(as_typer(data.shard))
+    made.command("import")(as_typer(pretrained.import_folder))
+    made.command("export")(as_typer(pretrained.export))
     return made
 
 

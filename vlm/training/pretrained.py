@@ -26,8 +26,10 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
 
 
 def _of_folder(folder: str) -> Iterator[str]:
+    from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import from_folder  # torch, which `tune` comes before
 
+    folder = str(fetched(folder))
     about = from_folder(folder)["vlm"]
     task, args = about["task"], about["model"]["args"]
     yield f"task={task}"

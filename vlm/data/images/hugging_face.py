@@ -5,7 +5,7 @@ from typing import Any
 
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_json
+from vlm.models.pretrained.files import KEY, OWN, read_json
 
 FILE = "preprocessor_config.json"
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
@@ -20,6 +20,8 @@ def read_preprocess(folder: str) -> Preprocess:
     Raises:
         UserError: There is none, it is damaged, or it does what ours does not.
     """
+    if own := (read_json(folder, OWN) or {}).get("preprocess"):
+        return Preprocess.from_state(own)
     config = read_json(folder, FILE)
     if config is None:
         raise UserError(f"{KEY}: {folder} has no {FILE}; put the one beside that the model was trained with")

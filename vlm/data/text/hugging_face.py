@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
+from vlm.models.pretrained.files import KEY, OWN, read_config, read_json, read_text
 from vlm.models.pretrained.generation import read_generation, special_ids
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
@@ -50,7 +51,7 @@ class PretrainedTokenizer(Tokenizer):
     def __init__(self, *, path: str) -> None:
         super().__init__()
         self.path = path
-        self._own: SubwordTokenizer | None = None
+        self._own: Tokenizer | None = None
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
         """Reads the folder's files; nothing is learnt."""
@@ -76,20 +77,22 @@ class PretrainedTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         return self._read_own()._rows
 
-    def _read_own(self) -> SubwordTokenizer:
+    def _read_own(self) -> Tokenizer:
         if self._own is None:
             raise RuntimeError("this PretrainedTokenizer has read nothing yet: call fit first")
         return self._own
 
 
-def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> SubwordTokenizer:
-    """The tokenizer of a folder: tokenizer.json, or vocab.json with merges.txt, or vocab.txt.
+def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> Tokenizer:
+    """The tokenizer of a folder: the one that we exported, or tokenizer.json, vocab.json with merges.txt, or vocab.txt.
 
     Args:
         ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
     Raises:
         UserError: There is none, it is damaged, or it does what ours do not.
     """
+    if own := (read_json(folder, OWN) or {}).get("tokenizer"):
+        return tokenizer_from_state(own)
     try:
         pieces = _read(folder)
         listed = [""] * len(pieces.vocab)

@@ -12,6 +12,7 @@ from torch import Tensor
 from vlm.errors import UserError
 
 MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
+OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
 KEY = "model.init_from"  # of the config; stands before each fault
 
 
