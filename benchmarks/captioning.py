@@ -125,14 +125,14 @@ class Peer:
 
 def config_of(root: str, name: str, images: int, precision: str, runs: str, device: str = "cpu") -> dict[str, Any]:
     shape = SHAPES[name]
-    given = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
-    given += ["model=small", *(f"model.size.{key}={value}" for key, value in shape.items() if key != "image_size")]
-    given += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", f"optim.lr={LR}"]
-    given += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]
-    given += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
-    given += [f"trainer.precision={precision}"]
-    given += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
-    return compose([*given, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
+    overrides = ["data=flickr8k", f"data.root={root}", f"data.image_size={shape['image_size']}", f"runs={runs}"]
+    overrides += ["model=small", *(f"model.size.{key}={value}" for key, value in shape.items() if key != "image_size")]
+    overrides += [f"data.max_len={MAX_LEN}", f"data.batch_size={images}", f"optim.lr={LR}"]
+    overrides += [f"tokenizer.vocab_size={VOCAB}", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]
+    overrides += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
+    overrides += [f"trainer.precision={precision}"]
+    overrides += ["schedule=constant", "schedule.warmup=0", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01"]
+    return compose([*overrides, "model.size.dropout=0.1", "trainer.log_every_n_steps=1"])
 
 
 def compare(
@@ -167,9 +167,9 @@ def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 1
 
 def memory(root: str, name: str, side: str, images: int, pairs: int, precision: str) -> float:
     """Megabytes that some steps of one side need, measured in a process of its own."""
-    given = ["--root", root, "--shape", name, "--images", str(images), "--pairs", str(pairs), "--memory", side]
-    given += ["--precision", precision]
-    done = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
+    arguments = ["--root", root, "--shape", name, "--images", str(images), "--pairs", str(pairs), "--memory", side]
+    arguments += ["--precision", precision]
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 

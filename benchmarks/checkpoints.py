@@ -1,4 +1,4 @@
-"""What saving and verifying checkpoints costs a training at its default settings.
+"""Cost of saving and verifying checkpoints in a training at its default settings.
 
     python benchmarks/checkpoints.py [--out FILE.json] [OVERRIDES]
 

@@ -53,12 +53,12 @@ def peer_step(name: str, classes: int, batch: int, device: str) -> Callable[[], 
 def compare(root: str, name: str, *, batch: int, block: int, rounds: int, device: str) -> dict[str, float]:
     dim, heads = MODELS[name]
     with tempfile.TemporaryDirectory() as runs:
-        given = ["task=classification", "data=image_folder", f"data.root={root}", "data.image_size=224"]
-        given += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}"]
-        given += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
-        given += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
-        given += [f"data.batch_size={batch}", f"runs={runs}", "schedule=constant"]
-        run = Run(compose([*given, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
+        overrides = ["task=classification", "data=image_folder", f"data.root={root}", "data.image_size=224"]
+        overrides += ["model=classifier_small", f"model.size.dim={dim}", f"model.size.num_heads={heads}"]
+        overrides += ["model.size.encoder_depth=12", "model.size.mlp_ratio=4", "model.encoder.patch_size=16"]
+        overrides += ["trainer=gpu"] if device == "cuda" else ["trainer=cpu", "data.num_workers=1"]
+        overrides += [f"data.batch_size={batch}", f"runs={runs}", "schedule=constant"]
+        run = Run(compose([*overrides, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
         peer = peer_step(name, len(run.data.source.classes), batch, device)
         timed = Interleaved(peer, block=block, rounds=rounds, device=device)
         run.trainer.callbacks.append(timed)

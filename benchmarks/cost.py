@@ -1,4 +1,4 @@
-"""How the cost of a training step grows: with images, captions an image, tokens, width and depth.
+"""Growth of a training step's cost with images, captions an image, tokens, width and depth.
 
     python benchmarks/cost.py [--only images width] [--out FILE.json] [--plot FILE.png]
 
@@ -114,18 +114,18 @@ def slope(rows: list[dict[str, float]], key: str) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def report(found: dict[str, list[dict[str, float]]]) -> None:
+def report(results: dict[str, list[dict[str, float]]]) -> None:
     print(f"{'grows with':<34}{'time':>7}{'FLOP':>7}{'memory':>8}   expected")
-    for name, rows in found.items():
+    for name, rows in results.items():
         slopes = [slope(rows, key) for key in ("seconds", "flop", "bytes")]
         title, _, order = SWEEPS[name]
         print(f"{title:<34}{slopes[0]:>7.2f}{slopes[1]:>7.2f}{slopes[2]:>8.2f}   {order}")
 
 
-def plot(found: dict[str, list[dict[str, float]]], path: str) -> None:
+def plot(results: dict[str, list[dict[str, float]]], path: str) -> None:
     """Two rows of panels, time above memory; dashed, what would grow as the count of operations does."""
-    figure, axes = plt.subplots(2, len(found), figsize=(3.1 * len(found), 5.6), squeeze=False, layout="constrained")
-    for column, (name, rows) in enumerate(found.items()):
+    figure, axes = plt.subplots(2, len(results), figsize=(3.1 * len(results), 5.6), squeeze=False, layout="constrained")
+    for column, (name, rows) in enumerate(results.items()):
         sizes = [row["size"] for row in rows]
         for axis, key, scale, unit in zip(
             axes[:, column], ("seconds", "bytes"), (1e3, 2**-20), ("ms", "MiB"), strict=True
@@ -158,12 +158,12 @@ def main() -> None:
     measure("images", 2, steps=3, seconds=1.0)  # what the first step loads is no model's
     for name in args.only:
         kept[name] = [measure(name, size, steps=args.steps, seconds=args.seconds) for size in SWEEPS[name][1]]
-    found = {name: kept[name] for name in SWEEPS if name in kept}
-    report(found)
+    results = {name: kept[name] for name in SWEEPS if name in kept}
+    report(results)
     if args.out:
-        Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+        Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
     if args.plot:
-        plot(found, args.plot)
+        plot(results, args.plot)
 
 
 if __name__ == "__main__":

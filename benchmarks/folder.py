@@ -31,7 +31,7 @@ Run = Callable[[], list[str]]
 
 def engine(captioner: Captioner, pixels: Sequence[Tensor], decoding: Decoding, batch: int) -> list[str]:
     batches = (pixels[start : start + batch] for start in range(0, len(pixels), batch))
-    return [found[0].text for found in captioner.stream(batches, decoding, rows=batch)]
+    return [texts[0].text for texts in captioner.stream(batches, decoding, rows=batch)]
 
 
 def folder(captioner: Captioner, paths: Sequence[str], decoding: Decoding, batch: int, workers: int) -> list[str]:
@@ -45,14 +45,14 @@ def folder(captioner: Captioner, paths: Sequence[str], decoding: Decoding, batch
 def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Seconds of each round of each; a first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    said: list[list[str]] = []
+    outputs: list[list[str]] = []
     for turn in range(rounds + 1):
         for name, run in runs.items():
             start = time.perf_counter()
-            said.append(run())
+            outputs.append(run())
             if turn:
                 times[name].append(time.perf_counter() - start)
-    assert all(captions == said[0] for captions in said), "captions differ"
+    assert all(captions == outputs[0] for captions in outputs), "captions differ"
     return times
 
 

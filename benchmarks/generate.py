@@ -106,8 +106,8 @@ def run_ours(
         )
         for at in range(0, len(images), rows)
     )
-    found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=eos, rows=rows))
-    return [found[place][0].tokens for place in range(len(images))]
+    captions = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=eos, rows=rows))
+    return [captions[place][0].tokens for place in range(len(images))]
 
 
 def side_by_side(
@@ -205,10 +205,10 @@ class Ends:
         self.age = torch.zeros_like(self.wanted)
         replace, select = state.replace, state.select
 
-        def replaced(rows: Tensor, *given: Any) -> None:
+        def replaced(rows: Tensor, *arguments: Any) -> None:
             self.wanted[rows] = torch.tensor([next(self.waiting) for _ in rows])
             self.age[rows] = 0
-            replace(rows, *given)
+            replace(rows, *arguments)
 
         def selected(rows: Tensor) -> None:
             self.wanted, self.age = self.wanted[rows], self.age[rows]
@@ -249,12 +249,12 @@ def _status(name: str) -> int:
 
 def measured_memory(shape: str, case: str, precision: str) -> dict[str, float]:
     """Megabytes of both, each in a process of its own."""
-    found = {}
+    megabytes = {}
     for side in ("ours", "peer"):
         command = [sys.executable, __file__, "--precision", precision, "--memory", side, shape, case]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[f"{side}_mb"] = float(done.stdout.split()[-1])
-    return found
+        megabytes[f"{side}_mb"] = float(done.stdout.split()[-1])
+    return megabytes
 
 
 def main() -> None:

@@ -57,12 +57,12 @@ def compare(paths: list[Path], rounds: int) -> dict[str, dict[str, float]]:
             for path in paths:
                 way(path)
             times[name].append((time.perf_counter() - start) / len(paths))
-    found = {}
+    results = {}
     for name in list(ways)[1:]:
         ratios = sorted(peer / own for own, peer in zip(times["ours"], times[name], strict=True))
         row = {"ours_s": float(np.median(times["ours"])), "peer_s": float(np.median(times[name]))}
-        found[name] = row | {"ratio": float(np.median(ratios)), "ratio_min": ratios[0], "ratio_max": ratios[-1]}
-    return found
+        results[name] = row | {"ratio": float(np.median(ratios)), "ratio_min": ratios[0], "ratio_max": ratios[-1]}
+    return results
 
 
 def main() -> None:

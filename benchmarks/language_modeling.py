@@ -107,10 +107,10 @@ WAYS = {"fp32": ("32-true", "null"), "default": ("null", "null"), "default, comp
 def compare(text: str, peer: str, way: str, *, block: int, rounds: int, device: str) -> dict[str, float]:
     precision, compiled = WAYS[way]
     with tempfile.TemporaryDirectory() as runs:
-        given = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}"]
-        given += ["trainer=gpu" if device == "cuda" else "trainer=cpu"]
-        given += [f"trainer.precision={precision}", f"compile={compiled}"]
-        config = compose([*given, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
+        overrides = ["experiment=shakespeare_cpu", f"data.path={text}", f"runs={runs}"]
+        overrides += ["trainer=gpu" if device == "cuda" else "trainer=cpu"]
+        overrides += [f"trainer.precision={precision}", f"compile={compiled}"]
+        config = compose([*overrides, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         field = run.data.fields["text"]
         timed = Interleaved(

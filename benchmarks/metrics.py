@@ -22,7 +22,7 @@ from vlm.evaluation.metrics.coco import References
 IMAGES, CAPTIONS, ROUNDS = 5000, 5, 3
 
 
-def made() -> tuple[dict[str, str], dict[str, list[str]]]:
+def random_captions() -> tuple[dict[str, str], dict[str, list[str]]]:
     """Captions of ten words or so out of a vocabulary of 5,000, the frequent ones far more often."""
     draw = random.Random(0)
     words = ["a", "the", "on", "in", *("".join(draw.choices("abcdefghiklmnoprstuw", k=6)) for _ in range(5000))]
@@ -38,10 +38,10 @@ def made() -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def read(results: str, references: str) -> tuple[dict[str, str], dict[str, list[str]]]:
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for row in json.loads(Path(references).read_text())["annotations"]:
-        found.setdefault(str(row["image_id"]), []).append(row["caption"])
-    return {str(row["image_id"]): row["caption"] for row in json.loads(Path(results).read_text())}, found
+        texts.setdefault(str(row["image_id"]), []).append(row["caption"])
+    return {str(row["image_id"]): row["caption"] for row in json.loads(Path(results).read_text())}, texts
 
 
 def ours(predictions: dict[str, str], references: dict[str, list[str]]) -> list[float]:
@@ -57,9 +57,9 @@ def theirs(predictions: dict[str, str], references: dict[str, list[str]]) -> lis
     with redirect_stdout(StringIO()):
         tokenizer = PTBTokenizer()
         wanted = tokenizer.tokenize({i: [{"caption": text} for text in texts] for i, texts in references.items()})
-        given = tokenizer.tokenize({i: [{"caption": text}] for i, text in predictions.items()})
-        bleu = Bleu(4).compute_score(wanted, given)[0]
-        return [*bleu, Rouge().compute_score(wanted, given)[0], Cider().compute_score(wanted, given)[0]]
+        candidates = tokenizer.tokenize({i: [{"caption": text}] for i, text in predictions.items()})
+        bleu = Bleu(4).compute_score(wanted, candidates)[0]
+        return [*bleu, Rouge().compute_score(wanted, candidates)[0], Cider().compute_score(wanted, candidates)[0]]
 
 
 def timed(function: Callable[[], object]) -> tuple[float, object]:
@@ -69,7 +69,7 @@ def timed(function: Callable[[], object]) -> tuple[float, object]:
 
 
 def main(argv: list[str]) -> None:
-    predictions, references = read(*argv) if argv else made()
+    predictions, references = read(*argv) if argv else random_captions()
     print(f"{len(references):,} images, {sum(map(len, references.values())):,} references")
     prepared = References(references)
     rounds: dict[str, list[float]] = {"vlm": [], "vlm, references prepared": [], "pycocoevalcap": []}

@@ -78,14 +78,14 @@ def main() -> None:
     parser.add_argument("--shard", type=int, default=10_000, help="images of a shard")
     parser.add_argument("--decoded", type=float, default=500, help="images a second that a core decodes: an assumption")
     args = parser.parse_args()
-    found = {name: plan(name, args) for name in MODELS}
+    plans = {name: plan(name, args) for name in MODELS}
     member = args.kilobytes * 1e3 + 1792  # an image and a text: two headers of 512 bytes, and each filled up to 512
     size = args.images * member
     print(f"{args.images:.3g} images: {size / 1e12:,.1f} TB in {args.images / args.shard:,.0f} shards of ", end="")
     print(f"{args.shard * member / 1e6:,.0f} MB; {args.gpus} GPUs, {args.batch} images a step\n")
     print("| | " + " | ".join(MODELS) + " |\n|---|" + "---|" * len(MODELS))
-    for line in found["M"]:
-        print(f"| {line} | " + " | ".join(found[name][line] for name in MODELS) + " |")
+    for line in plans["M"]:
+        print(f"| {line} | " + " | ".join(plans[name][line] for name in MODELS) + " |")
 
 
 if __name__ == "__main__":

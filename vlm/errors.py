@@ -27,7 +27,7 @@ class UserError(Exception):
 
 
 class SharedError(UserError):
-    """What all ranks of a run find together, each with the same message: the first one tells of it."""
+    """A fault that every rank raises alike; only rank zero prints it."""
 
 
 class Limit:

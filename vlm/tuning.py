@@ -1,4 +1,4 @@
-"""What a process is told before torch loads: how its threads wait, and what memory it keeps."""
+"""Environment of a process before torch loads: the waiting of its threads and the memory it keeps."""
 
 import ctypes
 import os

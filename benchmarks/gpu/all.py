@@ -58,7 +58,7 @@ def training(case: str, *options: str, seconds: int, figures: list[Figure]) -> P
 
 
 def value(key: str, factor: float = 1.0) -> Callable[[dict[str, Any]], float]:
-    return lambda found: found[key] * factor
+    return lambda figures: figures[key] * factor
 
 
 def decoding() -> list[Figure]:
@@ -67,7 +67,7 @@ def decoding() -> list[Figure]:
     return [
         Figure(
             f"decoding, {case.split('x')[0]} images, {'greedy' if case.endswith('x1') else 'beam 4'}, times HF",
-            lambda found, case=case: found[f"S {case}"]["ratio"],
+            lambda figures, case=case: figures[f"S {case}"]["ratio"],
             bars.get(case),
             "{:.2f}",
         )
@@ -77,7 +77,7 @@ def decoding() -> list[Figure]:
 
 def kernels() -> list[Figure]:
     uses = ("GPT-2 row", "GPT-2 row with documents", "ViT-S", "packed captions", "cross-attention", "decode step")
-    return [Figure(f"kernel: {use}", lambda found, use=use: found[use]["chosen"], form="{}") for use in uses]
+    return [Figure(f"kernel: {use}", lambda figures, use=use: figures[use]["chosen"], form="{}") for use in uses]
 
 
 def plan(text: str, photos: str) -> list[Part]:
@@ -130,10 +130,10 @@ def run(part: Part, seconds: float) -> dict[str, Any] | str:
         return json.loads(out.read_text())
 
 
-def table(parts: list[Part], found: dict[str, dict[str, Any] | str]) -> Iterator[tuple[str, bool]]:
+def table(parts: list[Part], results: dict[str, dict[str, Any] | str]) -> Iterator[tuple[str, bool]]:
     """Yields a line a figure, and whether all is well with it."""
     for part in parts:
-        figures = found.get(part.name, "not run: no time was left")
+        figures = results.get(part.name, "not run: no time was left")
         if isinstance(figures, str):
             yield f"{part.name:46s}{figures}", False
             continue
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts to run")
     args = parser.parse_args()
     require_gpu()
-    end, found = time.monotonic() + args.seconds, {}
+    end, results = time.monotonic() + args.seconds, {}
     with tempfile.TemporaryDirectory() as photos:
         parts = [part for part in plan(args.text, photos) if not args.only or part.name.split()[0] in args.only]
         if any(part.name == "jpeg" for part in parts):
@@ -175,9 +175,9 @@ def main() -> None:
             left = end - time.monotonic()
             if left > part.seconds / 3:  # a process needs some time to get going
                 print(f"{part.name} ...", file=sys.stderr, flush=True)
-                found[part.name] = run(part, min(left, part.seconds))
-                keep(found, args.out)
-    lines = list(table(parts, found))
+                results[part.name] = run(part, min(left, part.seconds))
+                keep(results, args.out)
+    lines = list(table(parts, results))
     print("\n".join(line for line, _ in lines))
     sys.exit(not all(well for _, well in lines))
 

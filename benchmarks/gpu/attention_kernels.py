@@ -53,8 +53,8 @@ KERNELS = {
 
 def tensor(use: Use, length: int) -> Tensor:
     shape = (use.rows, length, use.heads, use.width)
-    made = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    return made.requires_grad_(use.queries > 1)
+    values = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    return values.requires_grad_(use.queries > 1)
 
 
 def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> tuple[float, float] | None:

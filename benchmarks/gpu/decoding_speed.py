@@ -36,19 +36,19 @@ def captions(model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, 
     parts = (range(at, min(at + rows, len(images))) for at in range(0, len(images), rows))
     chunks = ((part, model.encode(images[part.start : part.stop])) for part in parts)
     options: dict[str, Any] = {"bos_id": cpu.BOS, "eos_id": eos, "rows": rows, "device": "cuda"}
-    found = dict(decode(model.decoder, chunks, decoding, **options))
-    return [found[place][0].tokens for place in range(len(images))]
+    hypotheses = dict(decode(model.decoder, chunks, decoding, **options))
+    return [hypotheses[place][0].tokens for place in range(len(images))]
 
 
 def timed(work: Callable[[], list[list[int]]], rounds: int) -> tuple[list[list[int]], float, float]:
     """Captions, seconds of the first call, and the median of the others."""
-    times, found = [], []
+    times, outputs = [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        found = work()
+        outputs = work()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return found, times[0], statistics.median(times[1:])
+    return outputs, times[0], statistics.median(times[1:])
 
 
 def pixels(shape: str, count: int) -> Tensor:
@@ -67,9 +67,9 @@ def compare(shape: str, batch: int, beam: int, rounds: int) -> dict[str, float]:
     images, tokens = pixels(shape, batch), cpu.TOKENS
     decoding = Decoding(beam=beam, max_tokens=tokens - 1, logprobs=False)
     options = {"max_new_tokens": tokens, "num_beams": beam, "do_sample": False}
-    found, first, own = timed(lambda: captions(ours, images, decoding, rows=batch, eos=-1), rounds)
+    outputs, first, own = timed(lambda: captions(ours, images, decoding, rows=batch, eos=-1), rounds)
     peer, peer_first, other = timed(lambda: theirs.generate(images, **options)[:, 1:tokens].tolist(), rounds)
-    same = sum(a == b for a, b in zip(found, peer, strict=True))
+    same = sum(a == b for a, b in zip(outputs, peer, strict=True))
     print(
         f"{shape} batch {batch} beam {beam}: ours {1e3 * own:.1f} ms (first {first:.2f} s), peer {1e3 * other:.1f} ms "
     )

@@ -60,7 +60,7 @@ def agreement(place: Path, best: Path) -> None:
     print(f"loss {loss:.6f} on the CPU, {others:.6f} on the GPU")
     draw(place / "images")
     for beam in ("1", "4"):
-        found = [
+        outputs = [
             captions(
                 place / "images",
                 best,
@@ -69,8 +69,8 @@ def agreement(place: Path, best: Path) -> None:
             )
             for device, precision in (("cpu", "fp32"), ("cuda", "fp32"), ("cuda", "bf16"))
         ]
-        alike = [sum(a == b for a, b in zip(found[0], each, strict=True)) for each in found[1:]]
-        print(f"caption --beam {beam}: of {len(found[0])} alike, in fp32 {alike[0]}, in bf16 {alike[1]}", flush=True)
+        alike = [sum(a == b for a, b in zip(outputs[0], each, strict=True)) for each in outputs[1:]]
+        print(f"caption --beam {beam}: of {len(outputs[0])} alike, in fp32 {alike[0]}, in bf16 {alike[1]}", flush=True)
 
 
 def main() -> None:
@@ -80,10 +80,10 @@ def main() -> None:
     args = parser.parse_args()
     require_gpu()
     with tempfile.TemporaryDirectory() as place:
-        given = [f"runs={place}/runs", "name=end_to_end", "trainer=gpu", "data=shapes", "data.num_workers=4"]
-        given += ["callbacks.progress=null", "trainer.val_check_interval=100", "trainer.max_epochs=-1"]
+        overrides = [f"runs={place}/runs", "name=end_to_end", "trainer=gpu", "data=shapes", "data.num_workers=4"]
+        overrides += ["callbacks.progress=null", "trainer.val_check_interval=100", "trainer.max_epochs=-1"]
         train = [sys.executable, str(ROOT / "train.py")]
-        run(*train, *given, f"trainer.max_steps={args.steps}", *args.overrides)
+        run(*train, *overrides, f"trainer.max_steps={args.steps}", *args.overrides)
         (folder,) = Path(place).glob("runs/end_to_end/*")
         run(*train, f"resume={folder}", f"trainer.max_steps={args.steps + args.steps // 4}")
         agreement(Path(place), folder / "checkpoints" / "best.ckpt")

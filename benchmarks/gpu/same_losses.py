@@ -25,11 +25,12 @@ TASKS = {
 
 def losses(task: str, steps: int, text: str, *more: str) -> list[float]:
     """The training losses of a run."""
-    given = [f"task={task}", *TASKS[task], *([f"data.path={text}"] if task == "language_modeling" else [])]
-    given += [f"trainer.max_steps={steps}", "trainer.limit_val_batches=1", "trainer.log_every_n_steps=1"]
-    given += ["trainer.precision=32-true", "callbacks.progress=null", "callbacks.samples=null", "model.size.dropout=0"]
+    overrides = [f"task={task}", *TASKS[task], *([f"data.path={text}"] if task == "language_modeling" else [])]
+    overrides += [f"trainer.max_steps={steps}", "trainer.limit_val_batches=1", "trainer.log_every_n_steps=1"]
+    overrides += ["trainer.precision=32-true", "callbacks.progress=null", "callbacks.samples=null"]
+    overrides += ["model.size.dropout=0"]
     with tempfile.TemporaryDirectory() as runs:
-        command = [sys.executable, str(ROOT / "train.py"), *given, f"runs={runs}", *more]
+        command = [sys.executable, str(ROOT / "train.py"), *overrides, f"runs={runs}", *more]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{task} {' '.join(more)}: ended with status {done.returncode}\n{done.stderr[-1500:]}")

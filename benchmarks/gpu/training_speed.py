@@ -117,9 +117,9 @@ def main() -> None:
     quiet()
     vary(args)
     key = "root" if args.case == "jpeg" else "path"
-    given = [*CASES[args.case], *([f"data.{key}={place}"] if place else []), *args.overrides]
-    found = bench.measure(compose(given), steps=args.steps)
-    kept = {name: found[name] for name in (*KEPT, "peak_memory_gib") if name in found}
+    overrides = [*CASES[args.case], *([f"data.{key}={place}"] if place else []), *args.overrides]
+    figures = bench.measure(compose(overrides), steps=args.steps)
+    kept = {name: figures[name] for name in (*KEPT, "peak_memory_gib") if name in figures}
     print(args.case, json.dumps(kept))
     keep(kept, args.out)
 

@@ -159,6 +159,8 @@ def test_classifiers_give_equal_logits(tmp_path: Path, kind: str, names: bool) -
     with torch.no_grad():
         torch.testing.assert_close(other(images).logits, model(images), atol=1e-4, rtol=0)
     assert other.config.id2label == {0: "a", 1: "b c", 2: "d"}
+    before, after = weights(read(tmp_path / "one.ckpt")), weights(read(tmp_path / "out"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_language_models_give_equal_logits(tmp_path: Path) -> None:
@@ -176,8 +178,9 @@ def test_language_models_give_equal_logits(tmp_path: Path) -> None:
     assert command(["generate", "-c", str(tmp_path / "out"), "--prompt", "A large", "--device", "cpu"]) == 0
 
 
-def test_what_goes_out_comes_in_again_bitwise(tmp_path: Path) -> None:
-    path = captioner(tmp_path, token=True, kind="bpe")
+@pytest.mark.parametrize("token, width", [(True, 24), (False, 12)])
+def test_what_goes_out_comes_in_again_bitwise(tmp_path: Path, token: bool, width: int) -> None:
+    path = captioner(tmp_path, token=token, encoder={"dim": width})
     photos = hugging.photos(tmp_path / "photos", 3)
     expected = vlm.load(path, **EXACT).caption(photos)
     for form in ("huggingface", "safetensors"):
@@ -207,7 +210,10 @@ def test_every_task_leaves_as_safetensors_and_comes_again(tmp_path: Path, task: 
     [
         ({"encoder": {"num_kv_heads": 1}}, "model.encoder.num_kv_heads is 1, not None"),
         ({"encoder": {"norm": "rms"}}, "model.encoder.norm is rms, not layer"),
-        ({"decoder": {"activation": "swiglu"}}, "model.decoder.activation is swiglu, not one of relu, gelu, gelu_tanh"),
+        (
+            {"decoder": {"activation": "swiglu"}},
+            "model.decoder.activation is swiglu, not one of relu, gelu, gelu_tanh, quick_gelu",
+        ),
         ({"decoder": {"bias": False}}, "model.decoder.bias is False, not True"),
         (
             {"encoder": {"dim": 36}, "decoder": {"context_dim": 36}},

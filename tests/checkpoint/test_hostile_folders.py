@@ -3,23 +3,83 @@
 import json
 import shutil
 import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hugging import photos, saved_captioner
+from hugging import CAPTIONERS, CLASSIFIERS, photos, saved, saved_bert
 from safetensors.torch import load_file, save_file
+from transformers import BertForMaskedLM
 
 from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.errors import UserError
 
 
+class Kind(NamedTuple):
+    """A kind of folder, and where its files say what.
+
+    Args:
+        save: Saves one.
+        image, text: The parts of config.json that describe its stack of images, and that of texts; None for none.
+        inner: Name of the width of an MLP of the stack of texts, or of images where that is all.
+        depth: Name of its number of layers.
+        weight: A tensor.
+        generation: The file with its options of decoding, and the part of it; None for none.
+        end: Name of the id that ends a text.
+    """
+
+    save: Callable[[Path], Any]
+    image: tuple[str, ...] | None
+    text: tuple[str, ...] | None
+    weight: str
+    inner: str = "intermediate_size"
+    depth: str = "num_hidden_layers"
+    generation: tuple[str, ...] | None = None
+    end: str = "eos_token_id"
+
+
+GENERATION = ("generation_config.json",)
+GPT2: dict[str, Any] = {"inner": "n_inner", "depth": "n_layer", "generation": GENERATION}
+KINDS = {
+    "vit_gpt2": Kind(CAPTIONERS["vit_gpt2"], ("encoder",), ("decoder",), "decoder.transformer.wte.weight", **GPT2),
+    "deit_gpt2": Kind(CAPTIONERS["deit_gpt2"], ("encoder",), ("decoder",), "encoder.embeddings.cls_token", **GPT2),
+    "blip": Kind(
+        CAPTIONERS["blip"],
+        ("vision_config",),
+        ("text_config",),
+        "text_decoder.cls.predictions.bias",
+        generation=("config.json", "text_config"),
+        end="sep_token_id",
+    ),
+    "git": Kind(CAPTIONERS["git"], ("vision_config",), (), "output.bias", generation=GENERATION),
+    "bert": Kind(lambda folder: saved_bert(folder, BertForMaskedLM), None, (), "cls.predictions.bias"),
+    "deit": Kind(lambda folder: saved(folder, CLASSIFIERS["deit_teacher"]()), (), None, "cls_classifier.weight"),
+    "dinov2": Kind(
+        lambda folder: saved(folder, CLASSIFIERS["dinov2"]()),
+        (),
+        None,
+        "dinov2.encoder.layer.0.layer_scale1.lambda1",
+        inner="mlp_ratio",
+    ),
+}
+
+
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def saved_folders(tmp_path_factory):
+    """A good folder of each kind."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("good") / "theirs"
-    saved_captioner(folder, generation={"num_beams": 2, "max_length": 8})
-    return folder
+    root = tmp_path_factory.mktemp("good")
+    for name, kind in KINDS.items():
+        kind.save(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def good(saved_folders):
+    return saved_folders / "vit_gpt2"
 
 
 @pytest.fixture
@@ -50,7 +110,7 @@ def link_out(folder, name):
 
 def other_vocabulary(folder):
     whole = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "vocab.json").write_text(json.dumps(whole["model"]["vocab"] | {"a": 290}))
+    (folder / "vocab.json").write_text(json.dumps(whole["model"]["vocab"] | {"a": 90}))
 
 
 def piece_twice(folder):
@@ -66,55 +126,103 @@ def shard_away(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-BAD = {
-    "shape": (lambda f: edit(f, "config.json", "decoder", n_inner=80), "n_inner|fc1"),
-    "depth": (lambda f: edit(f, "config.json", "encoder", num_hidden_layers=3), "has no encoder.encoder.layer.2"),
-    "million layers": (lambda f: edit(f, "config.json", "decoder", n_layer=10**6), "depth=1000000 is out of bounds"),
-    "giant vocabulary": (lambda f: edit(f, "config.json", "decoder", vocab_size=10**12), "tokenizer of 300 tokens"),
-    "giant width": (lambda f: edit(f, "config.json", "encoder", hidden_size=3 * 10**9), "describes no model"),
-    "giant image": (lambda f: edit(f, "config.json", "encoder", image_size=8 * 10**6), "8000000"),
-    "no number": (lambda f: edit(f, "config.json", "encoder", hidden_size="os.system"), "describes no model"),
-    "auto_map": (lambda f: edit(f, "config.json", auto_map={"AutoModel": "evil.Model"}), "auto_map"),
-    "tokenizer code": (lambda f: edit(f, "tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map"),
-    "other model": (lambda f: edit(f, "config.json", "decoder", model_type="xlnet"), "'xlnet' where gpt2"),
-    "no weight": (lambda f: edit_tensors(f, lambda t: t.pop("decoder.transformer.wte.weight")), "wte.weight"),
+Case = tuple[Callable[[Path], Any], str]
+CONFIG, IMAGES = "config.json", "preprocessor_config.json"
+OF_ALL: dict[str, Case] = {
+    "auto_map": (lambda f: edit(f, CONFIG, auto_map={"AutoModel": "evil.Model"}), "auto_map"),
+    "other kind": (lambda f: edit(f, CONFIG, model_type="../vit"), "of type '../vit'"),
     "cut weights": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
     "missing shard": (shard_away, "outside.safetensors cannot be read"),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer.json"),
-    "smaller tokenizer": (lambda f: edit(f, "config.json", "decoder", vocab_size=299), "weights are of 299"),
-    "vocabularies differ": (other_vocabulary, "disagree on the id of 'a'"),
-    "an id twice": (piece_twice, "no other's"),
-    "other merging": (lambda f: edit(f, "tokenizer.json", "model", byte_fallback=True), "byte_fallback"),
-    "other tokenizer": (lambda f: edit(f, "tokenizer.json", "model", type="Unigram"), "a Unigram"),
-    "special out of range": (lambda f: edit(f, "generation_config.json", eos_token_id=300), "outside the vocabulary"),
-    "two ends": (lambda f: edit(f, "generation_config.json", eos_token_id=[1, 2]), "not one token"),
-    "strange decoding": (lambda f: edit(f, "generation_config.json", forced_bos_token_id=3), "forced_bos_token_id"),
-    "giant beam": (lambda f: edit(f, "generation_config.json", num_beams=10**9), "num_beams"),
-    "no preprocessing": (lambda f: (f / "preprocessor_config.json").unlink(), "has no preprocessor_config.json"),
-    "other images": (
-        lambda f: edit(f, "preprocessor_config.json", size={"height": 32, "width": 32}),
-        "makes images of 32 pixels, its model reads 24",
-    ),
-    "oblong images": (lambda f: edit(f, "preprocessor_config.json", size={"height": 24, "width": 32}), "no square"),
-    "a deep file": (lambda f: (f / "config.json").write_text("[" * 10**5), "cannot be read"),
-    **{
-        f"link {name}": (lambda f, name=name: link_out(f, name), "link out of the folder")
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json")
-    },
+    "a deep file": (lambda f: (f / CONFIG).write_text("[" * 10**5), "cannot be read"),
+    "link config": (lambda f: link_out(f, CONFIG), "link out of the folder"),
+    "link weights": (lambda f: link_out(f, "model.safetensors"), "link out of the folder"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_folder_is_refused_in_one_line(folder, name, monkeypatch):
-    change, words = BAD[name]
+def of_layers(kind: Kind) -> Iterator[tuple[str, Case]]:
+    """Sizes of a stack that are not those of its weights, or of none."""
+    part = kind.image if kind.text is None else kind.text
+    assert part is not None
+    vast, layer = {kind.depth: 10**6}, {kind.depth: 3}
+    yield "shape", (lambda f: edit(f, CONFIG, *part, **{kind.inner: 80}), "fc1")
+    yield "depth", (lambda f: edit(f, CONFIG, *part, **layer), "has no .*[.]2[.]")
+    yield "million layers", (lambda f: edit(f, CONFIG, *part, **vast), "depth=1000000 is out of bounds")
+    yield "no number", (lambda f: edit(f, CONFIG, *part, **{kind.depth: "os.system"}), "describes no model|no size")
+    yield "no weight", (lambda f: edit_tensors(f, lambda t: t.pop(kind.weight)), f"{kind.weight}|has no weights for")
+
+
+def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
+    part = kind.image
+    assert part is not None
+    undivided = {"size": {"height": 30, "width": 30}, "crop_size": {"height": 30, "width": 30}}
+    yield "giant width", (lambda f: edit(f, CONFIG, *part, hidden_size=3 * 10**9), "describes no model|shape|is \\(")
+    yield "no preprocessing", (lambda f: (f / IMAGES).unlink(), "has no preprocessor_config.json")
+    oblong = {"size": {"height": 24, "width": 32}}
+    yield "other images", (lambda f: edit(f, IMAGES, **undivided), "images of 30 pixels, its model reads 24|not divide")
+    yield "oblong images", (lambda f: edit(f, IMAGES, **oblong), "no square")
+    yield (
+        "giant resize",
+        (lambda f: edit(f, IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True), "cannot be used"),
+    )
+    yield "link images", (lambda f: link_out(f, IMAGES), "link out of the folder")
+
+
+def of_texts(kind: Kind) -> Iterator[tuple[str, Case]]:
+    part, tokens = kind.text, "tokenizer.json"
+    assert part is not None
+    yield "giant vocabulary", (lambda f: edit(f, CONFIG, *part, vocab_size=10**12), "tokenizer of [0-9]+ tokens")
+    yield "smaller tokenizer", (lambda f: edit(f, CONFIG, *part, vocab_size=99), "weights are of 99")
+    yield "tokenizer code", (lambda f: edit(f, "tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map")
+    yield "no tokenizer", (lambda f: (f / tokens).unlink(), "there is no tokenizer.json")
+    yield "vocabularies differ", (other_vocabulary, "disagree on the id of 'a'")
+    yield "an id twice", (piece_twice, "no other's")
+    yield "other tokenizer", (lambda f: edit(f, tokens, "model", type="Unigram"), "a Unigram")
+    yield "link tokenizer", (lambda f: link_out(f, tokens), "link out of the folder")
+
+
+def of_writing(kind: Kind) -> Iterator[tuple[str, Case]]:
+    assert kind.generation is not None
+    name, *path = kind.generation
+    yield "special out of range", (lambda f: edit(f, name, *path, **{kind.end: 900}), "outside the vocabulary")
+    yield "two ends", (lambda f: edit(f, name, *path, **{kind.end: [1, 2]}), "not one token")
+    yield "strange decoding", (lambda f: edit(f, name, *path, forced_bos_token_id=3), "forced_bos_token_id")
+    yield "giant beam", (lambda f: edit(f, name, *path, num_beams=10**9), "num_beams")
+
+
+def cases() -> Iterator[tuple[str, str, Case]]:
+    for name, kind in KINDS.items():
+        found = OF_ALL | dict(of_layers(kind))
+        found |= {} if kind.image is None else dict(of_images(kind))
+        found |= {} if kind.text is None else dict(of_texts(kind))
+        found |= {} if kind.generation is None else dict(of_writing(kind))
+        yield from ((name, what, case) for what, case in found.items())
+    other = (lambda f: edit(f, CONFIG, "decoder", model_type="xlnet"), "'xlnet' where gpt2")
+    merging = (lambda f: edit(f, "tokenizer.json", "model", byte_fallback=True), "byte_fallback")
+    vast = (lambda f: edit(f, CONFIG, "encoder", image_size=8 * 10**6), "its model reads 8000000")
+    yield from (
+        ("vit_gpt2", "giant image", vast),
+        ("vit_gpt2", "other decoder", other),
+        ("vit_gpt2", "other merging", merging),
+    )
+    yield "git", "films", (lambda f: edit(f, CONFIG, num_image_with_embedding=6), "num_image_with_embedding=6")
+    yield "dinov2", "gated", (lambda f: edit(f, CONFIG, use_swiglu_ffn=True), "use_swiglu_ffn=True")
+
+
+CASES = {f"{name}: {what}": (name, what, *case) for name, what, case in cases()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_folder_is_refused_in_one_line(saved_folders, tmp_path, case, monkeypatch):
+    name, what, change, words = CASES[case]
+    folder = shutil.copytree(saved_folders / name, tmp_path / "theirs")
     change(folder)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
     (folder / "evil.py").write_text("raise SystemExit('executed')")
     with pytest.raises(UserError, match=words) as caught:
         read(folder)
     message = str(caught.value)
-    assert "\n" not in message and (str(folder) in message or name == "missing shard")
+    assert "\n" not in message and (str(folder) in message or what == "missing shard")
     assert caught.value.status == 2
 
 

@@ -1,9 +1,30 @@
 """Small random models of Hugging Face with their tokenizers and processors, in folders that it saves itself."""
 
+import string
+
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    BertConfig,
+    BertTokenizer,
+    BitImageProcessor,
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTImageProcessor,
+    DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    GitConfig,
+    GitForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -25,10 +46,13 @@ SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "i
 
 
 def wide(model, std=0.2):
-    """Weights drawn wide enough that logits do not tie."""
+    """Weights drawn wide enough that logits do not tie; those of norms around 1, so that inputs make a difference."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=std)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.LayerNorm):
+                layer.weight.add_(1)
     return model.eval()
 
 
@@ -76,15 +100,127 @@ def saved_gpt2(folder, **options):
     return model, tokenizer
 
 
-def saved_classifier(folder, names):
-    labels = dict(enumerate(names))
-    config = ViTConfig(
-        image_size=24, patch_size=8, **SIZES, id2label=labels, label2id={v: k for k, v in labels.items()}
-    )
-    model, processor = wide(ViTForImageClassification(config)), ViTImageProcessor(size={"height": 24, "width": 24})
-    processor.save_pretrained(folder)
+def word_pieces(**options):
+    """BERT's tokenizer, of a few words and all letters."""
+    words = sorted({word for text in TEXTS for word in text.replace("!", " !").split() if word.isalpha()})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,!?'-", *string.ascii_letters, *"0123456789"]
+    pieces += [*(word for word in words if len(word) > 1), *"\u4e1c\u4eac\u00e9\u00fc"]
+    pieces += [f"##{piece}" for piece in [*string.ascii_letters, "ing", "ed", "\u00e9", "\u4eac", "."]]
+    return BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces)}, **options)
+
+
+def saved_bert(folder, kind, tokenizer=None, **options):
+    """BERT with one of its heads."""
+    tokenizer = tokenizer or word_pieces()
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES, **options)
+    model = wide(kind(config))
+    tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
-    return model, processor
+    return model, tokenizer
+
+
+def saved_deit_captioner(folder, *, side=24, **options):
+    """A DeiT with a GPT-2."""
+    tokenizer, processor = byte_pairs(), ViTImageProcessor(size={"height": side, "width": side})
+    end = tokenizer.eos_token_id
+    encoder = wide(DeiTModel(DeiTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
+    decoder = gpt2(len(tokenizer), end, add_cross_attention=True, is_decoder=True)
+    model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    ids = {"decoder_start_token_id": end, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    model.generation_config.update(**ids, **options.pop("generation", {}))
+    for part in (tokenizer, processor, model):
+        part.save_pretrained(folder)
+    return model, tokenizer, processor
+
+
+def saved_blip(folder, *, side=24, **options):
+    """BLIP's captioner: its tokenizer lacks the two pieces that its own code adds."""
+    tokenizer, processor = word_pieces(), BlipImageProcessor(size={"height": side, "width": side})
+    ids = {"bos_token_id": len(tokenizer), "sep_token_id": tokenizer.sep_token_id, "pad_token_id": 0}
+    text = {"vocab_size": len(tokenizer) + 2, "max_position_embeddings": 32, "encoder_hidden_size": 24, **ids}
+    config = BlipConfig(text_config={**SIZES, **text}, vision_config={**SIZES, "image_size": side, "patch_size": 8})
+    model = wide(BlipForConditionalGeneration(config))
+    model.text_decoder.bert.embeddings.position_embeddings.weight.data *= 4
+    model.save_pretrained(folder, **options)
+    return model, *saved(folder, (tokenizer, processor))
+
+
+def saved_git(folder, *, side=24, tied=False, **options):
+    """GIT."""
+    tokenizer = word_pieces()
+    processor = CLIPImageProcessor(size={"shortest_edge": side + 3}, crop_size={"height": side, "width": side})
+    ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id, "pad_token_id": 0}
+    vision = {**SIZES, "image_size": side, "patch_size": 8}
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "tie_word_embeddings": tied}
+    model = wide(GitForCausalLM(GitConfig(vision_config=vision, **sizes, **ids)))
+    model.git.embeddings.position_embeddings.weight.data *= 4
+    model.save_pretrained(folder, **options)
+    return model, *saved(folder, (tokenizer, processor))
+
+
+CAPTIONERS = {
+    "vit_gpt2": saved_captioner,
+    "deit_gpt2": saved_deit_captioner,
+    "blip": saved_blip,
+    "git": saved_git,
+    "git_tied": lambda folder, **options: saved_git(folder, tied=True, **options),
+}
+
+
+def caption_logits(model, pixels, tokens):
+    """Logits of a captioner of theirs, whichever it is."""
+    if isinstance(model, VisionEncoderDecoderModel):
+        return model(pixel_values=pixels, decoder_input_ids=tokens).logits
+    return model(input_ids=tokens, pixel_values=pixels).logits[:, -tokens.shape[1] :]
+
+
+def written(model, tokenizer, pixels, **options):
+    """Texts of a captioner of theirs."""
+    rows = model.generate(pixel_values=pixels, **options).tolist()
+    return [tokenizer.decode([id for id in row if id < len(tokenizer)], skip_special_tokens=True) for row in rows]
+
+
+def _vision(kind, config, **sizes):
+    return wide(kind(config(**{**SIZES, "image_size": 24, "patch_size": 8, **sizes})))
+
+
+def _dinov2(kind, **options):
+    """Trained on images of 40 pixels, used with 24."""
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    return wide(kind(Dinov2Config(**sizes, mlp_ratio=3, image_size=40, patch_size=8, **options)))
+
+
+SQUARE = {"height": 24, "width": 24}
+# Encoders of images with their processors; each cuts its images in a way of its own.
+ENCODERS = {
+    "vit": lambda: (_vision(ViTModel, ViTConfig), ViTImageProcessor(size=SQUARE)),
+    "deit": lambda: (
+        _vision(DeiTModel, DeiTConfig),
+        DeiTImageProcessor(size={"height": 28, "width": 28}, crop_size=SQUARE),
+    ),
+    "clip_vision": lambda: (
+        _vision(CLIPVisionModel, CLIPVisionConfig),
+        CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SQUARE),
+    ),
+    "dinov2": lambda: (_dinov2(Dinov2Model), BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE)),
+}
+LABELS = {"id2label": {0: "cat", 1: "dog", 2: "a, b"}, "label2id": {"cat": 0, "dog": 1, "a, b": 2}}
+CLASSIFIERS = {
+    "vit": lambda: (_vision(ViTForImageClassification, ViTConfig, **LABELS), ENCODERS["vit"]()[1]),
+    "deit": lambda: (_vision(DeiTForImageClassification, DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
+    "deit_teacher": lambda: (
+        _vision(DeiTForImageClassificationWithTeacher, DeiTConfig, **LABELS),
+        ENCODERS["deit"]()[1],
+    ),
+    "dinov2": lambda: (_dinov2(Dinov2ForImageClassification, **LABELS), ENCODERS["dinov2"]()[1]),
+}
+
+
+def saved(folder, parts):
+    """Saves all parts of a model."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return parts
 
 
 def photos(folder, count=8):

@@ -1,9 +1,13 @@
 """The commands beside one another: `vlm predict` for any task, and each on a model that is for another."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from vlm import __version__
 from vlm.cli.main import run as vlm
 
 RUNS = {"caption": "trained", "classify": "trained_classifier", "generate": "trained_text"}
@@ -40,3 +44,23 @@ def test_a_model_for_another_task_is_status_2_and_names_its_command(
     assert captured.out == "" and len(captured.err.splitlines()) == 1
     assert captured.err.startswith(f"error: {checkpoints[right]}: holds a model for ")
     assert f"`vlm {right}`" in captured.err
+
+
+def test_the_bare_command_shows_its_help_and_no_fault(capsys) -> None:
+    assert vlm([]) == 2
+    shown = capsys.readouterr()
+    assert "check-data" in shown.out + shown.err and "error" not in shown.err
+
+
+@pytest.mark.parametrize("program", [["-m", "vlm"], ["-c", "from vlm.cli.main import main; main()"]])
+def test_the_version_is_said(program) -> None:
+    done = subprocess.run([sys.executable, *program, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"vlm {__version__}\n"
+
+
+@pytest.mark.parametrize(("line", "expected"), [("vlm cap", "caption"), ("vlm score --fo", "--format")])
+def test_a_shell_completes_commands_and_options(line: str, expected: str) -> None:
+    asked = {"_VLM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    program = "import sys; sys.argv = ['vlm']; from vlm.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **asked})
+    assert done.stdout.split() == [expected]

@@ -13,7 +13,7 @@ from journey import same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
-from vlm.data.shapes.scene_captions import ShapesSplit
+from vlm.data.shapes.drawn import DrawnSplit
 from vlm.training.fit import main
 from vlm.training.task import Task
 
@@ -53,7 +53,7 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
     kept = train([*options, *KEPT], tmp_path, "kept")
     assert "features    48 images x 16 x 32 float32" in capsys.readouterr().out
     close(kept, plain)
-    drawn, plain = [], ShapesSplit.record
+    drawn, plain = [], DrawnSplit.record
 
     def record(split, *key):
         one = plain(split, *key)
@@ -61,7 +61,7 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
         one.open_image = lambda: (drawn.append(split.name), draw())[1]
         return one
 
-    monkeypatch.setattr(ShapesSplit, "record", record)
+    monkeypatch.setattr(DrawnSplit, "record", record)
     again = train([*options, *KEPT], tmp_path, "again")
     assert losses(again) == losses(kept) and "val" in drawn and "train" not in drawn
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1

@@ -7,7 +7,7 @@ import pytest
 from journey import only_run
 
 from vlm.data.records import Record
-from vlm.data.shapes.scene_captions import ShapesSplit
+from vlm.data.shapes.drawn import DrawnSplit
 from vlm.training.fit import main
 
 # The default data, model and schedule, on a sixteenth of the scenes.
@@ -18,15 +18,15 @@ SHORT += ["data.source.val_scenes=128", "data.source.test_scenes=32"]
 @pytest.fixture
 def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives every training scene the image of another."""
-    plain = ShapesSplit.record
+    plain = DrawnSplit.record
 
-    def record(split: ShapesSplit, index: int, epoch: int = 0) -> Record:
+    def record(split: DrawnSplit, index: int, epoch: int = 0) -> Record:
         one = plain(split, index, epoch)
         if split.name == "train":
             one.open_image = plain(split, (index + 1) % len(split), epoch).open_image
         return one
 
-    monkeypatch.setattr(ShapesSplit, "record", record)
+    monkeypatch.setattr(DrawnSplit, "record", record)
 
 
 def gaps(runs: Path) -> list[float]:

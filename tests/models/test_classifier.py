@@ -11,11 +11,12 @@ from vlm.models.context import Context
 from vlm.models.vit import ViT
 
 SIZES = {"image_size": 24, "patch_size": 8, "dim": 24, "depth": 2, "num_heads": 3}
-POOLS = ("mean", "class", "attention")
+POOLS = ("mean", "class", "attention", "class_mean", "distilled")
 
 
 def classifier(pool="mean", num_classes=5, **options):
-    encoder = ViT(**SIZES | options, class_token=pool == "class")
+    tokens = {"class_token": pool in ("class", "class_mean", "distilled"), "distillation_token": pool == "distilled"}
+    encoder = ViT(**SIZES | options, **tokens)
     return Classifier(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=2)
 
 
@@ -102,6 +103,9 @@ def test_the_image_changes_its_own_logits_only(scramble, pool):
     assert change[0] < 1e-5 and change[1] > 0.01
 
 
-def test_pooling_by_class_needs_a_class_token():
-    with pytest.raises(ValueError, match="pool=class needs an encoder with class_token=true"):
-        Classifier(encoder=ViT(**SIZES), num_classes=5, pool="class")
+@pytest.mark.parametrize(
+    ("pool", "token"), [("class", "class_token"), ("class_mean", "class_token"), ("distilled", "distillation_token")]
+)
+def test_pooling_by_a_token_needs_it(pool, token):
+    with pytest.raises(ValueError, match=f"pool={pool} needs an encoder with {token}=true"):
+        Classifier(encoder=ViT(**SIZES), num_classes=5, pool=pool)

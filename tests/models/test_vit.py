@@ -26,6 +26,8 @@ VARIANTS = {
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=12)},
     "no_positions": lambda: {"positions": Positions()},
     "class_token": lambda: {"class_token": True},
+    "two_tokens": lambda: {"class_token": True, "distillation_token": True},
+    "embed_norm": lambda: {"embed_norm": True, "activation": "quick_gelu"},
     "conv_stem": lambda: {"stem": ConvStem(patch_size=8, dim=12)},
     "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
     "modern": lambda: {"norm": "rms", "activation": "swiglu", "bias": False, "qk_norm": True, "num_kv_heads": 1},
@@ -126,10 +128,15 @@ def test_patches_are_told_apart_by_their_place_only(request, vit):
         torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
     elif name != "conv_stem":  # whose patches see those beside them
         assert (after - before).abs().max() > 0.01
-        if name in ("grid", "class_token", "post_norm", "modern"):
+        if name in ("grid", "class_token", "two_tokens", "embed_norm", "post_norm", "modern"):
             nn.init.zeros_(vit.positions.weight)
             before, after = vit(images).states[:, -9:][:, order], vit(permuted(images, order)).states[:, -9:]
             torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+
+
+def test_a_distillation_token_needs_a_class_token():
+    with pytest.raises(ValueError, match="set class_token=true"):
+        ViT(**SIZES, distillation_token=True)
 
 
 def test_the_class_token_gathers_the_image_without_a_place(scramble):

@@ -79,7 +79,10 @@ def test_swiglu_has_as_many_parameters_as_an_mlp():
     assert len({sum(parameter.numel() for parameter in mlp.parameters()) for mlp in mlps}) == 1
 
 
-@pytest.mark.parametrize("ours, theirs", [("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("quick_gelu", "quick_gelu")],
+)
 def test_activations_are_hugging_faces(ours, theirs):
     x = torch.linspace(-6, 6, 200)
     torch.testing.assert_close(ACTIVATIONS[ours](x), ACT2FN[theirs](x), rtol=0, atol=1e-6)

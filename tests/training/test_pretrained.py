@@ -1,16 +1,20 @@
 """Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
 
 import pytest
-from hugging import saved_captioner, saved_gpt2
-from small import COMMON
+from hugging import CAPTIONERS, CLASSIFIERS, ENCODERS, LABELS, saved, saved_bert, saved_captioner, saved_gpt2
+from small import COMMON, TASKS
+from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
-from vlm.checkpoint.load import read
+from vlm.checkpoint.hugging_face import describe_folder
+from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
 from vlm.inference.captioning import Captioner
+from vlm.models.pretrained.load import load_hugging_face
 from vlm.training.fit import main
 from vlm.training.pretrained import spell_out
 
-STEPS = ["trainer.max_steps=2", "test=false", "data.source.train_scenes=16", "data.source.val_scenes=4"]
+SHORT = ["trainer.max_steps=2", "test=false"]
+STEPS = [*SHORT, "data.source.train_scenes=16", "data.source.val_scenes=4"]
 
 
 def trained(tmp_path, *overrides):
@@ -19,10 +23,16 @@ def trained(tmp_path, *overrides):
     return next((tmp_path / "runs").rglob("last.ckpt"))
 
 
-def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd):
+FROZEN = ["optim.lr=0", "callbacks.ema=null"]
+LARGER = "data.source.image_size=32"  # scenes have no less
+FIRST, *REST = CAPTIONERS
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
+def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     folder = tmp_path / "a folder, (theirs)"
-    theirs, *_ = saved_captioner(folder, side=32)
-    frozen = ["optim.lr=0", "callbacks.ema=null", "task.val_captions=2", "task.max_tokens=4", "data.max_len=16"]
+    CAPTIONERS[name](folder, side=32)
+    frozen = [*FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16"]
     path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *frozen)
     assert "tensors taken" in capfd.readouterr().out
     ours, before = read(path), read(folder)
@@ -30,7 +40,87 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd):
         assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
     assert ours["vlm"]["tokenizer"] == before["vlm"]["tokenizer"]
     assert ours["vlm"]["preprocess"] == before["vlm"]["preprocess"]
-    assert Captioner(str(path)).tokenizer.eos_id == theirs.generation_config.eos_token_id
+    assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(folder)).tokenizer.eos_id
+
+
+def start_of(path, folder):
+    """Names of the weights of a run without learning that are the folder's."""
+    model = load_model(read(path))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    load_hugging_face(model, str(folder))
+    return {name for name, tensor in model.state_dict().items() if tensor.equal(before[name])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "task"), zip(ENCODERS, ["classification", "captioning"] * 2, strict=True))
+def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
+    folder = tmp_path / "theirs"
+    saved(folder, ENCODERS[name]())
+    sizes = ["task.val_captions=2", "task.max_tokens=4"] if task == "captioning" else []
+    path = trained(
+        tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *STEPS, *FROZEN, *sizes, LARGER
+    )
+    same = start_of(path, folder)
+    state = read(path)["state_dict"]
+    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    assert read(path)["vlm"]["preprocess"] == describe_folder(str(folder))[1]["preprocess"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_is_fine_tuned(tmp_path, name):
+    folder = tmp_path / "theirs"
+    saved(folder, CLASSIFIERS[name]())
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *FROZEN, LARGER)
+    assert read(path)["vlm"]["model"]["args"]["pool"] == read(folder)["vlm"]["model"]["args"]["pool"]
+    assert "encoder.class_token" in start_of(path, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        (BertModel, "tagging"),
+        (BertModel, "span_answering"),
+        (BertForMaskedLM, "text_classification"),
+        (BertForMaskedLM, "masked_language_modeling"),
+    ],
+)
+def test_bert_is_trained_from(tmp_path, task, kind):
+    folder = tmp_path / "theirs"
+    saved_bert(folder, kind)
+    own = [text for text in TASKS[task] if "model." not in text]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *own, *SHORT, *FROZEN)
+    state, same = read(path)["state_dict"], start_of(path, folder)
+    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    assert ("vocabulary_head.dense.weight" in same) == (task == "masked_language_modeling" and kind is BertForMaskedLM)
+
+
+def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
+    folder = tmp_path / "theirs"
+    saved_bert(folder, BertForSequenceClassification, **LABELS)
+    own = [text for text in TASKS["text_classification"] if "model." not in text]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *own, *SHORT, *FROZEN)
+    assert {"transform.weight", "encoder.norm1"} & start_of(path, folder) == {"transform.weight"}
+
+
+@pytest.mark.parametrize(
+    ("save", "task", "words"),
+    [
+        (lambda folder: saved(folder, ENCODERS["vit"]()), [], "for no task alone; .*task=captioning or task=class"),
+        (lambda folder: saved(folder, ENCODERS["vit"]()), ["task=tagging"], "a ViTModel is not for tagging"),
+        (lambda folder: saved_bert(folder, BertModel), [], "task=masked_language_modeling or task=text_class"),
+        (saved_captioner, ["task=classification"], "is not for classification"),
+        (saved_gpt2, ["task=captioning"], "is not for captioning; leave task out"),
+    ],
+    ids=["no task", "other inputs", "no task of texts", "half a captioner", "no encoder"],
+)
+def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task, words):
+    save(tmp_path / "theirs")
+    with pytest.raises(UserError, match=words):
+        spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *task])
 
 
 def test_a_language_model_is_fine_tuned_too(tmp_path):

@@ -42,10 +42,10 @@ def decoding_defaults(generation: Mapping[str, Any], folder: str, *, prompted: b
     for name, neutral in REFUSED.items():
         if generation.get(name) not in neutral:
             raise UserError(f"{KEY}: {folder} decodes with {name}, which is not done here; take it out of its config")
-    found: dict[str, Any] = {"early_stopping": generation.get("early_stopping") or False, "end_counts": True}
-    if found["early_stopping"] not in (True, False, "never"):
+    defaults: dict[str, Any] = {"early_stopping": generation.get("early_stopping") or False, "end_counts": True}
+    if defaults["early_stopping"] not in (True, False, "never"):
         raise UserError(
-            f"{KEY}: {folder} has early_stopping={found['early_stopping']!r:.40}; give true, false or never"
+            f"{KEY}: {folder} has early_stopping={defaults['early_stopping']!r:.40}; give true, false or never"
         )
     for theirs, (ours, low, high) in NAMES.items():
         value = generation.get(theirs)
@@ -53,21 +53,23 @@ def decoding_defaults(generation: Mapping[str, Any], folder: str, *, prompted: b
             continue
         if type(value) not in (int, float) or not low <= value <= high:
             raise UserError(f"{KEY}: {folder} has {theirs}={value!r:.40}, which is out of bounds, {low:g} to {high:g}")
-        found[ours] = value
-    found = {name: value for name, value in found.items() if (name, value) not in (("top_k", 0), ("min_tokens", 0))}
+        defaults[ours] = value
+    for name in ("top_k", "min_tokens"):
+        if defaults.get(name) == 0:
+            del defaults[name]
     if not prompted:
-        found = _lengths(generation, folder) | found
+        defaults = _lengths(generation, folder) | defaults
     if generation.get("do_sample"):
-        found |= {"sample": True, "top_k": found.get("top_k", 50)}
-    return found
+        defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}
+    return defaults
 
 
 def _lengths(generation: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Lengths of texts by those that count the begin token."""
-    found = {"max_tokens": LENGTH}
+    lengths = {"max_tokens": LENGTH}
     for theirs, ours in (("max_length", "max_tokens"), ("min_length", "min_tokens")):
         length = generation.get(theirs) or 0
         if type(length) is not int or not 0 <= length <= 2**20:
             raise UserError(f"{KEY}: {folder} has {theirs}={length!r:.40}, which is out of bounds, 0 to {2**20}")
-        found |= {ours: length - 1} if length > 1 else {}
-    return found
+        lengths |= {ours: length - 1} if length > 1 else {}
+    return lengths

@@ -80,14 +80,14 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
 def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
     """Options of decoding by their names; lengths count the begin token."""
     stored = dict(about.get("decoding", {}))
-    found = {theirs: stored[ours] for theirs, (ours, *_) in NAMES.items() if ours in stored and "tokens" not in ours}
-    found |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
-    found |= {"do_sample": True} if stored.get("sample") else {}
+    options = {theirs: stored[ours] for theirs, (ours, *_) in NAMES.items() if ours in stored and "tokens" not in ours}
+    options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
+    options |= {"do_sample": True} if stored.get("sample") else {}
     if "max_tokens" in about:  # a model that reads an input
         longest = stored.get("max_tokens", about["max_tokens"])
-        found |= {"max_length": int(longest) + 1}
-        return found | ({"min_length": int(stored["min_tokens"]) + 1} if stored.get("min_tokens") else {})
-    return found | {f"{n}_new_tokens": stored[f"{n}_tokens"] for n in ("min", "max") if f"{n}_tokens" in stored}
+        options |= {"max_length": int(longest) + 1}
+        return options | ({"min_length": int(stored["min_tokens"]) + 1} if stored.get("min_tokens") else {})
+    return options | {f"{n}_new_tokens": stored[f"{n}_tokens"] for n in ("min", "max") if f"{n}_tokens" in stored}
 
 
 def _processor(preprocess: Preprocess) -> dict[str, Any]:
@@ -103,12 +103,13 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
             "data.preprocess.resize: pad, with a grey border, is done by no processor of Hugging Face; export --to "
             "safetensors"
         )
-    crops = preprocess.resize == "crop" or inner != side
-    size = {"shortest_edge": inner} if preprocess.resize == "crop" else {"height": inner, "width": inner}
+    shorter = preprocess.resize.startswith("crop")
+    crops, size = shorter or inner != side, {"height": inner, "width": inner}
     cut = {"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}
     scale = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True}
     means = {"image_mean": list(preprocess.mean), "image_std": list(preprocess.std)}
     kind = "CLIPImageProcessor" if crops else "ViTImageProcessor"
+    size = {"shortest_edge": inner} if shorter else size
     return {"image_processor_type": kind, "do_resize": True, "size": size, "resample": number, **cut, **scale, **means}
 
 

@@ -7,6 +7,7 @@ safetensors; pickles and code are not even fetched.
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from vlm.errors import UserError
 
@@ -41,7 +42,7 @@ def fetched(place: str | os.PathLike[str]) -> Path:
         ) from fault
     try:
         # The library itself reads the address of a mirror once, where it is imported: in a notebook, too early.
-        options = {"endpoint": os.environ.get("HF_ENDPOINT") or None, "allow_patterns": FILES}
+        options: Any = {"endpoint": os.environ.get("HF_ENDPOINT") or None, "allow_patterns": FILES}
         folder = huggingface_hub.snapshot_download(name, revision=revision or None, **options)
     except Exception as fault:  # of the library, of its client and of the system there are many
         reason = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)

@@ -1,8 +1,11 @@
-"""A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults."""
+"""A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults.
 
-from collections.abc import Mapping
+Each kind of folder has a module in `vlm.models.pretrained.architectures`.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,19 +15,22 @@ from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.verify import check_sizes
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.images.image import Preprocess
-from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.hugging_face import folder_tokenizer
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.files import KEY, read_config
-from vlm.models.pretrained.generation import read_generation, special_ids
 from vlm.models.pretrained.load import hugging_face_state
-from vlm.models.pretrained.specification import class_names, specify
+from vlm.models.pretrained.specification import Specified, origin, specify
+from vlm.models.pretrained.specs import Spec, class_names
 
 CONFIG = "config.json"
+NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
+WINDOW, STRIDE, LONGEST = 384, 128, 30  # tokens of a window, its step and the longest answer, where no file states them
+Read = TypeVar("Read")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a place is a folder of Hugging Face."""
+    """True for a folder of Hugging Face."""
     return path.is_dir() and (path / CONFIG).exists()
 
 
@@ -32,10 +38,25 @@ def from_folder(folder: str) -> dict[str, Any]:
     """The checkpoint that a folder amounts to; nothing of it is executed, nothing is fetched.
 
     Raises:
-        UserError: The folder is damaged, its parts do not fit together, or our models do not compute its own.
+        UserError: The folder is damaged, its parts do not fit together, our models do not compute its own, or it holds
+            an encoder without a head.
     """
+    return _in_lines(folder, _checkpoint)
+
+
+def describe_folder(folder: str) -> tuple[Specified, dict[str, Any]]:
+    """A folder's model, and what a checkpoint holds beside its weights; those are not read.
+
+    Raises:
+        UserError: As `from_folder`, but for an encoder without a head.
+    """
+    return _in_lines(folder, _described)
+
+
+def _in_lines(folder: str, read: Callable[[str], Read]) -> Read:
+    """Reads a folder, whose faults take a line each without the key of the config."""
     try:
-        return _checkpoint(folder)
+        return read(folder)
     except UserError as fault:
         first, *others = str(fault).replace(f"{KEY}: ", "").split("\n")
         remedy = [line for line in others if line.startswith(" ")]
@@ -49,22 +70,15 @@ def from_folder(folder: str) -> dict[str, Any]:
 
 
 def _checkpoint(folder: str) -> dict[str, Any]:
-    config = read_config(folder)
-    task, spec = specify(config, folder)
-    about = {"task": task, "model": spec, "scores": {}, "origin": _origin(config)}
-    if task == "classification":
-        about["classes"] = class_names(config)
-    if task in ("captioning", "classification"):
-        about["preprocess"] = _fitting_preprocess(folder, spec).state()
-    if task in ("captioning", "language_modeling"):
-        generation = read_generation(folder, config)
-        about["decoding"] = decoding_defaults(generation, folder, prompted=task == "language_modeling")
-        about["tokenizer"] = _fitting_tokenizer(folder, spec, generation).state()
-    if task == "captioning":
-        about["max_tokens"] = spec["args"]["decoder"]["args"]["max_len"]
-    check_sizes(about)
+    specified, about = _described(folder)
+    if specified.model is None:
+        known = ", ".join(specified.architecture.models) or "in a captioner"
+        raise UserError(
+            f"{folder} holds a {about['origin']}, which has no head for a task of ours ({known} would); train from it: "
+            f"python train.py model=pretrained model.path={folder} task=TASK"
+        )
     with torch.device("meta"):  # nothing is allocated, however large the folder says that it is
-        model = rebuild(spec)
+        model = rebuild(specified.model)
     state, _ = hugging_face_state(model, folder)
     if lacking := sorted(model.state_dict().keys() - state.keys()):
         raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
@@ -72,24 +86,45 @@ def _checkpoint(folder: str) -> dict[str, Any]:
     return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
-def _origin(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [config["model_type"]])[0])[:100]
+def _described(folder: str) -> tuple[Specified, dict[str, Any]]:
+    config = read_config(folder)
+    specified = specify(config, folder)
+    about: dict[str, Any] = {"task": specified.task, "scores": {}, "origin": origin(config)}
+    *_, texts = specified.parts.values()  # the decoder, or all that there is
+    if any("image_size" in part["args"] for part in specified.parts.values()):
+        preprocess = read_preprocess(folder)
+        specified = specify(config, folder, image_size=preprocess.image_size)
+        _check_images(folder, preprocess, specified.parts["encoder"])
+        about["preprocess"] = preprocess.state()
+    about["model"] = specified.model
+    if "vocab_size" in texts["args"]:
+        about["tokenizer"] = _fitting_tokenizer(folder, texts).state()
+        about["max_len" if texts is specified.parts.get("encoder") else "max_tokens"] = texts["args"]["max_len"]
+    if "decoder" in specified.parts:
+        generation = specified.architecture.generation(folder, config)
+        about["decoding"] = decoding_defaults(generation, folder, prompted=specified.task == "language_modeling")
+    if specified.task in NAMED:
+        about["classes"] = class_names(config)
+    if specified.task == "text_classification":
+        about["pairs"] = None  # no file says
+    if specified.task == "span_answering":
+        window = min(WINDOW, about["max_len"])
+        about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
+    check_sizes(about)
+    return specified, about
 
 
-def _fitting_preprocess(folder: str, spec: Mapping[str, Any]) -> Preprocess:
-    preprocess, size = read_preprocess(folder), spec["args"]["encoder"]["args"]["image_size"]
-    if preprocess.image_size != size:
+def _check_images(folder: str, preprocess: Preprocess, encoder: Spec) -> None:
+    if preprocess.image_size != (size := encoder["args"]["image_size"]):
         raise UserError(
             f"{KEY}: {folder} makes images of {preprocess.image_size} pixels, its model reads {size}; "
             "use the preprocessor_config.json that it was trained with"
         )
-    return preprocess
 
 
-def _fitting_tokenizer(folder: str, spec: Mapping[str, Any], generation: Mapping[str, Any]) -> Tokenizer:
+def _fitting_tokenizer(folder: str, texts: Spec) -> Tokenizer:
     """The tokenizer, whose ids must be those of the weights."""
-    size = (spec["args"].get("decoder") or spec)["args"]["vocab_size"]
-    tokenizer = read_tokenizer(folder, special_ids(generation, folder))
+    size, tokenizer = texts["args"]["vocab_size"], folder_tokenizer(folder)
     if tokenizer.vocab_size != size:
         raise UserError(
             f"{KEY}: {folder} has a tokenizer of {tokenizer.vocab_size:,} tokens, its weights are of {size:,}; "

@@ -68,7 +68,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
-    """What a file or folder holds, if it is a checkpoint of ours of sane sizes."""
+    """The content of a file or folder, if it is a checkpoint of ours of sane sizes."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
     if checkpoint["format"] != FORMAT:

@@ -79,13 +79,13 @@ def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield "None are recorded."
         return
     split = next(iter(scores)).split("/")[0]
-    found = {name.partition("/")[2]: value for name, value in scores.items()}
-    kinds = {name.partition("@")[2] for name in found if "@" in name}
+    values = {name.partition("/")[2]: value for name, value in scores.items()}
+    kinds = {name.partition("@")[2] for name in values if "@" in name}
     columns = [kind for kind in ("low", "high") if kind in kinds] + sorted(kinds - {"low", "high"})
     yield f"On the {split} split; `low` and `high` bound the 95% interval, the other columns are controls."
     yield from ("", f"| metric | model |{''.join(f' {kind} |' for kind in columns)}", "|---" * (len(columns) + 2) + "|")
-    for name in (name for name in found if "@" not in name):
-        cells = [found[name], *(found.get(f"{name}@{kind}") for kind in columns)]
+    for name in (name for name in values if "@" not in name):
+        cells = [values[name], *(values.get(f"{name}@{kind}") for kind in columns)]
         yield f"| {name} | " + " | ".join("" if one is None else f"{one:.4f}" for one in cells) + " |"
 
 

@@ -65,8 +65,8 @@ def _thawed(value: Any) -> Any:
 
 
 def _wrong_links(config: dict[str, Any]) -> list[str]:
-    found = split_links(config)[1]
-    fed, computed = found.get(FED, {}), found.get(COMPUTED, {})
+    links = split_links(config)[1]
+    fed, computed = links.get(FED, {}), links.get(COMPUTED, {})
     right = (
         isinstance(fed, dict)
         and isinstance(computed, dict)

@@ -140,5 +140,5 @@ def refusing(path: str | os.PathLike) -> Iterator[None]:
         raise
     except Exception as fault:
         reason = (str(fault).strip().splitlines() or [""])[0][:200]
-        said = f"{type(fault).__name__}: {reason}" if reason else type(fault).__name__
-        raise UserError(f"{path}: does not hold what vlm writes ({said}); use another checkpoint") from fault
+        cause = f"{type(fault).__name__}: {reason}" if reason else type(fault).__name__
+        raise UserError(f"{path}: does not hold what vlm writes ({cause}); use another checkpoint") from fault

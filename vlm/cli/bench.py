@@ -43,7 +43,7 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
             "accumulate_grad_batches": run.trainer.accumulate_grad_batches,
             "steps": steps,
             "warm_up": times.warm_up,
-            **times.found,
+            **times.result,
         }
 
 

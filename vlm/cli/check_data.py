@@ -118,8 +118,8 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
 def fault_lines(faults: Faults) -> list[str]:
     """The faults by kind, those that spoil a run first, with the first few of each named."""
     lines: list[str] = []
-    for kind in sorted(faults.found, key=lambda kind: kind not in faults.spoiling):
-        named, mark = faults.found[kind], "SPOILS" if kind in faults.spoiling else "note"
+    for kind in sorted(faults.by_kind, key=lambda kind: kind not in faults.spoiling):
+        named, mark = faults.by_kind[kind], "SPOILS" if kind in faults.spoiling else "note"
         lines += ["", f"{mark:<12}{kind}: {len(named):,} ({faults.share(kind):.1%} of {faults.looked_at[kind]:,})"]
         lines += [f"  {line}" for line in named[:NAMED]]
         lines += [f"  and {len(named) - NAMED:,} more"] if len(named) > NAMED else []

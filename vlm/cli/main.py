@@ -5,9 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
+from vlm import __version__
 from vlm.cli import data, evaluate, pretrained, train, use
 from vlm.cli.options import as_typer
 from vlm.errors import UserError, print_error
@@ -19,27 +21,43 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def app(argv: Sequence[str]) -> typer.Typer:
     """The command line; of the tasks' commands, only the one that is called is imported."""
-    made = typer.Typer(
-        add_completion=False,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        help="Train, evaluate and use small vision-language models.",
-    )
-    made.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(
+    program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    program.callback()(_root)
+    program.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(
         as_typer(train.train)
     )
-    made.command()(as_typer(train.bench))
+    program.command()(as_typer(train.bench))
     for name in dict.fromkeys(command.name for command in commands()):
         own = [command for command in commands() if command.name == name]
         function = as_typer(use.command_of(own)) if name in argv[:1] else lambda: None
-        made.command(name, help=own[0].help)(function)
+        program.command(name, help=own[0].help)(function)
     for function in (use.predict, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
-        made.command(function.__name__)(as_typer(function))
-    made.command("check-data")(as_typer(data.check_data))
-    made.command("shard")(as_typer(data.shard))
-    made.command("import")(as_typer(pretrained.import_folder))
-    made.command("export")(as_typer(pretrained.export))
-    return made
+        program.command(function.__name__)(as_typer(function))
+    program.command("check-data")(as_typer(data.check_data))
+    program.command("shard")(as_typer(data.shard))
+    program.command("import")(as_typer(pretrained.import_folder))
+    program.command("export")(as_typer(pretrained.export))
+    return program
+
+
+def _tell(version: bool) -> None:
+    if version:
+        print(f"vlm {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_tell)
+    ] = False,
+) -> None:
+    """Train, evaluate and use small vision-language models."""
+
+
+def _typed() -> Sequence[str]:
+    """The words of the command line that a shell asks to complete; none where none does."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    return line.split()[1:] if "_VLM_COMPLETE" in os.environ else []
 
 
 def main() -> None:
@@ -50,7 +68,7 @@ def main() -> None:
         from vlm.training.fit import main as fit
 
         sys.exit(fit(sys.argv[2:]))
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:] or _typed()))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,7 +96,8 @@ def _report(command: Callable[[], int | None]) -> int:
         print_error(fault)
         return fault.status
     except usage_error as fault:
-        print_error(f"{fault.format_message()} (see vlm --help)")  # type: ignore[attr-defined]
+        if reason := fault.format_message():  # type: ignore[attr-defined]
+            print_error(f"{reason} (see vlm --help)")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

@@ -23,9 +23,9 @@ def import_folder(
     if not is_folder(place):
         raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
-    made = from_folder(str(place))
-    load_model(made)  # before anything is written
-    write(out, made)
+    checkpoint = from_folder(str(place))
+    load_model(checkpoint)  # before anything is written
+    write(out, checkpoint)
     print(describe(out))
     return 0
 

@@ -1,16 +1,15 @@
 """Building of checked nodes: the one place that calls what a ``_target_`` names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from vlm.checkpoint.names import short
 from vlm.config.check import RESERVED
+from vlm.config.links import transform
 from vlm.config.target import arguments, find, parameters, takes_any
 from vlm.config.types import coerce
 from vlm.errors import UserError
-
-Change = Callable[[dict[str, Any], str], Any]
 
 
 def build(node: Any, path: str, /, **supplied: Any) -> Any:
@@ -23,9 +22,10 @@ def build(node: Any, path: str, /, **supplied: Any) -> Any:
     Raises:
         UserError: The node names nothing, or a constructor refuses its values.
     """
-    if not _is_node(node):
+    if not isinstance(node, dict) or "_target_" not in node:
         raise UserError(f"{path}: names nothing to build; give it a _target_, or choose an option of its group")
-    return _call(node, path, **{name: value for name, value in supplied.items() if takes(node, name)})
+    own = {name: value for name, value in supplied.items() if takes(node, name)}
+    return transform(node, lambda inner, raw, at: _call(inner, at, own if raw is node else {}), path)
 
 
 def spec(node: dict[str, Any]) -> dict[str, Any]:
@@ -34,10 +34,7 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
     A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
     signature asks for one, as in ``build``, so that both ways give a class equal arguments.
     """
-    if node.get("_partial_"):
-        raise ValueError(f"{node['_target_']}: a partial cannot be stored")
-    args = _kwargs(node, "", lambda child, path: spec(child), paths=False)
-    return {"name": short(node["_target_"]), "args": args}
+    return transform(node, lambda inner, raw, at: _spec(inner))
 
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
@@ -46,9 +43,15 @@ def takes(node: Mapping[str, Any], argument: str) -> bool:
     return argument in arguments(target) or takes_any(target)
 
 
-def _call(node: dict[str, Any], path: str, /, **supplied: Any) -> Any:
+def _spec(node: dict[str, Any]) -> dict[str, Any]:
+    if node.get("_partial_"):
+        raise ValueError(f"{node['_target_']}: a partial cannot be stored")
+    return {"name": short(node["_target_"]), "args": _kwargs(node, paths=False)}
+
+
+def _call(node: dict[str, Any], path: str, supplied: dict[str, Any]) -> Any:
     target = find(node["_target_"])
-    kwargs = _kwargs(node, path, _call) | supplied
+    kwargs = _kwargs(node) | supplied
     if node.get("_partial_"):
         return partial(target, **kwargs)
     try:
@@ -62,26 +65,7 @@ def _call(node: dict[str, Any], path: str, /, **supplied: Any) -> Any:
         raise UserError(f"{path}: {reason}") from error
 
 
-def _kwargs(node: dict[str, Any], path: str, change: Change, paths: bool = True) -> dict[str, Any]:
+def _kwargs(node: dict[str, Any], paths: bool = True) -> dict[str, Any]:
     known = parameters(find(node["_target_"]))
-    kwargs = {}
-    for key, value in node.items():
-        if key not in RESERVED:
-            hint = known[key].annotation if key in known else Any
-            kwargs[key] = coerce(_changed(value, f"{path}.{key}", change), hint, paths=paths)
-    return kwargs
-
-
-def _changed(value: Any, path: str, change: Change) -> Any:
-    """Plain containers with each outermost node changed."""
-    if _is_node(value):
-        return change(value, path)
-    if isinstance(value, dict):
-        return {key: _changed(child, f"{path}.{key}", change) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_changed(child, f"{path}.{index}", change) for index, child in enumerate(value)]
-    return value
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, dict) and "_target_" in value
+    hints = {key: known[key].annotation if key in known else Any for key in node if key not in RESERVED}
+    return {key: coerce(node[key], hint, paths=paths) for key, hint in hints.items()}

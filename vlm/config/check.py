@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from vlm.config.links import origins
+from vlm.config.links import origins, transform
 from vlm.config.target import arguments, find, is_supplied, supplies, takes_any
 from vlm.config.types import Product, describe_mismatch, fits, hints
 from vlm.errors import UserError, did_you_mean, nearest
@@ -35,30 +35,21 @@ def check(
         UserError: With a line for each fault, all of them at once, named by the key that was typed.
     """
     faults: list[str] = []
-    _look(config, "", supplied or {}, faults)
+
+    def look(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
+        try:
+            faults.extend(f"{path}.{fault}" for fault in _node_faults(node, raw, (supplied or {}).get(path, ())))
+            return product(node)
+        except UserError as error:
+            faults.append(f"{path}._target_: {error}")
+            return Product(Any)
+
+    transform(config, look)
     for key, hint in (types or {}).items():
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
     if faults:
         raise UserError("\n".join(origins(typed or config, faults)))
-
-
-def _look(value: Any, path: str, supplied: Mapping[str, Collection[str]], faults: list[str]) -> Any:
-    """Adds the faults at and below a value; returns the value with a Product in the place of each node."""
-    if isinstance(value, list | tuple):
-        return [_look(child, f"{path}.{index}", supplied, faults) for index, child in enumerate(value)]
-    if not isinstance(value, dict):
-        return value
-    at = f"{path}." if path else ""
-    node = {key: _look(child, f"{at}{key}", supplied, faults) for key, child in value.items()}
-    if "_target_" not in node:
-        return node
-    try:
-        faults += (f"{path}.{fault}" for fault in _node_faults(node, value, supplied.get(path, ())))
-        return product(node)
-    except UserError as error:
-        faults.append(f"{path}._target_: {error}")
-        return Product(Any)
 
 
 def _node_faults(node: dict[str, Any], raw: dict[str, Any], supplied: Collection[str]) -> Iterator[str]:

@@ -50,11 +50,8 @@ def _formula(text: str) -> list[Any] | None:
 
 def split_links(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A config without its links, and them alone."""
-    own = (FED, COMPUTED)
-    return (
-        {key: value for key, value in config.items() if key not in own},
-        {key: value for key, value in config.items() if key in own},
-    )
+    own = {key: config[key] for key in (FED, COMPUTED) if key in config}
+    return {key: value for key, value in config.items() if key not in own}, own
 
 
 def without(links: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
@@ -154,6 +151,17 @@ def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
         if isinstance(value, dict):
             yield from walk(value, key)
+
+
+def transform(value: Any, change: Callable[[dict[str, Any], dict[str, Any], str], Any], path: str = "") -> Any:
+    """Plain containers with each node, innermost first, in the form that ``change(node, original, path)`` gives it."""
+    at = f"{path}." if path else ""
+    if isinstance(value, list | tuple):
+        return [transform(child, change, f"{at}{index}") for index, child in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    node = {key: transform(child, change, f"{at}{key}") for key, child in value.items()}
+    return change(node, value, path) if "_target_" in node else node
 
 
 def has(config: Any, key: str) -> bool:

@@ -4,7 +4,6 @@ applied to a config that was composed or saved."""
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from vlm.config.links import feed, split_links, walk, without
-from vlm.config.target import arguments, find, supplies
+from vlm.config.target import arguments_of, supplies
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -25,7 +24,7 @@ _FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)
 def parse(override: str) -> Override | None:
     """Reads an override by Hydra's grammar; None where it does not follow it."""
     try:
-        return _parser().parse_override(override)
+        return OverridesParser.create().parse_override(override)
     except Exception:  # the grammar's functions raise whatever their Python does
         return None
 
@@ -94,7 +93,8 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
             if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would put a dict in its place
                 raise TypeError
             if override.is_delete():
-                _delete(tree, key)
+                with open_dict(tree):
+                    del parent[key.rpartition(".")[2]]
             elif override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(tree, key) is not None:
                 faults.append(f"{key}: is in the config already; leave out the + to change it")
             else:
@@ -102,13 +102,6 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
     return faults
-
-
-def _delete(tree: DictConfig, key: str) -> None:
-    parent, _, name = key.rpartition(".")
-    holder = OmegaConf.select(tree, parent) if parent else tree
-    with open_dict(tree):
-        del holder[name]
 
 
 def plain(tree: DictConfig) -> dict[str, Any]:
@@ -150,7 +143,7 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
             break
         node = node[part]
     known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
-    settable = _settable(node)
+    settable = arguments_of(node)
     if depth == len(parts) - 1 and supplies(node, part):
         return f"{key}: is filled in by the program; remove it"
     if part in settable and depth == len(parts) - 1:
@@ -160,19 +153,6 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
     elsewhere = sorted(path for path, _ in walk(config) if f".{path}".endswith(tail))[:3]
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
-
-
-def _settable(node: Any) -> list[str]:
-    """The arguments of what a node names; none where it is no node, or cannot be built."""
-    try:
-        return list(arguments(find(node["_target_"]))) if isinstance(node, dict) and "_target_" in node else []
-    except UserError:
-        return []
-
-
-@cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
 
 
 def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> bool:

@@ -107,37 +107,40 @@ def is_supplied(parameter: inspect.Parameter) -> bool:
     return SUPPLIED in getattr(parameter.annotation, "__metadata__", ())
 
 
+def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
+    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    try:
+        return arguments(find(node["_target_"])) if isinstance(node, Mapping) and "_target_" in node else {}
+    except UserError:
+        return {}
+
+
 def supplies(node: Any, argument: str) -> bool:
     """True where the program fills an argument of this name in, in a node's class or one below it."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        try:
-            parameter = arguments(find(node["_target_"])).get(argument)
-        except UserError:
-            return False
-        if parameter is not None:
-            return is_supplied(parameter)
+    if parameter := arguments_of(node).get(argument):
+        return is_supplied(parameter)
     return isinstance(node, Mapping) and any(supplies(child, argument) for child in node.values())
 
 
 def _import(name: str) -> Any:
-    found: Any = None
+    value: Any = None
     parts = name.split(".")
     for index, part in enumerate(parts):
-        if hasattr(found, part):
-            found = getattr(found, part)
+        if hasattr(value, part):
+            value = getattr(value, part)
             continue
         path = ".".join(parts[: index + 1])
         try:
-            found = import_module(path)
+            value = import_module(path)
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
                 raise UserError(f"{name} needs the package {error.name}; install it") from error
-            alike = nearest(part, _public(found))
+            alike = nearest(part, _public(value))
             near = did_you_mean(alike and ".".join([*parts[:index], alike, *parts[index + 1 :]]))
             raise UserError(f"there is no {name}{near}") from error
         except Exception as error:  # a module may raise whatever its author's slip does
             raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    return found
+    return value
 
 
 def _public(module: Any) -> set[str]:

@@ -28,9 +28,9 @@ def check_hydra(own: Any, shipped: Any) -> None:
         UserError: A config file sets what decides how Hydra runs.
     """
     ours, theirs = (OmegaConf.to_container(node, resolve=False) for node in (shipped, own))
-    if found := list(_differences(theirs, ours, "hydra")):
-        said = "decides how Hydra runs, and no config file may set it; give it on the command line"
-        raise UserError("\n".join(f"{key}: {said}" for key in found[:5]))
+    if differing := list(_differences(theirs, ours, "hydra")):
+        fault = "decides how Hydra runs, and no config file may set it; give it on the command line"
+        raise UserError("\n".join(f"{key}: {fault}" for key in differing[:5]))
 
 
 def _differences(one: Any, other: Any, key: str) -> Iterator[str]:

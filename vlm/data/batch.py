@@ -159,7 +159,7 @@ class KeptImages(Tensors):
 
 
 def text_bounds(segments: Tensor) -> Tensor:
-    """Where each text begins in rows end to end, and their end: segments (B, L) -> int32 (N + 1,).
+    """Offsets of the texts in rows laid end to end, and the end of the last: segments (B, L) -> int32 (N + 1,).
 
     A text is a run of one segment in a row; padding is one too.
     """

@@ -313,8 +313,8 @@ class LabelField(Field):
 
     def counts(self, split: str) -> list[int]:
         """Samples of each class in a split's first epoch."""
-        found = Counter(record["label"] for record in self._splits[split].records())
-        return [found[label] for label in range(len(self.classes))]
+        counts = Counter(record["label"] for record in self._splits[split].records())
+        return [counts[label] for label in range(len(self.classes))]
 
     def fingerprint(self, record: Record) -> Sequence[str]:
         return (self.classes[record["label"]],)

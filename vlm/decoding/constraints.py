@@ -82,7 +82,7 @@ def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
 
 
 def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
-    """Which tokens would end a run of n that the text already holds: bool (R, V)."""
+    """Mask of the tokens that would repeat an n-gram of their text: bool (R, V)."""
     banned = torch.zeros(len(texts), vocab_size + 1, dtype=torch.bool, device=texts.device)
     if texts.shape[1] >= n:
         runs = texts.unfold(1, n, 1)  # (R, T - n + 1, n)
@@ -93,7 +93,7 @@ def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
 
 
 def follows(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
-    """Which texts end in these words (W,): bool (R,)."""
+    """Mask of the texts that end in these words (W,): bool (R,)."""
     return (_tail(texts, lengths, len(words)) == words).all(-1)
 
 

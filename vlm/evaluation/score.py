@@ -98,11 +98,11 @@ def score_values(results: Any, references: Any, *, java: bool) -> dict[str, floa
     Raises:
         UserError: As `score_files`.
     """
-    found, names = [], ("results", "references")
+    contents, names = [], ("results", "references")
     for name, value in zip(names, (results, references), strict=True):
         path = isinstance(value, str | os.PathLike)
-        found.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
-    (one, predictions), (other, truths) = found
+        contents.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
+    (one, predictions), (other, truths) = contents
     captioned = bring_together(parse_results(one, predictions), parse_references(other, truths))
     report_all_missing(captioned, one, other)
     return score(captioned, java=java).corpus

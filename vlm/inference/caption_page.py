@@ -37,12 +37,12 @@ class CaptionPage(Records):
             thumbnail: str | None = page.thumbnail(load_image(path))
         except ImageError:  # gone since it was captioned
             thumbnail = None
-        said, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
+        caption, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
         drawn = [record["attention"] for record in records if "attention" in record]
         links = [
             (f"where it looked {n}" if n > 1 else "where it looked", self._link(at)) for n, at in enumerate(drawn, 1)
         ]
-        return page.card(thumbnail, said, [*others, os.path.basename(path)], links=links)
+        return page.card(thumbnail, caption, [*others, os.path.basename(path)], links=links)
 
     def _link(self, path: str) -> str:
         """A file as the page reaches it, wherever both are moved to together."""

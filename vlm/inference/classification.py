@@ -102,8 +102,8 @@ def classify_files(
         failed += bad
         if not good:
             continue
-        found = ranked(classifier.classes, classifier.classify(pixels), top=top)
-        for path, one in zip(good, found, strict=True):
+        rankings = ranked(classifier.classes, classifier.classify(pixels), top=top)
+        for path, one in zip(good, rankings, strict=True):
             records.write(ranked_record(records.form, {"image": path}, one))
     return 1 if failed else 0
 

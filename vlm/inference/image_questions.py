@@ -65,8 +65,8 @@ def answer_questions(
                 answers[item.prompt].tokens.append(item.token)
     for answer in answers:
         answer.text = tokenizer.decode(answer.tokens).strip()
-    found = iter(answers)
-    return [[next(found) for _ in asked] for asked in questions]
+    remaining = iter(answers)
+    return [[next(remaining) for _ in asked] for asked in questions]
 
 
 class Answerer(Captioner):
@@ -96,8 +96,8 @@ class Answerer(Captioner):
         """
         questions = questions_of(question)
         batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
-        found = [answers for batch in batches for answers in self.answer(batch, questions)]
-        return [answers[0] for answers in found] if isinstance(question, str) else found
+        rows = [answers for batch in batches for answers in self.answer(batch, questions)]
+        return [answers[0] for answers in rows] if isinstance(question, str) else rows
 
     def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
         """The answers to the same questions about each of a batch of images that `pixels` made."""

@@ -121,7 +121,7 @@ class Generator(Predictor):
         plan = self.planned(options)
         if isinstance(plan, Decoding):
             texts = [search_text(self, prompt, plan) for prompt in inputs]
-            return texts if plan.results > 1 else [found[0] if found else None for found in texts]
+            return texts if plan.results > 1 else [best[0] if best else None for best in texts]
         starts = range(0, len(inputs), batch_size)
         drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
         batches = (inputs[start : start + batch_size] for start in starts)

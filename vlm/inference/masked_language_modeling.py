@@ -142,17 +142,17 @@ def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, bat
     rows = [filler.encode(text) for text in texts]
     filler.prepack(batch_size)
     for start in range(0, len(rows), batch_size):
-        found = filler.fill(rows[start : start + batch_size], top=top)
-        for text, one in zip(texts[start : start + batch_size], found, strict=True):
+        filled = filler.fill(rows[start : start + batch_size], top=top)
+        for text, one in zip(texts[start : start + batch_size], filled, strict=True):
             records.write(_record(records.form, text, one, several=top > 1))
     return 0
 
 
-def _record(form: str, text: str, found: Filled, *, several: bool) -> dict[str, Any]:
-    tops = "  ".join(f"{word} {value:.4f}" for gap in found.gaps for word, value in gap.items())
+def _record(form: str, text: str, filled: Filled, *, several: bool) -> dict[str, Any]:
+    tops = "  ".join(f"{word} {value:.4f}" for gap in filled.gaps for word, value in gap.items())
     if form == "text":
-        return {"text": text, "filled": f"{found.text}\t{tops}" if several else found.text}
-    return {"text": text, "filled": found.text, "gaps": list(found.gaps) if form == "jsonl" else tops}
+        return {"text": text, "filled": f"{filled.text}\t{tops}" if several else filled.text}
+    return {"text": text, "filled": filled.text, "gaps": list(filled.gaps) if form == "jsonl" else tops}
 
 
 def command(

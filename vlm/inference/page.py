@@ -90,7 +90,7 @@ def tiles(items: Iterable[tuple[str, str, str]]) -> str:
 
 def card(
     image: str | None,
-    said: str,
+    caption: str,
     lines: Sequence[str] = (),
     references: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
@@ -100,8 +100,8 @@ def card(
     Args:
         links: A text and where it leads, each.
     """
-    picture = f'<img src="{image}" alt="{escape(said, quote=True)}" loading="lazy">' if image else ""
-    parts = [f'<div class="said">{escape(said) or "<i>(empty)</i>"}</div>']
+    picture = f'<img src="{image}" alt="{escape(caption, quote=True)}" loading="lazy">' if image else ""
+    parts = [f'<div class="said">{escape(caption) or "<i>(empty)</i>"}</div>']
     parts += [f'<div class="soft small">{escape(line)}</div>' for line in lines]
     parts += [f'<div class="small"><a href="{escape(to, quote=True)}">{escape(text)}</a></div>' for text, to in links]
     if references:
@@ -113,8 +113,8 @@ def card(
     return f'<figure class="card">{picture}<figcaption>{"".join(parts)}</figcaption></figure>'
 
 
-def cards(made: Iterable[str]) -> str:
-    return f'<div class="cards">{"".join(made)}</div>'
+def cards(figures: Iterable[str]) -> str:
+    return f'<div class="cards">{"".join(figures)}</div>'
 
 
 def subtitle(text: str) -> str:

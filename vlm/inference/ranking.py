@@ -30,17 +30,17 @@ def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterat
     """
     values, places = probabilities.topk(min(top, len(classes)))
     for row, at in zip(values.tolist(), places.tolist(), strict=True):
-        found = tuple((classes[place], value) for place, value in zip(at, row, strict=True))
-        yield Classes(*found[0], found)
+        pairs = tuple((classes[place], value) for place, value in zip(at, row, strict=True))
+        yield Classes(*pairs[0], pairs)
 
 
-def ranked_record(form: str, head: Mapping[str, Any], found: Classes) -> dict[str, Any]:
+def ranked_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
     """The record of an input and its classes."""
     if form == "text":
-        return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in found.top)}
-    record = {**head, "class": found.name, "probability": found.probability}
+        return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}
+    record = {**head, "class": best.name, "probability": best.probability}
     if form == "jsonl":
-        return {**record, "top": dict(found.top)}
-    for rank, (name, value) in enumerate(found.top[1:], start=2):
+        return {**record, "top": dict(best.top)}
+    for rank, (name, value) in enumerate(best.top[1:], start=2):
         record |= {f"class_{rank}": name, f"probability_{rank}": value}
     return record

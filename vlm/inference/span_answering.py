@@ -135,11 +135,11 @@ class SpanAnswerer(Predictor):
             question: Question about each text, or a list of questions.
             batch_size: Windows of a long text that are read at once.
         """
-        questions, found = questions_of(question), []
+        questions, rows = questions_of(question), []
         for source in inputs:
             text = source if isinstance(source, str) else "".join(read_lines(Path(source)))
-            found.append([self.answer(one, text, batch_size=batch_size) for one in questions])
-        return [answers[0] for answers in found] if isinstance(question, str) else found
+            rows.append([self.answer(one, text, batch_size=batch_size) for one in questions])
+        return [answers[0] for answers in rows] if isinstance(question, str) else rows
 
     @torch.inference_mode()
     def answer(self, question: str, context: str, *, batch_size: int) -> Answer:
@@ -178,9 +178,9 @@ def answer_files(
             failed += 1
             continue
         for question in questions:
-            found = answerer.answer(question, text, batch_size=batch_size)
-            about = {"file": file, "question": question, "answer": found.text}
-            records.write({**about, "start": found.start, "probability": found.probability})
+            answer = answerer.answer(question, text, batch_size=batch_size)
+            about = {"file": file, "question": question, "answer": answer.text}
+            records.write({**about, "start": answer.start, "probability": answer.probability})
     return 1 if failed else 0
 
 

@@ -66,9 +66,10 @@ class Tagger(Predictor):
         refuse_undecoded(inputs)
         sentences = [line.split() if words else split_words(line) for line in inputs]
         starts = range(0, len(sentences), batch_size)
-        found = [tags for start in starts for tags in self.tag(sentences[start : start + batch_size])]
+        tagged = [tags for start in starts for tags in self.tag(sentences[start : start + batch_size])]
         return [
-            [Tagged(word, *tag) for word, tag in zip(*both, strict=True)] for both in zip(sentences, found, strict=True)
+            [Tagged(word, *tag) for word, tag in zip(*both, strict=True)]
+            for both in zip(sentences, tagged, strict=True)
         ]
 
     @classmethod
@@ -86,9 +87,9 @@ class Tagger(Predictor):
         if not any(sentences):
             return [[] for _ in sentences]
         values, places = self.probabilities(sentences).max(-1)
-        found = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
+        tags = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
         ends = accumulate(map(len, sentences), initial=0)
-        return [found[start:stop] for start, stop in pairwise(ends)]
+        return [tags[start:stop] for start, stop in pairwise(ends)]
 
 
 def tag_texts(tagger: Tagger, sentences: Sequence[Sequence[str]], records: Records, *, batch_size: int) -> int:

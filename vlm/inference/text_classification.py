@@ -37,7 +37,7 @@ class TextClassifier(Predictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
-        self.max_len, self.pairs = int(about["max_len"]), bool(about["pairs"])
+        self.max_len, self.pairs = int(about["max_len"]), None if about["pairs"] is None else bool(about["pairs"])
         self.classes = ["".join(name) for name in about["classes"]]
 
     def check(self) -> None:
@@ -73,21 +73,23 @@ class TextClassifier(Predictor):
     def samples(self, lines: Sequence[str], pairs: Sequence[str] = ()) -> list[tuple[str, ...]]:
         """The texts of each sample: a line, or the two parts of one at its tab, where no second texts stand apart.
 
+        A model that may read either, as of a folder that does not say, reads pairs where second texts stand apart.
+
         Raises:
             UserError: A model of pairs is to read a single text, or another one a pair.
         """
-        if pairs and not self.pairs:
+        if pairs and self.pairs is False:
             raise UserError("--pair: this model reads single texts; leave it out")
-        if not self.pairs:
+        if not pairs and not self.pairs:
             return [(line,) for line in lines]
         if pairs:
-            found: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
+            samples: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
         else:
-            found = [tuple(line.split("\t")) for line in lines]
-        if wrong := next((texts for texts in found if len(texts) != 2), None):
+            samples = [tuple(line.split("\t")) for line in lines]
+        if wrong := next((texts for texts in samples if len(texts) != 2), None):
             shown = " ".join(wrong)
             raise UserError(f"{shown}: this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text")
-        return found
+        return samples
 
     def classify(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (B, C) of texts, or of pairs of them."""
@@ -106,8 +108,8 @@ def classify_texts(
     classifier.prepack(batch_size)
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
-        found = ranked(classifier.classes, classifier.classify(batch), top=top)
-        for sample, one in zip(batch, found, strict=True):
+        rankings = ranked(classifier.classes, classifier.classify(batch), top=top)
+        for sample, one in zip(batch, rankings, strict=True):
             head = dict(zip(("text", "pair"), sample, strict=False))
             head = {"text": " | ".join(sample)} if records.form == "text" else head
             records.write(ranked_record(records.form, head, one))

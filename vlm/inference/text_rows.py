@@ -21,8 +21,8 @@ def read_texts(files: Sequence[str], texts: Sequence[str]) -> list[str]:
     """
     lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
     for file in files:
-        found = "".join(read_lines(Path(file))).split("\n")
-        lines += [line.rstrip("\r") for line in (found if found[-1] else found[:-1])]
+        rows = "".join(read_lines(Path(file))).split("\n")
+        lines += [line.rstrip("\r") for line in (rows if rows[-1] else rows[:-1])]
     lines = [*texts, *lines]
     if not lines:
         raise UserError("there is no text; give --text TEXT, a file, or a text a line on stdin")

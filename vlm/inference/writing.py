@@ -72,10 +72,10 @@ def likeliest(
     return [_text(tokenizer, decoding, texts[0]) for texts in results]
 
 
-def _text(tokenizer: Tokenizer, decoding: Decoding, found: Hypothesis) -> Text:
-    logprob = sum(found.logprobs)
-    tokens = [*decoding.rules.prefix, *found.tokens]
-    confidence = exp(logprob / max(1, len(found.logprobs)))
+def _text(tokenizer: Tokenizer, decoding: Decoding, hypothesis: Hypothesis) -> Text:
+    logprob = sum(hypothesis.logprobs)
+    tokens = [*decoding.rules.prefix, *hypothesis.tokens]
+    confidence = exp(logprob / max(1, len(hypothesis.logprobs)))
     return Text(tokenizer.decode(tokens), logprob, confidence, [t for t in tokens if t != tokenizer.eos_id])
 
 
@@ -127,10 +127,10 @@ class Writer(Predictor):
             batches: As in `stream`.
             rows: Inputs at a time.
         """
-        found = list(self.stream(batches, decoding, rows=rows))
-        if (line := shortfall(map(len, found), decoding)) is not None:
+        results = list(self.stream(batches, decoding, rows=rows))
+        if (line := shortfall(map(len, results), decoding)) is not None:
             warnings.warn(line, stacklevel=4)
-        return found if decoding.results > 1 else [texts[0] if texts else None for texts in found]
+        return results if decoding.results > 1 else [texts[0] if texts else None for texts in results]
 
     def prepack(self, rows: int) -> None:
         prepack(self.model.encoder)

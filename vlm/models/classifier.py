@@ -12,7 +12,8 @@ from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
 
-Pool = Literal["mean", "class", "attention"]
+Pool = Literal["mean", "class", "attention", "class_mean", "distilled"]
+PAIRS = ("class_mean", "distilled")  # of two vectors side by side
 
 
 class AttentionPool(nn.Module):
@@ -41,7 +42,9 @@ class PoolingClassifier(nn.Module):
     Args:
         encoder: Returns a Context; its attribute `dim` is D.
         num_classes: Number C of classes.
-        pool: "mean" of the states, "attention" by a learned query, or "class": the first state.
+        pool: "mean" of the states, "attention" by a learned query, "class": the first state; of two vectors side by
+            side, "class_mean": the first state and the mean of the others, as in DINOv2, or "distilled": the first two,
+            as in DeiT.
         pool_heads: Heads of the attention that pools.
         dropout: Probability of dropping an element of what the head reads.
     """
@@ -53,7 +56,7 @@ class PoolingClassifier(nn.Module):
         self.pool = pool
         self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
         self.dropout = Dropout(dropout)
-        self.head = nn.Linear(dim, num_classes)
+        self.head = nn.Linear(2 * dim if pool in PAIRS else dim, num_classes)
         nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
         nn.init.zeros_(self.head.bias)
 
@@ -70,15 +73,24 @@ class PoolingClassifier(nn.Module):
         return encoder + Flop(pool=pool) + head
 
     def pooled(self, context: Context) -> Tensor:
-        """One vector an input: states (B, S, D) -> (B, D)."""
+        """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D)."""
         states, mask = context.states, context.mask
         if self.attention_pool is not None:
             return self.attention_pool(states, mask)
         if self.pool == "class":
             return states[:, 0]
-        if mask is None:
-            return states.mean(dim=1)
-        return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        if self.pool == "distilled":
+            return states[:, :2].flatten(1)
+        if self.pool == "class_mean":
+            return torch.cat([states[:, 0], _mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
+        return _mean(states, mask)
+
+
+def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the states that may be attended to: (B, S, D) -> (B, D)."""
+    if mask is None:
+        return states.mean(dim=1)
+    return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
 
 
 class Classifier(PoolingClassifier):
@@ -86,12 +98,13 @@ class Classifier(PoolingClassifier):
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is D.
-        pool: As in PoolingClassifier; "class" needs an encoder with a class token.
+        pool: As in PoolingClassifier; "class" and pairs need an encoder with a class token, "distilled" one
+            with a distillation token too.
         others: As in PoolingClassifier.
     Shapes:
         images (B, 3, H, W), normalised, or the features kept of them -> logits (B, C)
     Raises:
-        ValueError: The encoder has no class token to pool by.
+        ValueError: The encoder has no token to pool by.
     """
 
     def __init__(
@@ -103,8 +116,9 @@ class Classifier(PoolingClassifier):
         pool_heads: Count = 4,
         dropout: Rate = 0.0,
     ) -> None:
-        if pool == "class" and getattr(encoder, "class_token", None) is None:
-            raise ValueError("pool=class needs an encoder with class_token=true; choose mean or attention")
+        needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
+        if needed is not None and getattr(encoder, needed, None) is None:
+            raise ValueError(f"pool={pool} needs an encoder with {needed}=true; choose mean or attention")
         super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
 
     def forward(self, images: Tensor | Features) -> Tensor:

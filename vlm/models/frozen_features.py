@@ -1,4 +1,4 @@
-"""What the frozen part of an encoder makes of images: always the same, so that it can be kept and read again.
+"""Features from the frozen part of an encoder: always the same for an image, so that they can be kept.
 
 That part is the whole encoder, unless the encoder projects what a backbone makes: then it is the backbone, and the
 encoder says so by `backbone`, ``features(images)`` and ``project(features)``.
@@ -55,7 +55,7 @@ def frozen_part(encoder: Any) -> nn.Module:
 
 
 def features_of(encoder: Any, images: Tensor) -> Tensor:
-    """What the frozen part makes of images.
+    """Features of images from the frozen part.
 
     Shapes:
         images (B, 3, H, W) normalised -> (B, S, C)
@@ -71,7 +71,7 @@ def features_of(encoder: Any, images: Tensor) -> Tensor:
 
 
 def encode(encoder: Any, images: Tensor | Features) -> Context:
-    """What an encoder makes of images, or of the features that were kept of them."""
+    """Context of images, or of the features that were kept of them."""
     if not isinstance(images, Features):
         return encoder(images)
     return encoder.project(images.values) if projects(encoder) else Context(images.values)

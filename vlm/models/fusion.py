@@ -16,6 +16,7 @@ class Prefix(nn.Module):
     Args:
         dim: Width D of the decoder.
         context_dim: Width of the context's states, which are projected to D where it is another.
+        project: Whether they are projected where it is D too, as in GIT.
         norm: Whether states are normalised before they enter the blocks, as in GIT.
         norm_eps: Added to the variance there.
         counted: Whether states take the first positions, so that those of a text count on after them, as in PaliGemma;
@@ -25,11 +26,18 @@ class Prefix(nn.Module):
     """
 
     def __init__(
-        self, *, dim: Count, context_dim: Count, norm: bool = False, norm_eps: float = 1e-5, counted: bool = False
+        self,
+        *,
+        dim: Count,
+        context_dim: Count,
+        project: bool = False,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        counted: bool = False,
     ) -> None:
         super().__init__()
         self.context_dim, self.counted = context_dim, counted
-        self.project = nn.Identity() if context_dim == dim else nn.Linear(context_dim, dim)
+        self.project = nn.Linear(context_dim, dim) if project or context_dim != dim else nn.Identity()
         self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
 
     def forward(self, states: Tensor, positions: Positions) -> tuple[Tensor, PositionInfo]:

@@ -36,7 +36,7 @@ class VocabularyHead(nn.Module):
     ) -> None:
         super().__init__()
         if transform == "swiglu":
-            raise ValueError("transform swiglu is no function of one layer; choose relu, gelu or gelu_tanh")
+            raise ValueError("transform swiglu is no function of one layer; choose relu, gelu, gelu_tanh or quick_gelu")
         self.own = None if tied else nn.Linear(dim, vocab_size, bias=bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if tied and bias else None
         self.activation = None if transform is None else ACTIVATIONS[transform]

@@ -42,7 +42,7 @@ class TimmEncoder(nn.Module):
         return self.project(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the backbone makes of images (B, 3, H, W): (B, S, C)."""
+        """Features of the backbone: images (B, 3, H, W) -> (B, S, C)."""
         features = self.backbone.forward_features(images)
         if features.ndim == 4:
             if features.shape[1] != self.backbone.num_features:  # some backbones are channels-last
@@ -83,8 +83,8 @@ class TimmEncoder(nn.Module):
         known = get_pretrained_cfg(name) if name in _names() else None
         if known is None:
             return {}
-        found = {"mean": list(known.mean), "std": list(known.std), "resize": RESIZES.get(known.crop_mode)}
-        return found | {"interpolation": known.interpolation, "crop": known.crop_pct}
+        options = {"mean": list(known.mean), "std": list(known.std), "resize": RESIZES.get(known.crop_mode)}
+        return options | {"interpolation": known.interpolation, "crop": known.crop_pct}
 
 
 def _freeze_unused(backbone: nn.Module, image_size: int) -> None:

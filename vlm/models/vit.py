@@ -22,13 +22,15 @@ class ViT(nn.Module):
         drop_path: Probability of dropping a whole branch in the last block, growing linearly from 0 in the first.
         stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); by default a PatchEmbed.
         class_token: Whether a learned token stands before the patches, to gather what the image shows.
+        distillation_token: Whether a second one stands between them (DeiT, Touvron et al. 2021); it needs the first.
+        embed_norm: Whether patches are normalised before the first block, as in CLIP.
         positions: Encoding of the places of patches, row by row; by default vectors that are learned, starting from
             sines and cosines of row and column.
         block: As in BlockConfig.
     Shapes:
-        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)², + 1 with class_token
+        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)², + 1 a token before them
     Raises:
-        ValueError: patch_size does not divide image_size.
+        ValueError: patch_size does not divide image_size, or there is a distillation token without a class token.
     """
 
     def __init__(
@@ -42,31 +44,45 @@ class ViT(nn.Module):
         drop_path: Rate = 0.0,
         stem: nn.Module | None = None,
         class_token: bool = False,
+        distillation_token: bool = False,
+        embed_norm: bool = False,
         positions: Positions | None = None,
         **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
+        if distillation_token and not class_token:
+            raise ValueError("distillation_token stands after the class token; set class_token=true")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.dim = dim
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
         self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None
-        grid = {"side": image_size // patch_size, "before": int(class_token)}
+        self.distillation_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if distillation_token else None
+        grid = {"side": image_size // patch_size, "before": self.leading}
         self.positions = GridPositions(dim=dim, **grid) if positions is None else positions
+        self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # a model may be built on "meta"
         self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
 
+    @property
+    def leading(self) -> int:
+        """Tokens before the patches."""
+        return len(self._tokens())
+
+    def _tokens(self) -> list[Tensor]:
+        return [token for token in (self.class_token, self.distillation_token) if token is not None]
+
     def forward(self, images: Tensor) -> Context:
         # In one piece: without a class token the whole stream of residuals would stay channel-major.
         x = self.patch_embed(images).flatten(2).transpose(1, 2).contiguous()  # (B, 3, H, W) -> (B, S, D)
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], dim=1)  # (B, 1 + S, D)
+        if tokens := self._tokens():
+            x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], dim=1)  # (B, 1 or 2 + S, D)
         places = torch.arange(x.shape[1], device=x.device)
         added = self.positions.embed(places)
-        x = x if added is None else x + added.to(x.dtype)
+        x = self.embed_norm(x if added is None else x + added.to(x.dtype))
         position = self.positions.place(places, keys=x.shape[1])
         for block in self.blocks:
             x = block(x, position=position)

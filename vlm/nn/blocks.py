@@ -15,7 +15,7 @@ from vlm.nn.mask import Mask
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
 
 class BlockOptions(TypedDict, total=False):
@@ -43,7 +43,8 @@ class BlockConfig:
         head_dim: Width K of a head; by default D / N.
         num_kv_heads: Heads of keys and values, each shared by a group of queries' heads; by default N.
         mlp_ratio: Hidden width of the MLP over D.
-        activation: Of the MLP; "gelu_tanh" is GPT-2's approximation, "swiglu" a gated unit of as many parameters.
+        activation: Of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's, "swiglu" a gated unit of as
+            many parameters.
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
         norm_eps: Added to the variance before its root is taken.
         pre_norm: Whether a branch normalises its input (Xiong et al. 2020), else the stream is normalised after each
@@ -92,14 +93,24 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh}
+def quick_gelu(x: Tensor) -> Tensor:
+    """CLIP's approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+}
 
 
 class MLP(nn.Module):
     """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3).
 
     Args:
-        activation: "relu", "gelu" (Hendrycks and Gimpel 2016) or "gelu_tanh".
+        activation: "relu", "gelu" (Hendrycks and Gimpel 2016), "gelu_tanh" or "quick_gelu".
     Shapes:
         x (B, L, D) -> (B, L, D)
     """

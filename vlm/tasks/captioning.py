@@ -53,11 +53,11 @@ class Captioning(ImageTextTask):
         self.captions.reset()
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
-    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         pixels, rows = batch["images"], batch["captions"]
         context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
         losses = self.add_losses(batch, context)
-        if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
+        if not final and self.has_samples(self.val_captions):
             return
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
@@ -66,12 +66,6 @@ class Captioning(ImageTextTask):
         for id, image, caption, references, loss in samples:
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, self.val_captions)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, None)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory

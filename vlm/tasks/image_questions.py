@@ -59,14 +59,8 @@ class ImageQuestions(ImageTextTask):
 
     def _answer(self, context: Context, asked: list[list[Question]]) -> list[list[str]]:
         texts = [[question.text for question in questions] for questions in asked]
-        found = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
-        return [[answer.text for answer in answers] for answers in found]
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=False)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=True)
+        by_image = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
+        return [[answer.text for answer in answers] for answers in by_image]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.answers.compute() | self.grounding.results(loss, self._summed)

@@ -76,10 +76,7 @@ class LanguageModeling(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:

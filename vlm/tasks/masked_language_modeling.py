@@ -37,11 +37,7 @@ class MaskedLanguageModeling(Task):
     model: MaskedLanguageModel
 
     def __init__(
-        self,
-        *,
-        model: MaskedLanguageModel,
-        scored_texts: Count = 256,
-        **options: Unpack[TaskOptions],
+        self, *, model: MaskedLanguageModel, scored_texts: Count = 256, **options: Unpack[TaskOptions]
     ) -> None:
         super().__init__(model=model, **options)
         self.field: MaskedField = options["fields"]["texts"]
@@ -68,12 +64,12 @@ class MaskedLanguageModeling(Task):
         loss = -chances.gather(1, rows.labels[:, None]).log().sum()
         self.add_loss({"tokens": Term(loss, len(rows.labels))})
         piece = self.field.tokenizer.piece
-        true, found = ([piece(id) for id in ids.tolist()] for ids in (rows.labels, chances.argmax(-1)))
+        true, predicted = ([piece(id) for id in ids.tolist()] for ids in (rows.labels, chances.argmax(-1)))
         texts = []
         for number, (start, stop) in enumerate(pairwise(accumulate(rows.counts, initial=0))):
             (text,), gaps = rows.texts[number], rows.gaps[number]
             likelihood, tokens = self._likelihood(text) if final else (None, 0)
-            texts.append(Filled(text, gaps, true[start:stop], found[start:stop], likelihood, tokens))
+            texts.append(Filled(text, gaps, true[start:stop], predicted[start:stop], likelihood, tokens))
         self.metric.update(batch.ids, texts)
 
     def _likelihood(self, text: str) -> tuple[float | None, int]:
@@ -86,12 +82,6 @@ class MaskedLanguageModeling(Task):
         whole, mask_id = [tokenizer.bos_id, *ids, tokenizer.eos_id], tokenizer.mask_id
         assert mask_id is not None
         return pseudo_log_likelihood(self.model, whole, mask_id=mask_id, device=self.device), len(ids)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=False)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, final=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()

@@ -69,19 +69,17 @@ class SpanAnswering(Task):
         super().on_evaluation_start()
         self.metric.reset()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows: SpanRows = batch["questions"]
         with torch.inference_mode():
             scores = span_scores(self.model, rows)
         self.add_loss(_loss(scores, rows))
         spans = iter(likeliest_spans(scores, longest=self.longest))
-        found = []
+        answered = []
         for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
             answer = self._answer(context, [(first, next(spans)) for first in firsts])
-            found.append(Answered(question, context, answers, answer.text, answer.probability))
-        self.metric.update(batch.ids, found)
-
-    test_step = validation_step
+            answered.append(Answered(question, context, answers, answer.text, answer.probability))
+        self.metric.update(batch.ids, answered)
 
     def _answer(self, context: str, windows: Sequence[Any]) -> Answer:
         return choose_answer(context, word_places(context), windows, abstains=self.field.abstains)

@@ -35,12 +35,7 @@ class Tagging(Task):
     unit = counted_unit = "words"
     model: TokenClassifier
 
-    def __init__(
-        self,
-        *,
-        model: TokenClassifier,
-        **options: Unpack[TaskOptions],
-    ) -> None:
+    def __init__(self, *, model: TokenClassifier, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
         self.words: WordsField = options["fields"]["words"]
         tags: TagField = options["fields"]["tags"]
@@ -63,7 +58,7 @@ class Tagging(Task):
         super().on_evaluation_start()
         self.metric.reset()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows, tags = batch["words"], batch["tags"]
         probabilities = tag_probabilities(self.model, rows)
         loss = F.nll_loss(probabilities.log(), tags.labels, reduction="sum", ignore_index=IGNORE)
@@ -72,11 +67,9 @@ class Tagging(Task):
         predicted = [names[start:stop] for start, stop in pairwise(accumulate(rows.counts, initial=0))]
         self.metric.update(batch.ids, list(map(Sentence, rows.texts, tags.tags, predicted)))
 
-    test_step = validation_step
-
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        sentences = list(self.metric.sentences.values())
+        sentences = list(self.metric.samples.values())
         shown = [sentences[at] for at in random_places(len(sentences))]
         self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
         if final:
@@ -86,7 +79,7 @@ class Tagging(Task):
         return results
 
     def predictions(self) -> list[dict[str, Any]]:
-        return [{"id": id, **one._asdict()} for id, one in self.metric.sentences.items()]
+        return self.metric.rows_of()
 
     def details(self) -> dict[str, Any]:
         matrix, classes = self.metric.confusion()
@@ -99,7 +92,7 @@ class Tagging(Task):
             [tag, *(f"{row[name]:.1%}" for name in names[:3]), f"{row['count']:,.0f}"]
             for tag, row in self.metric.per_class().items()
         ]
-        wrong = [one for one in self.metric.sentences.values() if list(one.tags) != list(one.predicted)]
+        wrong = [one for one in self.metric.samples.values() if list(one.tags) != list(one.predicted)]
         shown = [[_line(wrong[at])] for at in random_places(len(wrong))[:SHOWN]]
         mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], shown)])] if shown else []
         table = Table(["tag", "precision", "recall", "F1", "number"], rows)

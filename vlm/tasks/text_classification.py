@@ -37,12 +37,7 @@ class TextClassification(ClassTask):
     unit = counted_unit = "texts"
     model: SequenceClassifier
 
-    def __init__(
-        self,
-        *,
-        model: SequenceClassifier,
-        **options: Unpack[TaskOptions],
-    ) -> None:
+    def __init__(self, *, model: SequenceClassifier, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
 
     @property

@@ -71,27 +71,21 @@ class Translation(Task):
         self.metric.reset()
         self.steps = StepperPool()  # a GPU records a decode step once for all batches
 
-    def evaluation_step(self, batch: Batch, limit: int | None) -> None:
-        """The loss on a batch's translations and, up to a limit, those that the model writes, of one encoding."""
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
         texts, rows, model = batch["text"], batch["translation"], self.model
         context = encode_texts(model, texts.tokens, texts.segments, texts.types)
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
             sums, counts = row_losses(hidden, rows.targets, model.head_parts)
         self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
-        if limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size):
+        if not final and self.has_samples(self.val_texts):
             return
-        found = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
-        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in found]
+        hypotheses = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
             self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, self.val_texts)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch, None)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory

@@ -104,8 +104,8 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
 
 def check_suited(config: dict[str, Any]) -> None:
     """Reports data and models that are for another task; asked where a config cannot be resolved, as it then is."""
-    if found := model_faults(config):
-        raise UserError("\n".join(found))
+    if faults := model_faults(config):
+        raise UserError("\n".join(faults))
     from vlm.training.run import check_fit
 
     check_fit(config)

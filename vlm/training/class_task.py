@@ -27,12 +27,7 @@ class ClassTask(Task):
     curves: Sequence[str] = ("accuracy", "calibration_error")
     model: PoolingClassifier
 
-    def __init__(
-        self,
-        *,
-        model: PoolingClassifier,
-        **options: Unpack[TaskOptions],
-    ) -> None:
+    def __init__(self, *, model: PoolingClassifier, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
         self.classes = list(options["fields"]["labels"].classes)
         self.metric = ClassificationMetric(num_classes=len(self.classes))
@@ -49,18 +44,12 @@ class ClassTask(Task):
         super().on_evaluation_start()
         self.metric.reset()
 
-    def evaluation_step(self, batch: Batch) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         self.unread += [sample.reason for sample in batch.bad]
         labels, probabilities = batch["labels"], self.probabilities(batch)
         picked = probabilities.gather(1, labels[:, None])
         self.add_loss({"samples": Term(-picked.log().sum(), len(batch.ids))})
         self.metric.update(batch.ids, probabilities, labels, self.texts(batch))
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.evaluation_step(batch)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()

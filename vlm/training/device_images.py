@@ -48,8 +48,8 @@ def keep_images(run: Any) -> None:
     held = pixels.to(device)
 
     def batch(kept: KeptImages) -> Tensor:
-        found = held[kept.index]
-        return found if augment is None else augmented(found, kept.numbers, augment)
+        chosen = held[kept.index]
+        return chosen if augment is None else augmented(chosen, kept.numbers, augment)
 
     data.use_kept_images(KeptImageField(images, field.size, bad), batch)
 

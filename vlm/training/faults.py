@@ -28,27 +28,27 @@ def explain(fault: Exception, run: Any) -> Exception:
     """
     if run is None or not _began(run):
         return fault if isinstance(fault, UserError) else _reworded(fault, {}) or fault
-    found = _reworded(fault, run.config)
-    if run.trainer.world_size > 1 and not isinstance(found, SharedError):
-        found = _of_a_rank(fault, found, run)
-    if found is None:
+    error = _reworded(fault, run.config)
+    if run.trainer.world_size > 1 and not isinstance(error, SharedError):
+        error = _of_a_rank(fault, error, run)
+    if error is None:
         return fault
     saved = any((run.folder / "checkpoints").glob("*.ckpt"))
-    if run.trainer.is_global_zero and (found.status == 1 or saved):
+    if run.trainer.is_global_zero and (error.status == 1 or saved):
         precision = str(run.trainer.precision)
-        return type(found)(f"{found}\n{standing(run.folder, found, precision=precision)}", found.status)
-    return found
+        return type(error)(f"{error}\n{standing(run.folder, error, precision=precision)}", error.status)
+    return error
 
 
-def _of_a_rank(fault: Exception, found: UserError | None, run: Any) -> UserError | None:
+def _of_a_rank(fault: Exception, error: UserError | None, run: Any) -> UserError | None:
     """The fault of a process whose other ranks did not fail together with it."""
     rank = run.trainer.global_rank
     if _is_lost(fault):
         return _lost(run)
-    if found is None:
+    if error is None:
         fault.add_note(f"raised on rank {rank} of {run.trainer.world_size}")
         return None
-    return UserError(f"rank {rank}: {found}", found.status)
+    return UserError(f"rank {rank}: {error}", error.status)
 
 
 def _began(run: Any) -> bool:
@@ -86,8 +86,8 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
         return UserError(_memory(fault, text, config), 1)
     if any(type(link).__module__.startswith(("torch._dynamo", "torch._inductor")) for link in chain):
         lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
-        said = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
-        return UserError(f"torch.compile failed ({said[:160]}); set compile=false", 1)
+        first = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
+        return UserError(f"torch.compile failed ({first[:160]}); set compile=false", 1)
     if type(fault).__name__ == "MisconfigurationException":  # Lightning's word for a setting that cannot work
         return UserError(f"trainer: {str(fault).splitlines()[0]}")
     if isinstance(fault, OSError) and fault.errno in _REMEDIES:
@@ -117,8 +117,8 @@ def _memory(fault: BaseException, text: str, config: dict[str, Any]) -> str:
     size, parts = config.get("data", {}).get("batch_size"), config.get("trainer", {}).get("accumulate_grad_batches", 1)
     if size and size % 2 == 0:
         advice = f"data.batch_size={size // 2} trainer.accumulate_grad_batches={2 * parts} takes the same steps in less"
-    said = str(fault).strip().splitlines() or [type(fault).__name__]
-    return f"{what} ({said[0][:160]}); in a new run, {advice}; in an evaluation it is data.eval_batch_size"
+    lines = str(fault).strip().splitlines() or [type(fault).__name__]
+    return f"{what} ({lines[0][:160]}); in a new run, {advice}; in an evaluation it is data.eval_batch_size"
 
 
 def _worker(pids: str, how: str) -> str:
@@ -134,8 +134,8 @@ def _worker(pids: str, how: str) -> str:
 
 def _is_lost(fault: BaseException) -> bool:
     """True for a fault that is only the loss of another process."""
-    kinds = [type(found).__name__ for found in _chain(fault)]
-    text = "\n".join(str(found) for found in _chain(fault) if isinstance(found, RuntimeError)).lower()
+    kinds = [type(link).__name__ for link in _chain(fault)]
+    text = "\n".join(str(link) for link in _chain(fault) if isinstance(link, RuntimeError)).lower()
     return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _LOST)
 
 
@@ -145,5 +145,5 @@ def _lost(run: Any) -> UserError:
     gone = launcher.lost() if isinstance(launcher, Launcher) and not started() else None
     if gone:
         return SharedError(describe(*gone), 1)
-    said = "another process of the run is gone; if it was not killed, it said why"
-    return SharedError(said, 1) if started() else UserError(f"rank {run.trainer.global_rank}: {said}", 1)
+    message = "another process of the run is gone; if it was not killed, it said why"
+    return SharedError(message, 1) if started() else UserError(f"rank {run.trainer.global_rank}: {message}", 1)

@@ -144,8 +144,8 @@ class FeatureCacheBuilder:
         spec = dict(self.spec["args"])
         if projects(self.encoder):
             spec.pop("dim", None)  # of what the features are projected to
-        said = {"name": self.spec["name"], "args": spec, "device": self.device.type, "precision": self.precision}
-        digest = blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=16)
+        identity = {"name": self.spec["name"], "args": spec, "device": self.device.type, "precision": self.precision}
+        digest = blake2b(json.dumps(identity, sort_keys=True, default=repr).encode(), digest_size=16)
         for name, tensor in frozen_part(self.encoder).state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

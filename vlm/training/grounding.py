@@ -86,10 +86,10 @@ class GroundingLosses:
             summed: Adds a tensor over the processes.
         """
         own, *controls = summed(self._sums).cpu()
-        found = {}
+        losses = {}
         for name, other in zip(self.CONTROLS, controls, strict=True):
             both = (own[:, 1] > 0) & (other[:, 1] > 0)
             if both.any():
                 added = (other[both, 0] - own[both, 0]).sum() / own[both, 1].sum()
-                found[f"loss@{name}"] = loss + added.item()
-        return found
+                losses[f"loss@{name}"] = loss + added.item()
+        return losses

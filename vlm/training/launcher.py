@@ -28,7 +28,9 @@ class Launcher(_SubprocessScriptLauncher):
     """Starts a process for each further device, and sees to it that none is left alone.
 
     A process that waits for one that is gone may wait for ever: on GPUs, until a timeout of half an hour. Lightning
-    kills the first process too, in the middle of its last words.
+    kills the first process too, in the middle of its last words. Torch's elastic agent would not do: killed itself, it
+    leaves its ranks running; and it ends the others by SIGTERM as soon as one dies, at which ours would save and stop,
+    before they can report which rank died and how to resume.
     """
 
     def launch(self, function: Callable, *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
@@ -45,9 +47,9 @@ class Launcher(_SubprocessScriptLauncher):
     def lost(self, patience: float = GRACE / 2) -> tuple[int, int] | None:
         """Rank and exit code of a started process that failed, if one does within some seconds."""
         until = time.monotonic() + patience
-        while not (found := self._failed()) and time.monotonic() < until:
+        while not (failed := self._failed()) and time.monotonic() < until:
             time.sleep(0.05)
-        return found[0] if found else None
+        return failed[0] if failed else None
 
     def end(self) -> None:
         """Ends what this process started."""

@@ -1,69 +1,115 @@
 """Training that starts from a Hugging Face folder: `model=pretrained model.path=FOLDER`, spelt out."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlm.errors import UserError
 
-CHOICE, PATH = "model=pretrained", "model.path="
-MODELS = {"captioning": "base", "classification": "classifier_small", "language_modeling": "gpt2"}
-TOLD = ("activation", "norm_eps")  # of blocks, beside their sizes
+CHOICE, PATH, TASK = "model=pretrained", "model.path=", "task="
+# The model of each task that a folder's stacks go into, and the class of the encoder that it has.
+MODELS = {
+    "captioning": ("base", "ViT"),
+    "classification": ("classifier_small", "ViT"),
+    "image_questions": ("small", "ViT"),
+    "language_modeling": ("gpt2", None),
+    "masked_language_modeling": ("masked_lm_small", "TextEncoder"),
+    "text_classification": ("text_classifier_small", "TextEncoder"),
+    "tagging": ("tagger_small", "TextEncoder"),
+    "span_answering": ("span_answerer_small", "TextEncoder"),
+}
+HEADS = {"classification": "model.pool=class", "text_classification": "model.transform=true"}  # of bare encoders
+CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
+SIZES = ("dim", "num_heads", "mlp_ratio")  # said once, under model.size
+SUPPLIED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of the data, or said elsewhere
 
 
 def spell_out(overrides: Sequence[str]) -> list[str]:
     """Overrides with the sizes, tokenizer and preprocessing of a folder in the place of its path; others go after them.
 
     Raises:
-        UserError: Only one of the two is there, or the folder cannot be used.
+        UserError: Only one of the two is there, or the folder cannot be used, or not for the task.
     """
     paths = [text.removeprefix(PATH) for text in overrides if text.startswith(PATH)]
     if CHOICE not in overrides and not paths:
         return list(overrides)
     if CHOICE not in overrides or len(paths) != 1:
         raise UserError(f"{CHOICE} and {PATH}FOLDER go together; give each once")
-    own = [text for text in overrides if text != CHOICE and not text.startswith(PATH)]
-    return [*_of_folder(paths[0]), *own]
+    own = [text for text in overrides if text != CHOICE and not text.startswith((PATH, TASK))]
+    task = next((text.removeprefix(TASK) for text in overrides if text.startswith(TASK)), None)
+    return [*_of_folder(paths[0], task), *own]
 
 
-def _of_folder(folder: str) -> Iterator[str]:
+def _of_folder(folder: str, task: str | None) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
-    from vlm.checkpoint.hugging_face import from_folder  # torch, which `tune` comes before
+    from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
 
     folder = str(fetched(folder))
-    about = from_folder(folder)["vlm"]
-    task, args = about["task"], about["model"]["args"]
-    yield f"task={task}"
-    yield f"model={MODELS[task]}"
-    yield f"model.init_from={folder}"
+    specified, about = describe_folder(folder)
+    task = task or specified.task
+    whole = task == specified.task
+    _check(folder, task, specified.parts, about["origin"], whole=whole)
+    model = MODELS[str(task)][0] if whole or task != "captioning" else CAPTIONER
+    yield from (f"task={task}", f"model={model}", f"model.init_from={folder}")
     if "tokenizer" in about:
-        yield "tokenizer=pretrained"
-        yield f"tokenizer.path={folder}"
-    if task == "language_modeling":
-        yield from _sizes("model", args, "depth")
+        yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
+    if (encoder := specified.parts.get("encoder")) is not None:
+        yield from _encoder(encoder)
+    if (decoder := specified.parts.get("decoder")) is not None:
+        yield from _decoder(decoder["args"], "model.decoder" if encoder else "model")
+    elif specified.model is not None and whole:
+        yield from _plain("model", specified.model["args"], ("encoder", "num_classes", "vocab_size"))
+    elif task in HEADS:
+        yield HEADS[task]
+    if "preprocess" in about:
+        yield from _preprocess(about["preprocess"])
+
+
+def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str, *, whole: bool) -> None:
+    if task in MODELS and (whole or (parts.keys() == {"encoder"} and parts["encoder"]["name"] == MODELS[task][1])):
         return
-    yield "model/encoder=vit"
-    encoder = args["encoder"]["args"]
-    yield from (f"model.encoder.{name}={encoder[name]}" for name in ("dim", "num_heads", "mlp_ratio", "patch_size"))
-    yield "model.encoder.class_token=true"
-    if task == "captioning":
+    fit = [name for name, (_, kind) in MODELS.items() if "encoder" in parts and kind == parts["encoder"]["name"]]
+    known = f"say which task it is for: task={' or task='.join(fit)}" if fit else "leave task out"
+    raise UserError(
+        f"{PATH}{folder}: a {origin} {'is for no task alone' if task is None else f'is not for {task}'}; {known}"
+    )
+
+
+def _encoder(spec: Mapping[str, Any]) -> Iterator[str]:
+    """An encoder's sizes; those of an encoder of text are the model's, to whose positions they apply too."""
+    args, texts = spec["args"], spec["name"] == "TextEncoder"
+    yield f"model/encoder={'text' if texts else 'vit'}"
+    yield f"model.size.encoder_depth={args['depth']}"
+    if texts:
         yield "model/position=learned"
-        yield from _sizes("model.decoder", args["decoder"]["args"], "decoder_depth")
-        yield f"model.size.encoder_depth={encoder['depth']}"
-        yield from (f"model.encoder.{name}={encoder[name]}" for name in TOLD)
-    else:
-        yield "model.pool=class"
-        yield from _sizes("model.encoder", encoder, "encoder_depth")
-    yield from _preprocess(about["preprocess"])
+        yield from _sizes(args)
+    yield from _plain("model.encoder", args, (*SUPPLIED, *(SIZES if texts else ())))
 
 
-def _sizes(part: str, args: Mapping[str, Any], depth: str) -> Iterator[str]:
-    yield from (f"model.size.{name}={args[name]}" for name in ("dim", "num_heads", "mlp_ratio"))
-    yield f"model.size.{depth}={args['depth']}"
-    yield from (f"{part}.{name}={args[name]}" for name in TOLD)
+def _decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
+    yield "model/position=learned"
+    yield from _sizes(args)
+    yield f"model.size.{'depth' if place == 'model' else 'decoder_depth'}={args['depth']}"
+    if "prefix" in args:
+        yield "model/fusion=prefix"
+        yield from _plain(f"{place}.prefix", args["prefix"]["args"], ("dim", "context_dim"))
+    if "vocabulary_head" in args:
+        yield f"++{place}.vocabulary_head._target_=vlm.models.heads.VocabularyHead"
+        yield from _plain(f"{place}.vocabulary_head", args["vocabulary_head"]["args"], ("vocab_size",))
+    yield from _plain(place, args, (*SUPPLIED, *SIZES, "prefix", "vocabulary_head"))
+
+
+def _sizes(args: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"model.size.{name}={args[name]}" for name in SIZES)
+
+
+def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Iterator[str]:
+    for name, value in args.items():
+        if name not in without:
+            yield f"++{place}.{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _preprocess(state: Mapping[str, Any]) -> Iterator[str]:
     yield f"data.image_size={state['image_size']}"
-    yield f"++data.preprocess.resize={state['resize']}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
-    yield f"++data.preprocess.interpolation={state['interpolation']}"
+    yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))

@@ -100,9 +100,9 @@ def _store(rank: int, world: int) -> Any:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         place = SLURMEnvironment(auto_requeue=False)
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
-    found, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=PATIENCE))
-    _stores.append(found)
-    return found
+    store, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=PATIENCE))
+    _stores.append(store)
+    return store
 
 
 def check_devices(batch_size: int, samples: int, world_size: int) -> None:

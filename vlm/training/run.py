@@ -96,10 +96,10 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
             print("\n".join(lines), flush=True)
 
 
-def build_task(config: dict[str, Any], model: nn.Module, data: Data, **given: Any) -> Task:
+def build_task(config: dict[str, Any], model: nn.Module, data: Data, **supplied: Any) -> Task:
     """The task, with the fields of its data."""
     node = {name: value for name, value in config["task"].items() if name != "fields"}
-    return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **given)
+    return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **supplied)
 
 
 def build_optimization(config: dict[str, Any]) -> Optimization:
@@ -136,13 +136,13 @@ def compiles(config: dict[str, Any]) -> bool:
     return lacking is None
 
 
-def build_trainer(config: dict[str, Any], folder: Path, **given: Any) -> L.Trainer:
+def build_trainer(config: dict[str, Any], folder: Path, **supplied: Any) -> L.Trainer:
     """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
-    trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **given)
+    trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **supplied)
     leave_signals_to_us(trainer)
     oversee(trainer)
     return trainer

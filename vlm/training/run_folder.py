@@ -134,10 +134,10 @@ def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any
         return {}
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return {key: (one, other)}
-    found: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys([*one, *other]):
-        found |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
-    return found
+        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
+    return differing
 
 
 def clean(folder: Path) -> None:
@@ -148,9 +148,9 @@ def clean(folder: Path) -> None:
 
 def run_folders(runs: Path) -> list[Path]:
     """The runs with checkpoints in a folder of runs, or of runs of one name, the one that saved last first."""
-    found = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
+    checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
     saved: dict[Path, float] = {}
-    for path in found:
+    for path in checkpoints:
         folder = path.parent.parent
         if path.is_file():  # and no link to nothing
             saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)

@@ -249,6 +249,10 @@ class Task(L.LightningModule):
         """Adds the terms of a batch's loss to those of the split."""
         self._split_loss.add(terms)
 
+    def has_samples(self, limit: int | None) -> bool:
+        """True where the ranks together have so many `samples`; never for None."""
+        return limit is not None and len(self.samples) >= -(-limit // self.trainer.world_size)
+
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         """Metrics beside the split's mean loss; with their controls if the evaluation is final."""
         raise TypeError(f"{type(self).__name__} measures nothing")
@@ -260,6 +264,16 @@ class Task(L.LightningModule):
         self.results = {f"{split}/{name}": value for name, value in {**losses, **results}.items()}
         if not (final and split == "val"):  # which has been validated: its curves would end in a point of another kind
             self.log_dict(self.results, rank_zero_only=False)
+
+    def evaluation_step(self, batch: Any, *, final: bool) -> None:
+        """Adds the loss of a batch to that of the split, and what metrics need of it; a test is final."""
+        raise TypeError(f"{type(self).__name__} evaluates nothing")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluation_step(batch, final=False)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluation_step(batch, final=True)
 
     def on_validation_epoch_start(self) -> None:
         self.on_evaluation_start()

@@ -71,14 +71,14 @@ def fail(run: Any, fault: Exception) -> int:
     from vlm.training.faults import explain
     from vlm.training.launcher import end_processes
 
-    found = explain(fault, run)
+    error = explain(fault, run)
     if run:
         end_processes(run.trainer)
-        if isinstance(found, SharedError) and not run.trainer.is_global_zero:
-            return found.status
-    if found is fault:
+        if isinstance(error, SharedError) and not run.trainer.is_global_zero:
+            return error.status
+    if error is fault:
         raise fault
-    raise found from fault
+    raise error from fault
 
 
 def resume_command(folder: Path) -> str:

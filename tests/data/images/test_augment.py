@@ -7,6 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vlm.config.build import build
+from vlm.config.check import check
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
@@ -154,5 +156,7 @@ def test_one_augmentation_does_not_change_what_another_draws():
     ],
 )
 def test_wrong_arguments_are_named(wrong, match):
+    node = {"_target_": "vlm.data.images.augment.Augment", "image_size": 32, **wrong}
     with pytest.raises(UserError, match=match):
-        Augment(**{"image_size": 32, **wrong})
+        check({"augment": node})
+        build(node, "augment")

@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vlm.config.build import build
+from vlm.config.check import check
 from vlm.data.images import class_augment as class_transforms
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import POLICIES, ClassAugment
@@ -164,8 +166,10 @@ def test_the_tiniest_images_survive(size):
     ],
 )
 def test_wrong_arguments_are_named(wrong, match):
+    node = {"_target_": "vlm.data.images.class_augment.ClassAugment", "image_size": 32, **wrong}
     with pytest.raises(UserError, match=match):
-        ClassAugment(**{"image_size": 32, **wrong})
+        check({"augment": node})
+        build(node, "augment")
 
 
 def test_torchvision_loads_only_for_a_policy(monkeypatch):

@@ -51,7 +51,7 @@ def test_every_answer_is_true_of_its_scene(source):
     for name in ("train", "test"):
         split = source.split(name)
         for index in range(len(split)):
-            record, scene = split.record(index), split.scenes.scene(0, index)
+            record, scene = split.record(index), split.source.scene(split.keys(index))
             kinds = [question.kind for question in record["questions"]]
             assert len(set(kinds)) == len(kinds) >= 2
             for question in record["questions"]:
@@ -73,7 +73,7 @@ def test_splits_share_no_combination_and_epochs_differ(source):
     seen = {}
     for name in ("train", "val", "test"):
         split = source.split(name)
-        scenes = [split.scenes.scene(0, index) for index in range(len(split))]
+        scenes = [split.source.scene(split.keys(index)) for index in range(len(split))]
         seen[name] = {tuple(sorted(one.kind for one in scene.objects)) for scene in scenes}
     assert not seen["test"] & (seen["train"] | seen["val"])
     train, test = source.split("train"), source.split("test")

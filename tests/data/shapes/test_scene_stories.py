@@ -27,7 +27,7 @@ def stories():
     for name in ("train", "val", "test"):
         split = source().split(name)
         for index, record in enumerate(split.records()):
-            yield record, {str(placed.kind): placed for placed in split.scenes.scene(0, index).objects}
+            yield record, {str(placed.kind): placed for placed in split.source.scene(split.keys(index)).objects}
 
 
 def test_every_sentence_is_true_and_each_pair_is_told_once():

@@ -8,6 +8,7 @@ from captioned import NO_HOLD_OUT, captions, content, picture, refusal
 
 from vlm.data.images.image import ImageError
 from vlm.data.sources.captions import Captions
+from vlm.errors import UserError
 
 # Tables
 
@@ -113,7 +114,7 @@ def test_many_absent_images_are_an_error(root):
 
 FAULTS = {
     "missing column": (b"file,text\na.png,x\n", ["'image'", "'file', 'text'", "data.source.image_column"]),
-    "missing caption column": (b"image,text\na.png,x\n", ["'caption'", "'text'", "data.source.caption_column"]),
+    "missing caption column": (b"image,words\na.png,x\n", ["'caption'", "'words'", "data.source.caption_column"]),
     "no header": (b"a.png,a cat\n", ["'image'", "'a.png'"]),
     "empty file": (b"", ["'image'", "none"]),
     "only a header": (b"image,caption\n", ["no image with a caption", "data.path"]),
@@ -172,7 +173,7 @@ def test_wrong_places_are_named(root):
     assert "data.path=none.csv" in message
     assert str(root / "none.csv") in message
     assert "data.val_path=none.csv" in refusal(captions, root, "image,caption\na.png,x\n", val_path="none.csv")
-    assert ".csv, .tsv, .jsonl" in refusal(captions, root, "x", "captions.xlsx")
+    assert ".csv, .tsv, .txt, .jsonl, .ndjson, .json" in refusal(captions, root, "x", "captions.xlsx")
     (root / "val.csv").write_text("image,caption\nb.png,y\n")
     assert "data.path" in refusal(captions, root, val_path="val.csv")
 
@@ -250,3 +251,59 @@ def test_text_that_is_not_utf8_is_named(tmp_path):
     picture(tmp_path / "a.jpg")
     (tmp_path / "a.txt").write_bytes(b"fine\ncaf\xe9\n")
     assert f"{tmp_path / 'a.txt'}, line 2" in refusal(captions, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "image;caption\na.png;a cat, asleep\nb.png;a dog\n"),
+        ("t.csv", "image\tcaption\na.png\ta cat, asleep\nb.png\ta dog\n"),
+        ("t.csv", '"image"|"caption"\n"a.png"|"a cat, asleep"\nb.png|a dog\n'),
+        ("t.csv", 'Image, CAPTION\na.png,"a cat, asleep"\nb.png,a dog\n'),
+        ("t.txt", "image\tcaption\na.png\ta cat, asleep\nb.png\ta dog\n"),
+        ("t.txt", 'image,caption\na.png,"a cat, asleep"\nb.png,a dog\n'),
+        ("t.csv", 'file_name,text\na.png,"a cat, asleep"\nb.png,a dog\n'),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.png", "text": "a cat, asleep"}\n{"file_name": "b.png", "text": "a dog", "id": 7}\n',
+        ),
+        ("t.json", '[{"image": "a.png", "caption": ["a cat, asleep"]},\n{"Image": "b.png", "Caption": "a dog"}]'),
+    ],
+)
+def test_tables_as_people_have_them(root, name, text):
+    assert content(captions(root, text, name)) == {"train": {"a.png": ["a cat, asleep"], "b.png": ["a dog"]}}
+
+
+def test_a_column_of_the_exact_name_comes_before_its_synonym(root):
+    text = "file_name,image,Caption,caption,text\nx,a.png,no,a cat,no\n"
+    assert content(captions(root, text)) == {"train": {"a.png": ["a cat"]}}
+
+
+def test_all_missing_columns_are_named_at_once(root):
+    assert refusal(captions, root, "photo;words\na.png;a cat\n").endswith(
+        "captions.csv: no columns 'image' and 'caption' among 'photo;words'; set data.source.image_column and "
+        "data.source.caption_column to the right ones"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [('{"image": "a.png"}', "not an array of objects"), ("[1]", "object 1: not a JSON object"), ("[", "not JSON")],
+)
+def test_json_that_is_no_table(root, text, words):
+    assert words in refusal(captions, root, text, "t.json")
+
+
+def test_the_root_is_by_default_the_tables_folder(root):
+    (root / "captions.csv").write_text("image,caption\na.png,a cat\n")
+    assert content(Captions(path=str(root / "captions.csv"), **NO_HOLD_OUT)) == {"train": {"a.png": ["a cat"]}}
+
+
+def test_a_misspelt_table_gets_the_nearest_file(root):
+    (root / "captions.csv").write_text("image,caption\na.png,a cat\n")
+    assert refusal(captions, root, path="caption.csv").endswith(f"; did you mean {root / 'captions.csv'}?")
+
+
+def test_neither_root_nor_path():
+    with pytest.raises(UserError, match=r"data\.root: missing, and data\.path too"):
+        Captions()

@@ -243,9 +243,3 @@ def test_stamps_of_scene_texts_tell_every_option():
     found = {stamps(scenes(**options)) for options in ({}, *others)}
     assert len(found) == len(others) + 1
     assert stamps(scenes()) in found
-
-
-@pytest.mark.parametrize("name", ["scenes", "train_documents", "val_documents", "test_documents"])
-def test_scene_texts_refuse_nothing_at_all(name):
-    with pytest.raises(UserError, match=f"data.source.{name}: 0 is too small"):
-        scenes(**{name: 0})

@@ -5,7 +5,7 @@ import json
 import pytest
 from captioned import refusal
 
-from vlm.data.sources.translation_tables import TranslationTable
+from vlm.data.sources.text_tables import TranslationTable
 
 NONE = {"val_fraction": 0, "test_fraction": 0}
 
@@ -44,7 +44,7 @@ def test_an_empty_side_is_named(tmp_path):
     "content, name, named",
     [
         ("text,german\na,b\n", "pairs.csv", "data.source.translation_column"),
-        ('{"text": "a", "translation": 3}\n', "pairs.jsonl", "line 1: text and translation must be text"),
+        ('{"text": "a", "translation": 3}\n', "pairs.jsonl", "line 1: translation 3 is not text"),
     ],
 )
 def test_faults_are_named(tmp_path, content, name, named):

@@ -128,9 +128,12 @@ def fingerprint(state):
 
 def test_words_are_decoded_as_they_are_written():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "do", "##g", "##s", "run", ",", ".", "n't"]
-    options = {"unk": 1, "clean_text": True, "chinese_chars": True, "strip_accents": None, "lower": True}
+    options = {"unk": 1, "clean_text": True, "chinese_chars": True, "strip_accents": None, "lower": True, "mask": 3}
     ids = {"pad": 0, "bos": 2, "eos": 3}
     tokenizer = WordPieceTokenizer.of(vocab, special=range(4), longest_word=100, **options, **ids)
     assert tokenizer.encode("Dogs, RUN.") == [4, 5, 6, 8, 7, 9]
     assert tokenizer.decode([2, 4, 5, 6, 8, 7, 9, 3]) == "dogs, run."
-    assert tokenizer.encode("cats") == [1] and tokenizer.unk_id == 1
+    assert tokenizer.decode([5, 4, 9]) == "##g do."
+    assert tokenizer.encode("cats") == [1] and tokenizer.unk_id == 1 and tokenizer.mask_id == 3
+    with pytest.raises(ValueError, match="out of its bounds"):
+        WordPieceTokenizer.of(vocab, special=range(4), longest_word=100, **options | {"mask": 11}, **ids)

@@ -22,7 +22,7 @@ def found(drawn=False):
 
 
 def test_each_fault_is_named_with_its_pair():
-    lines = found().found
+    lines = found().by_kind
     assert lines["duplicate pair"] == ["train: train-1 = train: train-3: a dog | ein Hund"]
     assert lines["pair in two splits"] == ["train: train-1 = test: test-2: a dog | ein Hund"]
     assert lines["pair of unlike lengths"] == ["train: train-2: 25 and 2 characters: a cat sleeps under a tree | @@"]
@@ -31,4 +31,4 @@ def test_each_fault_is_named_with_its_pair():
 
 
 def test_sentences_that_are_drawn_may_come_again():
-    assert "duplicate pair" not in found(drawn=True).found
+    assert "duplicate pair" not in found(drawn=True).by_kind

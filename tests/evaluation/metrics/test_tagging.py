@@ -7,7 +7,7 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.evaluation.metrics.tagging import Sentence, TaggingMetric, has_spans, spans
-from vlm.evaluation.metrics.text_controls import NaiveBayes, bag_of, most_frequent_tags
+from vlm.evaluation.metrics.text_controls import NaiveBayes, bag_of, tag_controls
 
 TAGS = ["O", "B-x", "I-x", "B-y", "I-y"]
 
@@ -111,5 +111,12 @@ def test_a_bag_of_words_is_counted_by_hand():
 
 
 def test_most_frequent_tags():
-    tags, first = most_frequent_tags([(["run", "run", "a"], ["N", "V", "D"]), (["run", "b"], ["V", "D"])])
-    assert tags == {"run": "V", "a": "D", "b": "D"} and first == "D"
+    train = [(["run", "run", "a"], ["N", "V", "D"]), (["run", "b"], ["V", "D"])]  # run: V, the others and all: D
+    metric = TaggingMetric(classes=["D", "N", "V"])
+    metric.update(["1"], [Sentence(["run", "a", "new", "run"], ["V", "D", "N", "D"], ["N"] * 4)])
+    metric.compute()
+    controls = tag_controls(metric, train)
+    assert controls == {"word_accuracy@frequent": 2 / 4, "word_accuracy@constant": 2 / 4}
+    metric.update(["2"], [Sentence(["run"], ["V"], ["V"])])
+    metric.compute()
+    assert tag_controls(metric, train) == {"word_accuracy@frequent": 3 / 5, "word_accuracy@constant": 2 / 5}

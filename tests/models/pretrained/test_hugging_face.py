@@ -134,7 +134,7 @@ def test_a_stored_copy_of_the_embedding_is_the_head(gpt2, saved, folder):
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
     assert load_hugging_face(model, path) == [f"{path}: 29 tensors taken"]
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
-    assert "lm_head.weight is not wte.weight" in refused(model, path)[0]
+    assert "the head's weights are not the embedding's" in refused(model, path)[0]
 
 
 def test_masks_of_old_folders_are_left_over(gpt2, saved, folder):
@@ -251,9 +251,13 @@ def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
 
 
 @pytest.mark.parametrize("build", [vit, joined, lambda: Classifier(encoder=vit(), num_classes=3)])
-def test_another_family_is_refused(build, saved):
-    theirs = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    assert "holds a model of type 'bert'; what can be read is vit, gpt2 and" in refused(build(), saved(theirs))[0]
+def test_another_family_is_refused(build, saved, folder):
+    path = saved(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)))
+    assert "holds a bert for a TextEncoder" in refused(build(), path)[0]
+    for unknown in ("swin", "../vit", "__init__", None, ["vit"]):
+        edit_config(folder, model_type=unknown)
+        fault = refused(build(), path)[0]
+        assert f"holds a model of type {unknown!r}; what can be read is bert, blip, clip," in fault
 
 
 def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved):
@@ -272,7 +276,9 @@ def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
     path = saved(vision_gpt2())
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
-    assert refused(joined(), path) == [f"{path} has an encoder of type 'swin'; what can be read is vit"]
+    assert refused(joined(), path) == [
+        f"{path}: its encoder is of type 'swin' where vit or deit can be read; choose another folder"
+    ]
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, saved, folder):

@@ -1,7 +1,7 @@
 """Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from PIL import Image
 
 from vlm.data.images.image import MIN_CROP, check_geometry, to_rgb
 from vlm.data.images.resize import Box, resize_box, square, to_tensor
-from vlm.errors import Count, Range, Share, UserError
+from vlm.errors import Count, Range, Rate
 from vlm.randomness import numpy_rng
 
 
@@ -29,6 +29,19 @@ class Drawn:
     contrast: float
 
 
+class AugmentOptions(TypedDict):
+    """Constructor's arguments of Augment, which has their meaning and their defaults."""
+
+    image_size: Count
+    resize: NotRequired[str | None]
+    interpolation: NotRequired[str | None]
+    crop: NotRequired[Annotated[float, Range(MIN_CROP, 1)] | None]
+    min_scale: NotRequired[Annotated[float, Range(above=0, high=1)]]
+    min_ratio: NotRequired[Annotated[float, Range(above=0, high=1)]]
+    horizontal_flip: NotRequired[bool]
+    color_jitter: NotRequired[Rate]
+
+
 class Augment:
     """Random resized crop, flip and colour jitter, each a function of the sample's key; all off, it is `Preprocess`.
 
@@ -46,7 +59,7 @@ class Augment:
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
-        UserError: If an argument is none of what it may be.
+        UserError: Size, resize, interpolation or crop is none of what it may be.
     """
 
     def __init__(
@@ -59,30 +72,23 @@ class Augment:
         min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
         min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
         horizontal_flip: bool = False,
-        color_jitter: Share = 0.0,
+        color_jitter: Rate = 0.0,
     ) -> None:
         self.image_size = image_size
         self.resize = "crop" if resize is None else resize
         self.interpolation = "bicubic" if interpolation is None else interpolation
         self.crop = 1.0 if crop is None else crop
         check_geometry(image_size, self.resize, self.interpolation, self.crop)
-        for name, value in (("min_scale", min_scale), ("min_ratio", min_ratio)):
-            if not 0 < value <= 1:
-                raise UserError(f"{name}={value} is not possible; give a number above 0 and at most 1 (1 is off)")
-        if not 0 <= color_jitter < 1:
-            raise UserError(f"color_jitter={color_jitter} is not possible; give a number from 0 (off) to below 1")
-        self.min_scale = min_scale
-        self.min_ratio = min_ratio
-        self.horizontal_flip = horizontal_flip
-        self.color_jitter = color_jitter
+        self.min_scale, self.min_ratio = min_scale, min_ratio
+        self.horizontal_flip, self.color_jitter = horizontal_flip, color_jitter
 
     OFF: ClassVar[dict[str, Any]] = {"min_scale": 1, "min_ratio": 1, "horizontal_flip": False, "color_jitter": 0}
 
     @property
     def drawn(self) -> list[str]:
         """The parts of it that are on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
-        given = {name: getattr(self, name) for name in self.OFF}
-        return [f"{name}={value}" for name, value in given.items() if value != self.OFF[name]]
+        values = {name: getattr(self, name) for name in self.OFF}
+        return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
@@ -119,7 +125,7 @@ class Augment:
 
     def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
         """The region to show; all four numbers are uniform in [0, 1)."""
-        base = (min(size),) * 2 if self.resize == "crop" else size
+        base = (min(size),) * 2 if self.resize.startswith("crop") else size
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
         stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
         width = min(base[0] * scale * stretch, size[0])

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vlm.data.images.augment import Augment
-from vlm.data.images.image import MIN_CROP
+from vlm.data.images.augment import Augment, AugmentOptions
 from vlm.data.images.resize import PAD_COLOR, to_tensor
 from vlm.errors import Count, Range, Share, UserError
 from vlm.randomness import key as hashed
@@ -29,8 +28,7 @@ class ClassAugment(Augment):
     """`Augment`, then a shift, a policy of operations, and an erased rectangle; each a function of the sample's key.
 
     Args:
-        image_size, resize, interpolation, crop, min_scale, min_ratio, horizontal_flip, color_jitter: As in Augment.
-            Usual for photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
+        options: As Augment takes them. Usual for photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
         pad_crop: By how many pixels the image is shifted at most in each direction, black moving in: torchvision's
             RandomCrop(image_size, padding=pad_crop), usual for tiny images (He et al. 2016, section 4.2: 4 of 32).
         policy: ``randaugment`` (Cubuk et al. 2020), ``autoaugment`` as found for ImageNet or ``autoaugment_cifar10``
@@ -42,47 +40,24 @@ class ClassAugment(Augment):
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
-        UserError: If an argument is none of what it may be.
+        UserError: As Augment; or the policy is unknown, or the shift as large as the image.
     """
 
     def __init__(
         self,
         *,
-        image_size: Count,
-        resize: str | None = None,
-        interpolation: str | None = None,
-        crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
-        min_scale: Annotated[float, Range(above=0, high=1)] = 1.0,
-        min_ratio: Annotated[float, Range(above=0, high=1)] = 1.0,
-        horizontal_flip: bool = False,
-        color_jitter: Share = 0.0,
         pad_crop: Annotated[int, Range(0)] = 0,
         policy: str | None = None,
         num_ops: Count = 2,
-        magnitude: Annotated[int, Range(0, 30)] = 9,
+        magnitude: Annotated[int, Range(0, MAX_MAGNITUDE)] = 9,
         erase: Share = 0.0,
+        **options: Unpack[AugmentOptions],
     ) -> None:
-        super().__init__(
-            image_size=image_size,
-            resize=resize,
-            interpolation=interpolation,
-            crop=crop,
-            min_scale=min_scale,
-            min_ratio=min_ratio,
-            horizontal_flip=horizontal_flip,
-            color_jitter=color_jitter,
-        )
+        super().__init__(**options)
         if policy is not None and policy not in POLICIES:
             raise UserError(f"policy={policy!r} is unknown; choose one of {', '.join(POLICIES)}, or null for none")
-        if num_ops < 1 or not 0 <= magnitude <= MAX_MAGNITUDE:
-            raise UserError(
-                f"num_ops={num_ops} with magnitude={magnitude} is not possible; give at least 1 operation and a "
-                f"magnitude from 0 to {MAX_MAGNITUDE}"
-            )
-        if not 0 <= erase <= 1:
-            raise UserError(f"erase={erase} is not possible; give a share from 0 (off) to 1")
-        if not 0 <= pad_crop < image_size:
-            raise UserError(f"pad_crop={pad_crop} is not possible; give 0 (off) to below image_size={image_size}")
+        if pad_crop >= self.image_size:
+            raise UserError(f"pad_crop={pad_crop} is not possible; give 0 (off) to below image_size={self.image_size}")
         self.pad_crop, self.policy, self.erase = pad_crop, policy, erase
         self._operate = _policy(policy, num_ops, magnitude) if policy else None
 
@@ -105,7 +80,7 @@ class ClassAugment(Augment):
         return pixels
 
     def shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
-        """How far a key moves an image, in pixels to the right and down."""
+        """The shift of an image under a key, in pixels to the right and down."""
         x, y = numpy_rng("shift", *key).integers(-self.pad_crop, self.pad_crop, 2, endpoint=True).tolist()
         return x, y
 
@@ -128,13 +103,13 @@ def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], 
     from torchvision.transforms import v2  # takes a second to import, so only where it is used
 
     look: dict[str, Any] = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(PAD_COLOR)}
-    made = {
+    policies = {
         "randaugment": partial(v2.RandAugment, num_ops=num_ops, magnitude=magnitude),
         "autoaugment": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.IMAGENET),
         "autoaugment_cifar10": partial(v2.AutoAugment, policy=v2.AutoAugmentPolicy.CIFAR10),
         "trivialaugment": v2.TrivialAugmentWide,
     }
-    return made[name](**look)
+    return policies[name](**look)
 
 
 @contextmanager

@@ -47,17 +47,17 @@ def guard(data: bytes) -> Guarded:
     return data, 1
 
 
-def _pieces(found: int) -> None:
-    if found > MAX_PIECES:
+def _pieces(count: int) -> None:
+    if count > MAX_PIECES:
         raise ValueError(f"the file is in more than {MAX_PIECES:,} pieces")
 
 
 def _jpeg(data: bytes) -> Guarded:
     kept, exif = [data[:2]], b""
-    at, start, found, scans, pixels = 2, 2, 0, 0, 0
+    at, start, count, scans, pixels = 2, 2, 0, 0, 0
     while at + 4 <= len(data):
-        found += 1
-        _pieces(found)
+        count += 1
+        _pieces(count)
         if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # within a scan, or what a decoder skips as well
             marker = _JPEG_MARKER.search(data, at)
             at = marker.start() if marker else len(data)

@@ -47,7 +47,7 @@ MAX_IMAGE_SIZE = 4096
 MIN_CROP = 0.25
 LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
 
-RESIZES = ("crop", "squash", "pad")
+RESIZES = ("crop", "crop_down", "squash", "pad")
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 
 _large = Lock()
@@ -250,11 +250,12 @@ class Preprocess:
     Args:
         image_size: Side of the square that the model sees.
         resize: ``crop`` shows the centre at the size of the shorter side (torchvision's Resize and CenterCrop),
-            ``squash`` stretches the image to the square, ``pad`` shows all of it with a grey border. By default crop.
+            ``crop_down`` the same as `transformers` cuts it, with half a pixel rounded down; ``squash`` stretches the
+            image to the square, ``pad`` shows all of it with a grey border. By default crop.
         mean: Mean of the three channels, of values in [0, 1].
         std: Standard deviation of the three channels.
         interpolation: A name in `INTERPOLATIONS`; all are antialiased. By default bicubic.
-        crop: Share of the resized image's shorter side that ``crop`` and ``squash`` show, by default 1: 0.875 shows
+        crop: Share of the resized image's shorter side that crops and ``squash`` show, by default 1: 0.875 shows
             224 of 256 pixels.
         default_mean, default_std: Those where neither they nor an encoder's own are stated.
     Shapes:

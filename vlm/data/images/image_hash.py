@@ -1,4 +1,4 @@
-"""Which images are the same, or nearly: by their pixels, and by a small perceptual hash."""
+"""Search for equal images by their pixels, and for near duplicates by a small perceptual hash."""
 
 from collections import defaultdict
 from collections.abc import Sequence

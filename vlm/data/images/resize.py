@@ -37,21 +37,21 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str,
     ``crop``, CenterCrop) of a tensor, within a few grey levels of the same of an image.
 
     Args:
-        resize: ``crop``, ``squash`` or ``pad``.
+        resize: ``crop``, ``crop_down``, ``squash`` or ``pad``.
         interpolation: A filter of Pillow's, in small letters.
         crop: Share of the resized image's shorter side that is shown, from its centre; not of ``pad``.
     """
     side = image_size if resize == "pad" else int(image_size / crop)
     if image.size == (image_size, image_size) and side == image_size:
         return to_tensor(image)
-    size = _resized(image, side) if resize == "crop" else (side, side)
+    size = _resized(image, side) if resize in ("crop", "crop_down") else (side, side)
     # Of a long image nearly all of what is resized would be cut away.
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > 2 * image_size:
-        box = whole_box(image) if resize == "pad" else center_box(image, size, image_size)
+        box = whole_box(image) if resize == "pad" else center_box(image, size, image_size, down=resize == "crop_down")
         return to_tensor(resize_box(image, box, image_size, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = (round((side - image_size) / 2) for side in size)
+    left, top = (_start(side, image_size, down=resize == "crop_down") for side in size)
     return pixels[0, :, top : top + image_size, left : left + image_size].contiguous()
 
 
@@ -66,12 +66,24 @@ def whole_box(image: Image.Image) -> Box:
     return 0, 0, *image.size
 
 
-def center_box(image: Image.Image, resized: tuple[int, int], image_size: int) -> Box:
+def _start(side: int, shown: int, *, down: bool) -> int:
+    """The first of the pixels in the middle of a side.
+
+    Args:
+        down: Whether half a pixel is rounded down.
+    """
+    return (side - shown) // 2 if down else round((side - shown) / 2)
+
+
+def center_box(image: Image.Image, resized: tuple[int, int], image_size: int, *, down: bool = False) -> Box:
     """The region of an image that torchvision's ``CenterCrop(image_size)`` shows of it, once it is resized.
 
     It rounds to whole pixels of the resized image; so does this, to agree with models trained on theirs.
+
+    Args:
+        down: Whether half a pixel is rounded down, as in `transformers`.
     """
-    start = [round((side - image_size) / 2) for side in resized]
+    start = [_start(side, image_size, down=down) for side in resized]
     left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
     right, bottom = ((at + image_size) * side / to for at, side, to in zip(start, image.size, resized, strict=True))
     return left, top, right, bottom

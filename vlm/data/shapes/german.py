@@ -69,7 +69,7 @@ def phrase(kind: Kind, case: Case, article: Article = "a") -> str:
 
 
 def places(statement: Statement, article: Article = "a") -> Pair:
-    """Where the subject of a statement stands, with a space before it; nothing for an object by itself."""
+    """The relations of a statement's subject, with a space before them; nothing for an object by itself."""
     english = " and ".join(f"{relation} {article} {other}" for relation, other in statement.places)
     german = " und ".join(
         f"{PREPOSITIONS[relation]} {phrase(other, 'dative', article)}" for relation, other in statement.places

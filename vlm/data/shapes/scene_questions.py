@@ -1,13 +1,14 @@
 """Questions about scenes of coloured shapes, each with its one answer."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from typing import Unpack
 
 import numpy as np
 
-from vlm.data.records import NAMES, Question, Record, Source, Split
-from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
-from vlm.data.shapes.scenes import Placed, Scene, draw, relations
+from vlm.data.records import Question, Record
+from vlm.data.shapes.drawn import Keys
+from vlm.data.shapes.scene_source import SceneOptions, SceneSource
+from vlm.data.shapes.scenes import Placed, Scene, relations
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -15,8 +16,8 @@ RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = ("none", "one", "two", "three")
 
 
-class SceneQuestions(Source):
-    """Scenes as Shapes draws them, with a question of each kind about each.
+class SceneQuestions(SceneSource):
+    """Scenes with a question of each kind about each.
 
         color       what color is the small cross?                        red
         count       how many circles are there?                           two
@@ -28,66 +29,22 @@ class SceneQuestions(Source):
 
     Args:
         questions_per_kind: Questions of each kind about a training scene, less those that come twice; others have one.
-        others: As in Shapes.
-    Raises:
-        UserError: As in Shapes.
+        options: As SceneSource takes them.
     """
 
     holds = ("image", "questions")
     name = "questions about shapes"
-    splits = NAMES
-    drawn = True
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        image_size: Count = 64,
-        shapes: list[str],
-        colors: list[str],
-        sizes: list[str],
-        max_objects: Count = 3,
-        object_weights: Sequence[float] = (1, 2, 1),
-        train_scenes: Count,
-        val_scenes: Count,
-        test_scenes: Count,
-        questions_per_kind: Count = 1,
-    ) -> None:
-        self.seed, self.shapes, self.colors, self.questions_per_kind = seed, shapes, colors, questions_per_kind
-        self._source = Shapes(
-            seed=seed,
-            image_size=image_size,
-            shapes=shapes,
-            colors=colors,
-            sizes=sizes,
-            max_objects=max_objects,
-            object_weights=object_weights,
-            train_scenes=train_scenes,
-            val_scenes=val_scenes,
-            test_scenes=test_scenes,
-            captions_per_image=1,
-        )
+    def __init__(self, *, questions_per_kind: Count = 1, **options: Unpack[SceneOptions]) -> None:
+        super().__init__(**options)
+        self.questions_per_kind = questions_per_kind
 
-    def open(self, name: str) -> Split:
-        return QuestionsSplit(self, self._source.open(name))
-
-
-class QuestionsSplit(Split):
-    """The scenes of a split with questions, drawn from nothing but their keys."""
-
-    def __init__(self, source: SceneQuestions, scenes: ShapesSplit) -> None:
-        self.source, self.scenes, self.fresh = source, scenes, scenes.fresh
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        scene, name = self.scenes.scene(epoch, index), self.scenes.name_of(epoch, index)
-        rng = numpy_rng("scene questions", self.source.seed, name)
-        times = self.source.questions_per_kind if self.fresh else 1
-        asked = [ask(scene, self.source, rng) for ask in KINDS.values() for _ in range(times)]
+    def sample(self, keys: Keys) -> Record:
+        scene, rng = self.scene(keys), numpy_rng("scene questions", keys.seed, keys.id)
+        times = self.questions_per_kind if keys.split == "train" else 1
+        asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
         questions = list(dict.fromkeys(question for question in asked if question is not None))
-        return Record(name, {"questions": questions}, partial(draw, scene), None, lambda: str(scene))
+        return keys.record({"questions": questions}, scene)
 
 
 def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
@@ -101,7 +58,7 @@ def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
 
 
 def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
-    """How many objects have a shape or a color, two times in three one that is there."""
+    """The number of objects of a shape or a color, two times in three one that is there."""
     shaped = rng.random() < 0.5
     looks = [kind.shape if shaped else kind.color for kind, _, _ in scene.objects]
     names = source.shapes if shaped else source.colors

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from vlm.data.records import NAMES, Record, Source, Split
-from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
+from vlm.data.records import Record
+from vlm.data.shapes.drawn import Keys
 from vlm.data.shapes.scene_pairs import INVERSE
+from vlm.data.shapes.scene_source import KindOptions, SceneSource
 from vlm.data.shapes.scenes import Kind, Placed, Scene, relations
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
@@ -76,74 +77,33 @@ def _standing(scene: Scene, relation: str, kind: Kind) -> list[Placed]:
     return [placed for placed in others if relation in relations(placed, other, scene.image_size)]
 
 
-class StorySplit(Split):
-    """One story of each scene of a split, with a question; every one is a function of its keys alone.
+class SceneStories(SceneSource):
+    """A story of each scene, with a question.
 
     Args:
-        name: Name of the split.
-        scenes: The scenes.
-    """
-
-    def __init__(self, *, name: str, scenes: ShapesSplit) -> None:
-        self.name, self.scenes, self.fresh = name, scenes, scenes.fresh
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        epoch = epoch if self.fresh else 0
-        scene = self.scenes.scene(epoch, index)
-        rng = numpy_rng("story of a scene", self.scenes.seed, self.name, epoch, index)
-        facts = tell(scene, rng)
-        questions = [] if rng.random() < UNANSWERABLE else list(answerable(scene, facts))
-        questions = questions or unanswerable(scene)
-        asked = questions[rng.integers(len(questions))]
-        known = {"question": str(asked), "context": " ".join(map(str, facts))}
-        known_answers = [(asked.answer, asked.start)] if asked.answer else []
-        return Record(f"{self.name}-{epoch}-{index:06d}", {**known, "answers": known_answers})
-
-
-class SceneStories(Source):
-    """The source of all three splits; ``train`` has fresh stories every epoch, ``val`` and ``test`` the same.
-
-    No two splits share a combination of kinds.
-
-    Args:
-        seed, shapes, colors, sizes, max_objects: As in `vlm.data.shapes.scene_captions.Shapes`.
         train_stories, val_stories, test_stories: How many stories (an epoch of) each split has.
-    Raises:
-        UserError: As Shapes.
+        options: As SceneSource takes them.
     """
 
     holds = ("question", "context", "answers")
     name = "stories of scenes"
-    splits = NAMES
-    drawn = True
 
     def __init__(
-        self,
-        *,
-        seed: int,
-        shapes: list[str],
-        colors: list[str],
-        sizes: list[str],
-        max_objects: Count,
-        train_stories: Count,
-        val_stories: Count,
-        test_stories: Count,
+        self, *, train_stories: Count, val_stories: Count, test_stories: Count, **options: Unpack[KindOptions]
     ) -> None:
-        self._source = Shapes(
-            seed=seed,
-            shapes=shapes,
-            colors=colors,
-            sizes=sizes,
-            max_objects=max_objects,
-            object_weights=(0, 1, 3),  # a single object stands nowhere towards another
+        super().__init__(
             train_scenes=train_stories,
             val_scenes=val_stories,
             test_scenes=test_stories,
-            captions_per_image=None,
+            object_weights=(0, 1, 3),  # a single object stands nowhere towards another
+            **options,
         )
 
-    def open(self, name: str) -> StorySplit:
-        return StorySplit(name=name, scenes=self._source.open(name))
+    def sample(self, keys: Keys) -> Record:
+        scene, rng = self.scene(keys), numpy_rng("story of a scene", *keys)
+        facts = tell(scene, rng)
+        questions = [] if rng.random() < UNANSWERABLE else list(answerable(scene, facts))
+        questions = questions or unanswerable(scene)
+        asked = questions[rng.integers(len(questions))]
+        answers = [(asked.answer, asked.start)] if asked.answer else []
+        return keys.record({"question": str(asked), "context": " ".join(map(str, facts)), "answers": answers})

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 from vlm.data.records import NAMES, Listed, Record, Source, Split
 from vlm.data.shapes.scene_captions import Shapes
-from vlm.errors import Count, UserError
+from vlm.data.shapes.scene_source import KindOptions
+from vlm.errors import Count
 
 
 class SceneText(Source):
@@ -16,11 +18,9 @@ class SceneText(Source):
     A document tells of a few scenes, a line each: what is true of the scene, in sentences.
 
     Args:
-        seed, shapes, colors, sizes, max_objects: As in `vlm.data.shapes.scene_captions.Shapes`.
         scenes: How many scenes a document tells of.
         train_documents, val_documents, test_documents: How many documents each split has.
-    Raises:
-        UserError: As Shapes, or a number is too small.
+        options: As `vlm.data.shapes.scene_source.SceneSource` takes them.
     """
 
     holds = ("document",)
@@ -30,33 +30,24 @@ class SceneText(Source):
     def __init__(
         self,
         *,
-        seed: int,
-        shapes: list[str],
-        colors: list[str],
-        sizes: list[str],
-        max_objects: Count,
         scenes: Count,
         train_documents: Count,
         val_documents: Count,
         test_documents: Count,
+        **options: Unpack[KindOptions],
     ) -> None:
-        counts = {"train": train_documents, "val": val_documents, "test": test_documents}
-        for name, value in [("scenes", scenes), *((f"{split}_documents", count) for split, count in counts.items())]:
-            if value < 1:
-                raise UserError(f"data.source.{name}: {value} is too small; give at least 1")
-        self._source = Shapes(
-            seed=seed,
-            shapes=shapes,
-            colors=colors,
-            sizes=sizes,
-            max_objects=max_objects,
+        self._source = own = Shapes(
             train_scenes=train_documents * scenes,
             val_scenes=val_documents * scenes,
             test_scenes=test_documents * scenes,
             captions_per_image=2,
+            **options,
         )
-        self._scenes, self._counts = scenes, counts
-        self._stamp = json.dumps(["scenes", scenes, counts, seed, max_objects, shapes, colors, sizes])
+        self._scenes = scenes
+        self._counts = {"train": train_documents, "val": val_documents, "test": test_documents}
+        self._stamp = json.dumps(
+            ["scenes", scenes, self._counts, own.seed, own.max_objects, own.shapes, own.colors, own.sizes]
+        )
 
     def open(self, name: str) -> Split:
         scenes = self._source.split(name)

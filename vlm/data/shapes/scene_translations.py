@@ -1,83 +1,22 @@
 """Sentences about scenes in English, each with its German translation: pairs of texts that need no files."""
 
-from functools import partial
-
-from vlm.data.records import NAMES, Record, Source, Split
+from vlm.data.records import Record
+from vlm.data.shapes.drawn import Keys
 from vlm.data.shapes.german import FORMS
-from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
-from vlm.data.shapes.scenes import draw, statements
-from vlm.errors import Count
+from vlm.data.shapes.scene_source import SceneSource
+from vlm.data.shapes.scenes import statements
 from vlm.randomness import numpy_rng
 
 
-class SceneTranslations(Source):
-    """Sentences about drawn scenes in two languages; no two splits share a combination of shapes.
-
-    A sample is one of the true statements about a scene in one of the forms of `vlm.data.shapes.german`.
-
-    Args:
-        seed, image_size, shapes, colors, sizes, max_objects, object_weights, train_scenes, val_scenes, test_scenes: As
-            in `vlm.data.shapes.scene_captions.Shapes`.
-    Raises:
-        UserError: As Shapes.
-    """
+class SceneTranslations(SceneSource):
+    """One of the true statements about each scene, in one of the forms of `vlm.data.shapes.german`."""
 
     holds = ("image", "text", "translation")
     name = "scenes in two languages"
-    splits = NAMES
-    drawn = True
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        image_size: Count = 64,
-        shapes: list[str],
-        colors: list[str],
-        sizes: list[str],
-        max_objects: Count,
-        object_weights: list[float] | None = None,
-        train_scenes: Count,
-        val_scenes: Count,
-        test_scenes: Count,
-    ) -> None:
-        self._shapes = Shapes(
-            seed=seed,
-            image_size=image_size,
-            shapes=shapes,
-            colors=colors,
-            sizes=sizes,
-            max_objects=max_objects,
-            object_weights=object_weights or (1, 2, 1),
-            train_scenes=train_scenes,
-            val_scenes=val_scenes,
-            test_scenes=test_scenes,
-            captions_per_image=None,
-        )
-
-    def open(self, name: str) -> "SceneTranslationsSplit":
-        return SceneTranslationsSplit(self._shapes.open(name))
-
-
-class SceneTranslationsSplit(Split):
-    """One split; every sample is a function of its keys alone.
-
-    Args:
-        scenes: The scenes that its sentences are about.
-    """
-
-    def __init__(self, scenes: ShapesSplit) -> None:
-        self.scenes, self.fresh = scenes, scenes.fresh
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        epoch = epoch if self.fresh else 0
-        scene = self.scenes.scene(epoch, index)
+    def sample(self, keys: Keys) -> Record:
+        scene = self.scene(keys)
         true = statements(scene)
-        rng = numpy_rng("scene translation", self.scenes.seed, self.scenes.name, epoch, index)
-        which, form = rng.random(2).tolist()
+        which, form = numpy_rng("scene translation", *keys).random(2).tolist()
         english, german = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
-        known = {"text": english, "translation": german}
-        return Record(f"{self.scenes.name}-{epoch}-{index:06d}", known, partial(draw, scene), None, lambda: str(scene))
+        return keys.record({"text": english, "translation": german}, scene)

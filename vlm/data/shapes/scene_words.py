@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import permutations, product
+from itertools import permutations
+from typing import Unpack
 
-from vlm.data.records import NAMES, Record, Source, Split
-from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
+from vlm.data.records import Record
+from vlm.data.shapes.drawn import Keys
 from vlm.data.shapes.scene_pairs import INVERSE, caption
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, valid_captions
+from vlm.data.shapes.scene_source import KindOptions, SceneSource
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -22,78 +24,33 @@ def tags_of(words: list[str]) -> list[str]:
     return [TAGS.get(word, "other") for word in words]
 
 
-class WordsSplit(Split):
-    """One caption of each scene of a split.
+class SceneWords(SceneSource):
+    """A caption of each scene.
 
     Args:
-        name: Name of the split.
-        scenes: The scenes.
-    """
-
-    def __init__(self, *, name: str, scenes: ShapesSplit) -> None:
-        self.name, self.scenes, self.fresh = name, scenes, scenes.fresh
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        epoch = epoch if self.fresh else 0
-        captions = valid_captions(self.scenes.scene(epoch, index))
-        rng = numpy_rng("words of a caption", self.scenes.seed, self.name, epoch, index)
-        words = captions[rng.integers(len(captions))].split()
-        known = {"text": " ".join(words), "words": words, "tags": tags_of(words)}
-        return Record(f"{self.name}-{epoch}-{index:06d}", known)
-
-
-class SceneWords(Source):
-    """The source of all three splits; ``train`` has fresh captions every epoch, ``val`` and ``test`` the same.
-
-    No two splits share a combination of kinds.
-
-    Args:
-        seed, shapes, colors, sizes, max_objects: As in `vlm.data.shapes.scene_captions.Shapes`.
         train_captions, val_captions, test_captions: How many captions (an epoch of) each split has.
-    Raises:
-        UserError: As Shapes.
+        options: As SceneSource takes them.
     """
 
     holds = ("text", "words", "tags")
     name = "words of captions"
-    splits = NAMES
-    drawn = True
 
     def __init__(
-        self,
-        *,
-        seed: int,
-        shapes: list[str],
-        colors: list[str],
-        sizes: list[str],
-        max_objects: Count,
-        train_captions: Count,
-        val_captions: Count,
-        test_captions: Count,
+        self, *, train_captions: Count, val_captions: Count, test_captions: Count, **options: Unpack[KindOptions]
     ) -> None:
-        self._source = Shapes(
-            seed=seed,
-            shapes=shapes,
-            colors=colors,
-            sizes=sizes,
-            max_objects=max_objects,
-            train_scenes=train_captions,
-            val_scenes=val_captions,
-            test_scenes=test_captions,
-            captions_per_image=None,
-        )
-        self._kinds = [Kind(*parts) for parts in product(sizes, colors, shapes)]
-        self._most = max_objects
+        super().__init__(train_scenes=train_captions, val_scenes=val_captions, test_scenes=test_captions, **options)
+
+    def sample(self, keys: Keys) -> Record:
+        captions = valid_captions(self.scene(keys))
+        words = captions[numpy_rng("words of a caption", *keys).integers(len(captions))].split()
+        return keys.record({"text": " ".join(words), "words": words, "tags": tags_of(words)})
 
     def likeliest(self, words: Sequence[str | None]) -> list[float] | None:
         """The chance of the likeliest word in each gap, over all captions of one or two objects.
 
         No order, size, colour, shape or relation is preferred, so that all captions of a length are equally likely.
         """
-        if self._most > 2:
+        if self.max_objects > 2:
             return None  # two relations of one subject are not equally likely in all combinations
         known = [(at, word) for at, word in enumerate(words) if word is not None]
         fitting = [
@@ -106,12 +63,9 @@ class SceneWords(Source):
     @cached_property
     def _captions(self) -> dict[int, list[list[str]]]:
         """All captions of one and of two objects in words, by their number."""
-        pairs = ((one, relation, other) for one, other in permutations(self._kinds, 2) for relation in INVERSE)
-        texts = [*(f"a {kind}" for kind in self._kinds), *(caption(*parts) for parts in pairs)]
-        found: dict[int, list[list[str]]] = {}
+        pairs = ((one, relation, other) for one, other in permutations(self.kinds, 2) for relation in INVERSE)
+        texts = [*(f"a {kind}" for kind in self.kinds), *(caption(*parts) for parts in pairs)]
+        by_length: dict[int, list[list[str]]] = {}
         for words in map(str.split, texts):
-            found.setdefault(len(words), []).append(words)
-        return found
-
-    def open(self, name: str) -> WordsSplit:
-        return WordsSplit(name=name, scenes=self._source.open(name))
+            by_length.setdefault(len(words), []).append(words)
+        return by_length

@@ -102,8 +102,8 @@ class Statement(NamedTuple):
 
     def __str__(self) -> str:
         """As a caption."""
-        said = " and ".join(f"{relation} a {other}" for relation, other in self.places)
-        return f"a {self.subject} {said}".rstrip()
+        places = " and ".join(f"{relation} a {other}" for relation, other in self.places)
+        return f"a {self.subject} {places}".rstrip()
 
 
 @cache
@@ -133,13 +133,13 @@ def relations(subject: Placed, other: Placed, image_size: int) -> list[str]:
 
 def statements(scene: Scene) -> list[Statement]:
     """Every statement that is true of the scene and names each object once."""
-    found = []
+    true = []
     for subject, *others in permutations(scene.objects):
         ways = [
             [(relation, other.kind) for relation in relations(subject, other, scene.image_size)] for other in others
         ]
-        found += [Statement(subject.kind, places) for places in product(*ways)]
-    return found
+        true += [Statement(subject.kind, places) for places in product(*ways)]
+    return true
 
 
 def valid_captions(scene: Scene) -> list[str]:

@@ -39,13 +39,13 @@ class AlignedFiles(Source):
         if source == target:
             raise UserError(f"data.from, data.to: both are {source!r}; give the endings of two files")
         self.skipped: list[str] = []
-        given = {"train": train, "val": val, "test": test}
+        stems = {"train": train, "val": val, "test": test}
         self._lines = {
             split: self._read(split, *(Path(root) / f"{stem}.{ending}" for ending in (source, target)))
-            for split, stem in given.items()
+            for split, stem in stems.items()
             if stem is not None
         }
-        self._stems = given
+        self._stems = stems
         self.splits = tuple(name for name in NAMES if name in self._lines)
 
     def open(self, name: str) -> Split:

@@ -12,7 +12,7 @@ from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
 from vlm.data.sources.caption_tables import Row
 from vlm.data.store.places import Folder, Place, Tar
-from vlm.errors import UserError
+from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
 # A few files lost are a nuisance; more than that, and the folder is the wrong one.
@@ -73,7 +73,7 @@ class CaptionSource(Source):
         self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
-        self._found: dict[str, CaptionedImage] = {}
+        self._by_path: dict[str, CaptionedImage] = {}
         self._named: set[str] = set()
         self._images: dict[str, list[CaptionedImage]] = {}
 
@@ -102,8 +102,8 @@ class CaptionSource(Source):
             name, place = row.image.strip(), split or row.split
             caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
             if not name or not caption:
-                said = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
-                self.skipped.append(Skipped(said, "empty caption" if name else "no image"))
+                line = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
+                self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
                 continue
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
             if image.split != place:
@@ -134,10 +134,10 @@ class CaptionSource(Source):
         if os.path.isabs(path) and Path(path).is_relative_to(self.root):
             path = os.path.relpath(path, self.root)
         self._named.add(path)
-        image = self._found.get(path)
+        image = self._by_path.get(path)
         if image is None:
             name = path.removeprefix(f"{self.base}/") if self.base else path
-            image = self._found[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
+            image = self._by_path[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
         return image
 
     def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
@@ -146,7 +146,7 @@ class CaptionSource(Source):
         Raises:
             UserError: If some images say a split and others do not, too many are absent, or nothing is left.
         """
-        images = list(self._found.values())
+        images = list(self._by_path.values())
         unsaid = [image for image in images if image.split is None]
         if unsaid and len(unsaid) < len(images):
             raise UserError(f"{file}: {unsaid[0].name} has no split, others have; give each or none of them one")
@@ -201,4 +201,8 @@ def find_file(path: str, root: Path, setting: str) -> Path:
     for candidate in (Path(path), root / path):
         if candidate.is_file():
             return candidate
-    raise UserError(f"{setting}={path}: no such file, nor {root / path}; set {setting} to the file")
+    folders = [place.parent for place in (Path(path), root / path) if place.parent.is_dir()]
+    files = {file.name: file for folder in folders for file in folder.iterdir()}
+    near = files.get(nearest(Path(path).name, files))
+    remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
+    raise UserError(f"{setting}={path}: no such file, nor {root / path}; {remedy}")

@@ -20,7 +20,8 @@ class Captions(CaptionSource):
     the root's folders) says, else drawn by image.
 
     Args:
-        root: Folder, or tar, that the names of images are relative to; without `path`, what is read.
+        root: Folder, or tar, that the names of images are relative to, by default the one of `path`; without `path`,
+            what is read.
         path: CSV, TSV or JSON-lines file, as given or within the root.
         val_path: Such a file, of validation alone.
         test_path: Such a file, of test alone.
@@ -40,7 +41,7 @@ class Captions(CaptionSource):
     def __init__(
         self,
         *,
-        root: str,
+        root: str | None = None,
         path: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
@@ -52,14 +53,14 @@ class Captions(CaptionSource):
         seed: int = 0,
         captions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
+        super().__init__(root=root_of(root, path), seed=seed, captions_per_image=captions_per_image)
         files = table_files(self.root, path, val_path, test_path)
         for split, file in files.items():
             rows = read_table(file, image_column, caption_column, split_column)
             self._add(rows, file, split=split if len(files) > 1 else None)
         if not files:
             self._add(read_folder(self.place, self.skipped), self.root)
-        if not files and not self._found:
+        if not files and not self._by_path:
             raise UserError(
                 f"{self.root}: holds no image with a .txt file of captions beside it; set data.root to a folder that "
                 "does, or data.path to a table of images and captions"
@@ -103,7 +104,7 @@ class Flickr8k(CaptionSource):
 
     def _assign(self, tokens: Path) -> None:
         """Gives the images the splits of the official lists, and drops those of none."""
-        named = {image.name: image for image in self._found.values()}
+        named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
             file = self._text(f"Flickr_8k.{name}.txt")
             for listed in dict.fromkeys(read_text(file).split()):
@@ -116,9 +117,9 @@ class Flickr8k(CaptionSource):
                     image.split = split
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
-                said = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
-                self.skipped.append(Skipped(said, "no image"))
-        self._found = {path: image for path, image in self._found.items() if image.split is not None}
+                line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
+                self.skipped.append(Skipped(line, "no image"))
+        self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
 
 
 class Coco(CaptionSource):
@@ -188,6 +189,17 @@ class Coco(CaptionSource):
         return ""
 
 
+def root_of(root: str | None, path: str | None) -> str:
+    """The folder of a data set: as the config says, or else the one that its table lies in.
+
+    Raises:
+        UserError: The config says neither.
+    """
+    if root is None and path is None:
+        raise UserError("data.root: missing, and data.path too; give a folder of images, or a table of them")
+    return str(Path(path or "").parent) if root is None else root
+
+
 def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
     """The tables of a data set by split; none where it has no table.
 
@@ -201,5 +213,5 @@ def table_files(root: Path, path: str | None, val_path: str | None, test_path: s
 
 
 def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
-    given = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
-    return {split: find_file(path, root, key) for split, (key, path) in given.items() if path is not None}
+    settings = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
+    return {split: find_file(path, root, key) for split, (key, path) in settings.items() if path is not None}

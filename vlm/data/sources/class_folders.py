@@ -90,25 +90,25 @@ class ClassFolders(Source):
 
     def _named(self, files: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
         """The splits that the first folder of each path names."""
-        found: dict[str, list[Parts]] = {name: [] for name in NAMES}
+        by_split: dict[str, list[Parts]] = {name: [] for name in NAMES}
         strays = []
         for parts in files:
             split = SPLITS.get(parts[0].lower())
             if split and len(parts) > 2:
-                found[split].append(parts)
+                by_split[split].append(parts)
             else:
                 strays.append(parts)
         self._leave_out(strays, "not in a class folder of a split")
-        if not found["train"]:
+        if not by_split["train"]:
             raise self._fault(f"has {_listed(sorted({parts[0] for parts in files}))}, but no train folder")
         empty = {parts[:2] for parts in folders if len(parts) > 1 and SPLITS.get(parts[0].lower()) == "train"}
-        self._set_classes({parts[1] for parts in found["train"]}, empty - {parts[:2] for parts in found["train"]})
-        for parts in (parts for name in NAMES for parts in found[name] if parts[1] not in self._labels):
+        self._set_classes({parts[1] for parts in by_split["train"]}, empty - {parts[:2] for parts in by_split["train"]})
+        for parts in (parts for name in NAMES for parts in by_split[name] if parts[1] not in self._labels):
             raise UserError(
                 f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training {self.unit}s have no class "
                 f"{parts[1]!r}; rename the folder to the class it is, or add such {self.unit}s to train"
             )
-        return {name: [self._file(parts, parts[1]) for parts in found[name]] for name in NAMES}
+        return {name: [self._file(parts, parts[1]) for parts in by_split[name]] for name in NAMES}
 
     def _drawn(
         self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from vlm.data.sources.tables import read_text
-from vlm.data.sources.text_source import Sample, TextSource
-from vlm.errors import Share, UserError
+from vlm.data.sources.text_source import FileOptions, Sample, TextSource
+from vlm.errors import UserError
 
 # https://universaldependencies.org/format.html
 CONLL_U = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -24,15 +25,10 @@ class Conll(TextSource):
     or its tag is not used.
 
     Args:
-        path: The file; of training alone where `val_path` or `test_path` is given.
-        val_path: A file of validation.
-        test_path: A file of test.
         word_column: Number or name of the column of words.
         tag_column: Number or name of the column of tags.
         delimiter: What parts the columns.
-        val_fraction: Part of the sentences held out for validation where there is a single file.
-        test_fraction: Part of the sentences held out for test there.
-        seed: Seed of which are held out.
+        options: As `TextSource._read` takes them.
     Raises:
         UserError: A file is missing or is no UTF-8, or most of its sentences cannot be used.
     """
@@ -43,20 +39,14 @@ class Conll(TextSource):
     def __init__(
         self,
         *,
-        path: str,
-        val_path: str | None = None,
-        test_path: str | None = None,
         word_column: int | str = 1,
         tag_column: int | str = 2,
         delimiter: str = "\t",
-        val_fraction: Share = 0.1,
-        test_fraction: Share = 0.1,
-        seed: int = 0,
+        **options: Unpack[FileOptions],
     ) -> None:
         self._columns = {"word": word_column, "tag": tag_column}
         self._delimiter = delimiter
-        paths = {"train": path, "val": val_path, "test": test_path}
-        self._read(paths, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
+        self._read(**options)
 
     def samples(self, path: Path) -> Iterator[Sample]:
         names: Sequence[str] = ()

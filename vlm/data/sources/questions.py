@@ -6,7 +6,7 @@ from pathlib import Path
 from vlm.data.records import Question, Record
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
-from vlm.data.sources.captions import table_files
+from vlm.data.sources.captions import root_of, table_files
 from vlm.data.sources.tables import read_cells
 from vlm.errors import Count, Share, UserError
 
@@ -33,8 +33,8 @@ class QuestionTable(CaptionSource):
     def __init__(
         self,
         *,
-        root: str,
         path: str,
+        root: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
         image_column: str = "image",
@@ -47,7 +47,7 @@ class QuestionTable(CaptionSource):
         seed: int = 0,
         questions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(root=root, seed=seed, captions_per_image=questions_per_image)
+        super().__init__(root=root_of(root, path), seed=seed, captions_per_image=questions_per_image)
         names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
         names |= {} if kind_column is None else {"kind": kind_column}
         self._columns = {f"{name}_column": column for name, column in names.items()}

@@ -44,7 +44,7 @@ class Squad(TextSource):
         test_fraction: Share = 0.1,
         seed: int = 0,
     ) -> None:
-        self._read({"train": path, "val": val_path, "test": test_path}, val_fraction=0, test_fraction=0, seed=seed)
+        self._read(path=path, val_path=val_path, test_path=test_path, val_fraction=0, test_fraction=0)
         fractions = {"val": val_fraction} if test_path or val_path else {"test": test_fraction, "val": val_fraction}
         self._hold_out({name: share for name, share in fractions.items() if name not in self.splits}, seed)
 
@@ -101,13 +101,13 @@ def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _answers(path: Path, where: str, question: Mapping[str, Any]) -> list[tuple[str, int]]:
-    found = []
+    answers = []
     for at, answer in _entries(path, where, question, "answers"):
         text, start = answer.get("text"), answer.get("answer_start")
         if not isinstance(text, str) or type(start) is not int:
             raise UserError(f"{path}, {at}: lacks a text or a whole number as answer_start; {LAYOUT}")
-        found.append((text, start))
-    return found
+        answers.append((text, start))
+    return answers
 
 
 def _entries(path: Path, where: str, holder: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

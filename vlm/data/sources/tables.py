@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 from vlm.data.records import SPLITS
 from vlm.errors import UserError
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # what may part the cells, the usual one first
+LINES = (".jsonl", ".ndjson")
+TABLES = (*PARTED, *LINES, ".json")
+SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
 
 
 class Cells(NamedTuple):
@@ -70,39 +73,65 @@ def parse_split(value: str, path: Path, where: str) -> str:
 def read_cells(
     path: Path, columns: Mapping[str, str], *, names: Sequence[str] | None = None, delimiter: str | None = None
 ) -> Iterator[Cells]:
-    """Rows of a CSV or TSV file with a header (RFC 4180), of a JSON-lines file, or of lines without a header.
+    """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
+
+    Columns are found whatever their case, ``image`` and ``caption`` also as ``file_name`` and ``text``. What parts the
+    cells is known by the header: of the usual delimiters, the one that shows most of the columns.
 
     Args:
         columns: Key of the config -> name of the column. The one of ``split_column`` may be absent if it is ``split``.
         names: The columns of a file without a header, whose lines have no quotes; the last one holds the rest.
         delimiter: What parts them there.
     Raises:
-        UserError: If the file's kind is unknown, a column is missing, or a line is malformed.
+        UserError: If the file's kind is unknown, columns are missing (all of them are named), or a line is malformed.
     """
     suffix = path.suffix.lower()
     if names is not None:
         yield from _line_rows(path, read_text(path), names, delimiter or "\t", columns)
-    elif suffix in (".csv", ".tsv"):
-        yield from _csv_rows(path, read_text(path), "\t" if suffix == ".tsv" else ",", columns)
+    elif suffix in PARTED:
+        yield from _csv_rows(path, read_text(path), PARTED[suffix], columns)
+    elif suffix in LINES:
+        yield from _json_rows(path, _json_lines(path, read_text(path)), columns)
     elif suffix in TABLES:
-        yield from _json_rows(path, read_text(path), columns)
+        yield from _json_rows(path, _json_array(path, read_text(path)), columns)
     else:
         raise UserError(f"{path}: not a kind of table that can be read; data.path takes {', '.join(TABLES)}")
 
 
-def _check_columns(place: str, present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The columns that are there."""
-    for key, column in columns.items():
-        if column not in present and (key, column) != ("split_column", "split"):
-            shown = ", ".join(map(repr, present)) or "none"
-            raise UserError(f"{place}: no column {column!r} among {shown}; set data.source.{key} to the right one")
-    return {key: column for key, column in columns.items() if column in present}
+def _column(name: str, present: Collection[str]) -> str | None:
+    """The column of this name, or of its synonym; its letters may be of another case in one column alone."""
+    for wanted in filter(None, (name, SYNONYMS.get(name))):
+        if wanted in present:
+            return wanted
+        alike = [column for column in present if column.strip().lower() == wanted.lower()]
+        if len(alike) == 1:
+            return alike[0]
+    return None
+
+
+def _find_columns(place: str, present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Key of the config -> the column that is there.
+
+    Raises:
+        UserError: Some are not; it names them all.
+    """
+    known = {key: _column(name, present) for key, name in columns.items()}
+    missing = [
+        key for key, column in known.items() if column is None and (key, columns[key]) != ("split_column", "split")
+    ]
+    if missing:
+        lacking = " and ".join(repr(columns[key]) for key in missing)
+        keys = " and ".join(f"data.source.{key}" for key in missing)
+        shown = ", ".join(map(repr, present)) or "none"
+        many = "s" if len(missing) > 1 else ""
+        raise UserError(f"{place}: no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
+    return {key: column for key, column in known.items() if column is not None}
 
 
 def _line_rows(
     path: Path, text: str, names: Sequence[str], delimiter: str, columns: Mapping[str, str]
 ) -> Iterator[Cells]:
-    known = _check_columns(str(path), names, columns)
+    known = _find_columns(str(path), names, columns)
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line:
@@ -117,13 +146,27 @@ def _line_rows(
         yield Cells({key: row[column] for key, column in known.items()}, f"line {number}")
 
 
-def _csv_rows(path: Path, text: str, delimiter: str, columns: Mapping[str, str]) -> Iterator[Cells]:
+def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
+    """The delimiter under which the header has most of the columns, the first of equals."""
+
+    def count(delimiter: str) -> int:
+        try:
+            header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
+        except csv.Error:  # quotes end before another delimiter
+            return 0
+        return sum(_column(name, header) is not None for name in names)
+
+    return max(delimiters, key=count)
+
+
+def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]) -> Iterator[Cells]:
     csv.field_size_limit(2**31 - 1)  # a caption may be longer than Python's 131,072 characters
     # Strict, because else a stray quote silently swallows the rows that follow it.
+    delimiter = _delimiter(text, delimiters, columns.values())
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        known = {key: header.index(column) for key, column in _check_columns(str(path), header, columns).items()}
+        known = {key: header.index(column) for key, column in _find_columns(str(path), header, columns).items()}
         for row in reader:
             if not row:
                 continue
@@ -141,16 +184,30 @@ def _csv_rows(path: Path, text: str, delimiter: str, columns: Mapping[str, str])
         ) from error
 
 
-def _json_rows(path: Path, text: str, columns: Mapping[str, str]) -> Iterator[Cells]:
+def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, {where}: not JSON ({error}); give one object a line") from error
+        if line.strip():
+            try:
+                yield f"line {number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}, line {number}: not JSON ({error}); give one object a line") from error
+
+
+def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    try:
+        array = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path}: not JSON ({error}); give an array of objects, or one object a line as .jsonl"
+        ) from error
+    if not isinstance(array, list):
+        raise UserError(f"{path}: not an array of objects; give one (data=coco reads COCO's annotations)")
+    yield from ((f"object {number}", record) for number, record in enumerate(array, 1))
+
+
+def _json_rows(path: Path, records: Iterable[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[Cells]:
+    for where, record in records:
         if not isinstance(record, dict):
-            raise UserError(f"{path}, {where}: not a JSON object; give one object a line")
-        known = _check_columns(f"{path}, {where}", record, columns)
+            raise UserError(f"{path}, {where}: not a JSON object; give each row as one")
+        known = _find_columns(f"{path}, {where}", record, columns)
         yield Cells({key: record[column] for key, column in known.items()}, where)

@@ -58,7 +58,7 @@ class TextFolders(ClassFolders):
             split = next((name for name in held if fnmatch(parts[-1], str(self._patterns[name]))), None)
             (rest if split is None or len(parts) == 1 else held[split]).append(parts)
         drawn = {name: fraction for name, fraction in fractions.items() if name not in held}
-        found = super()._drawn(rest, folders, drawn, seed)
+        splits = super()._drawn(rest, folders, drawn, seed)
         for parts in (parts for own in held.values() for parts in own if parts[0] not in self._labels):
             raise UserError(f"{self.place.path}/{'/'.join(parts)}: train has no class {parts[0]!r}; hold out fewer")
-        return found | {name: [self._file(parts, parts[0]) for parts in own] for name, own in held.items()}
+        return splits | {name: [self._file(parts, parts[0]) for parts in own] for name, own in held.items()}

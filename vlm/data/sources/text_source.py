@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split
-from vlm.errors import UserError
+from vlm.errors import Share, UserError
 
 
 class Sample(NamedTuple):
@@ -16,6 +16,17 @@ class Sample(NamedTuple):
     line: str
     known: Mapping[str, Any]
     split: str | None = None
+
+
+class FileOptions(TypedDict):
+    """Constructor's arguments by which a source reads files; see `TextSource._read`."""
+
+    path: str
+    val_path: NotRequired[str | None]
+    test_path: NotRequired[str | None]
+    val_fraction: NotRequired[Share]
+    test_fraction: NotRequired[Share]
+    seed: NotRequired[int]
 
 
 class TextSource(Source):
@@ -37,33 +48,41 @@ class TextSource(Source):
 
     def _read(
         self,
-        paths: Mapping[str, str | Sequence[str] | None],
         *,
-        val_fraction: float,
-        test_fraction: float,
-        seed: int,
+        path: str | Sequence[str],
+        val_path: str | None = None,
+        test_path: str | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        seed: int = 0,
     ) -> None:
         """Reads the files of the splits.
 
         Args:
-            paths: File of each split, or several; None for none.
+            path: The file or files; of training alone where `val_path` or `test_path` is given.
+            val_path: A file of validation.
+            test_path: A file of test.
+            val_fraction: Part of the samples held out for validation where a single file states no splits.
+            test_fraction: Part of the samples held out for test there.
+            seed: Seed of which samples are held out.
         Raises:
             UserError: A file is missing or holds nothing, or some samples state a split and others do not.
         """
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []
+        paths = {"train": path, "val": val_path, "test": test_path}
         files = {split: _files(split, path) for split, path in paths.items() if path is not None}
         if not files.get("train"):
             raise UserError("data.path: has no value; give data.path=FILE, of training")
-        found = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
+        samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
         for split, own in files.items():
-            if not found[split]:
+            if not samples[split]:
                 why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
                 raise UserError(f"{own[0]}: holds no sample that can be used{why}")
         if len(files) == 1:
-            parts = self._parts(files["train"][0], found["train"], {"test": test_fraction, "val": val_fraction}, seed)
+            parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:
-            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in found.items()}
+            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in samples.items()}
         self._take(parts)
 
     def _take(self, parts: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> None:
@@ -94,8 +113,8 @@ class TextSource(Source):
 
 def _files(split: str, paths: str | Sequence[str]) -> list[Path]:
     setting = "data.path" if split == "train" else f"data.{split}_path"
-    found = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for path in (path for path in found if not path.is_file()):
+    files = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    for path in (path for path in files if not path.is_file()):
         what = "is a folder; give a file" if path.is_dir() else f"no such file; set {setting} to one"
         raise UserError(f"{setting}={path}: {what}")
-    return found
+    return files

@@ -1,61 +1,50 @@
-"""Tables of texts, or of pairs of texts, with a label each."""
+"""Tables of texts: with a label each, or with their translations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, Unpack
 
 from vlm.data.records import NAMES
 from vlm.data.sources.tables import Cells, read_cells
-from vlm.data.sources.text_source import Sample, TextSource
-from vlm.errors import Share, UserError
+from vlm.data.sources.text_source import FileOptions, Sample, TextSource
+from vlm.errors import UserError
 
 
-class TextTable(TextSource):
-    """Texts with labels: CSV and TSV files with a header, JSON lines, or lines without a header.
+class TableOptions(FileOptions):
+    """Constructor's arguments of all tables; see TableSource."""
+
+    split_column: NotRequired[str]
+    columns: NotRequired[Sequence[str] | None]
+    delimiter: NotRequired[str | None]
+
+
+class TableSource(TextSource):
+    """CSV and TSV files with a header, JSON lines, or lines without a header.
 
     Args:
-        path: The file; of training alone where `val_path` or `test_path` is given.
-        val_path: A file of validation.
-        test_path: A file of test.
-        text_column: Name of the column of texts.
-        pair_column: Name of the column of second texts; None where a sample is one text.
-        label_column: Name of the column of labels.
+        named: Column of each part of a sample, by the part's name.
         split_column: Name of the column of splits; ``split`` may be absent.
         columns: The columns of files without a header, in their order; the last one holds the rest of the line.
         delimiter: What parts these columns; a tab by default.
-        val_fraction: Part of each class held out for validation where a single file states no splits.
-        test_fraction: Part of each class held out for test there.
-        seed: Seed of which samples are held out.
+        files: As `_read` takes them.
     Raises:
-        UserError: A file or column is missing, a row malformed, there are fewer than two labels, or val or test have
-            one that train lacks.
+        UserError: A file or column is missing, or a row malformed.
     """
 
-    holds = ("text", "label")
-    name = "texts"
+    spaces: str | None = None  # characters cut off at both ends of a cell; None for all white space
 
     def __init__(
         self,
+        named: Mapping[str, str],
         *,
-        path: str,
-        val_path: str | None = None,
-        test_path: str | None = None,
-        text_column: str = "text",
-        pair_column: str | None = None,
-        label_column: str = "label",
         split_column: str = "split",
         columns: Sequence[str] | None = None,
         delimiter: str | None = None,
-        val_fraction: Share = 0.1,
-        test_fraction: Share = 0.1,
-        seed: int = 0,
+        **files: Unpack[FileOptions],
     ) -> None:
-        self._columns = {"text_column": text_column, "label_column": label_column, "split_column": split_column}
-        self._columns |= {} if pair_column is None else {"pair_column": pair_column}
+        self._columns = {f"{name}_column": column for name, column in {**named, "split": split_column}.items()}
         self._lines: dict[str, Any] = {"names": columns, "delimiter": delimiter}
-        paths = {"train": path, "val": val_path, "test": test_path}
-        self._read(paths, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
-        self._number_labels(path)
+        self._read(**files)
 
     def samples(self, path: Path) -> Iterator[Sample]:
         for cells in read_cells(path, self._columns, **self._lines):
@@ -68,14 +57,42 @@ class TextTable(TextSource):
 
     def _known(self, path: Path, cells: Cells) -> dict[str, str]:
         known = {}
-        for name in ("text", "pair", "label"):
-            if (key := f"{name}_column") in cells.values:
-                value = cells.values[key]
-                plain = isinstance(value, str) or (name == "label" and isinstance(value, int))  # a bool is one too
-                if not plain:
-                    raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
-                known[name] = str(value).strip()
+        for key, value in cells.values.items():
+            name = key.removesuffix("_column")
+            if name == "split":
+                continue
+            if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
+                raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
+            known[name] = str(value).strip(self.spaces)
         return known
+
+
+class TextTable(TableSource):
+    """Texts, or pairs of texts, with labels.
+
+    Args:
+        text_column: Name of the column of texts.
+        pair_column: Name of the column of second texts; None where a sample is one text.
+        label_column: Name of the column of labels.
+        options: As TableSource takes them; each class is held out of by its share.
+    Raises:
+        UserError: As TableSource; or there are fewer than two labels, or val or test have one that train lacks.
+    """
+
+    holds = ("text", "label")
+    name = "texts"
+
+    def __init__(
+        self,
+        *,
+        text_column: str = "text",
+        pair_column: str | None = None,
+        label_column: str = "label",
+        **options: Unpack[TableOptions],
+    ) -> None:
+        pair = {} if pair_column is None else {"pair": pair_column}
+        super().__init__({"text": text_column, **pair, "label": label_column}, **options)
+        self._number_labels(options["path"])
 
     def _number_labels(self, path: str) -> None:
         """Gives each label its number, in the order of their names."""
@@ -94,3 +111,28 @@ class TextTable(TextSource):
         if name not in labels:
             raise UserError(f"data: the label {name!r} of {id} in {split} is none of train's; mend it, or add to train")
         return id, {**known, "label": labels[name], "class": name}
+
+
+class TranslationTable(TableSource):
+    """Texts with their translations.
+
+    Args:
+        text_column: Name of the column of texts.
+        translation_column: Name of the column of translations.
+        options: As TableSource takes them.
+    Raises:
+        UserError: As TableSource.
+    """
+
+    holds = ("text", "translation")
+    name = "translations"
+    spaces = " \t\r\n"  # a no-break space is part of a text
+
+    def __init__(
+        self,
+        *,
+        text_column: str = "text",
+        translation_column: str = "translation",
+        **options: Unpack[TableOptions],
+    ) -> None:
+        super().__init__({"text": text_column, "translation": translation_column}, **options)

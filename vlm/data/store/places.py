@@ -139,11 +139,11 @@ class Tar:
 
     @cached_property
     def _by_folder(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
+        bases: dict[str, list[str]] = defaultdict(list)
         for name in self._spans:
             folder, base = os.path.split(name)
-            found[folder].append(base)
-        return found
+            bases[folder].append(base)
+        return bases
 
     @cached_property
     def _written(self) -> str:

@@ -1,4 +1,4 @@
-"""Which shards a data set has: as a manifest lists them, or as folders and patterns do."""
+"""List of a data set's shards, from a manifest or from folders and patterns."""
 
 import hashlib
 import json

@@ -68,8 +68,8 @@ def stamp(path: str) -> str:
     try:
         if is_url(path):
             return str(size_of(path))
-        found = os.stat(path)
-        return f"{found.st_size} {found.st_mtime_ns}"
+        status = os.stat(path)
+        return f"{status.st_size} {status.st_mtime_ns}"
     except OSError:
         return "absent"
 
@@ -141,7 +141,7 @@ def files_in(folder: str, suffix: str) -> list[str]:
 
 
 def _names(fs: Any, key: str) -> list[str]:
-    return [found.rstrip("/").rpartition("/")[2] for found in fs.ls(key, detail=False)]
+    return [path.rstrip("/").rpartition("/")[2] for path in fs.ls(key, detail=False)]
 
 
 def expand(pattern: str) -> list[str]:
@@ -162,12 +162,12 @@ def expand(pattern: str) -> list[str]:
 
 def _braces(pattern: str) -> Iterator[str]:
     """The names for which the innermost braces stand, and then the others."""
-    found = _BRACES.search(pattern)
-    if found is None:
+    braces = _BRACES.search(pattern)
+    if braces is None:
         yield pattern
         return
-    for part in _alternatives(found[1]):
-        yield from _braces(pattern[: found.start()] + part + pattern[found.end() :])
+    for part in _alternatives(braces[1]):
+        yield from _braces(pattern[: braces.start()] + part + pattern[braces.end() :])
 
 
 def _alternatives(inside: str) -> Iterator[str]:

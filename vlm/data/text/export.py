@@ -16,15 +16,15 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
     """
     from tokenizers import AddedToken
 
-    made = _made(tokenizer)
+    library = _made(tokenizer)
     special = {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
     # Subwords of others have the special tokens that came with them.
     taken = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
     pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in taken)])
-    made.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
+    library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     return {
-        "tokenizer.json": made.to_str(pretty=False),
+        "tokenizer.json": library.to_str(pretty=False),
         "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False),
     }
 
@@ -45,31 +45,31 @@ def _made(tokenizer: Tokenizer) -> Any:
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     if isinstance(tokenizer, SubwordTokenizer):
-        made = Library.from_str(tokenizer._library.to_str())
-        made.decoder = decoders.WordPiece() if isinstance(tokenizer, WordPieceTokenizer) else decoders.ByteLevel()
-        return made
+        library = Library.from_str(tokenizer._library.to_str())
+        library.decoder = decoders.WordPiece() if isinstance(tokenizer, WordPieceTokenizer) else decoders.ByteLevel()
+        return library
     vocab = {tokenizer.piece(id): id for id in range(tokenizer.vocab_size)}
     lower: list[Any] = [normalizers.Lowercase()] if tokenizer._options["lowercase"] else []
     if isinstance(tokenizer, ByteTokenizer):
         char_of = {byte: char for char, byte in BYTE_OF.items()}
         vocab = {char_of[id - 3] if 3 <= id < 259 else tokenizer.piece(id): id for id in vocab.values()}
-        made = Library(models.BPE(vocab=vocab, merges=[]))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.decoder = decoders.ByteLevel()
-        made.normalizer = normalizers.Sequence(lower)
-        return made
+        library = Library(models.BPE(vocab=vocab, merges=[]))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+        library.normalizer = normalizers.Sequence(lower)
+        return library
     if isinstance(tokenizer, SentencePieceTokenizer):
-        made = Library(_sentencepiece(tokenizer))
+        library = Library(_sentencepiece(tokenizer))
         lower.append(normalizers.Replace(" ", SPACE))
-        made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+        library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     else:
         assert isinstance(tokenizer, CharTokenizer)
         texts = {id: tokenizer.decode([id]) for id in vocab.values() if id >= 259}
         vocab = {texts.get(id) or piece: id for piece, id in vocab.items()}
-        made = Library(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    made.normalizer = normalizers.Sequence(lower)
-    return made
+        library = Library(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+        library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    library.normalizer = normalizers.Sequence(lower)
+    return library
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:

@@ -9,8 +9,9 @@ from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPiec
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
+from vlm.models.pretrained.architecture import architecture_of, parts_of
 from vlm.models.pretrained.files import KEY, OWN, read_config, read_json, read_text
-from vlm.models.pretrained.generation import read_generation, special_ids
+from vlm.models.pretrained.generation import special_ids
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
 BPE: dict[str, tuple] = {
@@ -27,7 +28,7 @@ SKIPPED = ("type", "vocab", "merges", "trim_offsets")
 
 @dataclass
 class _Pieces:
-    """What the files of a folder say, one way or another.
+    """Vocabulary and options of a folder's tokenizer, from whichever of its files hold them.
 
     Args:
         vocab: Piece -> id.
@@ -46,20 +47,30 @@ class PretrainedTokenizer(Tokenizer):
 
     Args:
         path: The folder.
+        mask: Whether an id for what is to be filled in is needed.
     """
 
-    def __init__(self, *, path: str) -> None:
+    def __init__(self, *, path: str, mask: bool = False) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.needs_mask = path, mask
         self._own: Tokenizer | None = None
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Reads the folder's files; nothing is learnt."""
-        generation = read_generation(self.path, read_config(self.path))
-        self._own = read_tokenizer(self.path, special_ids(generation, self.path))
+        """Reads the folder's files; nothing is learnt.
+
+        Raises:
+            UserError: They cannot be used, or have no id that is needed.
+        """
+        self._own = folder_tokenizer(self.path)
+        if self.needs_mask and self._own.mask_id is None:
+            raise UserError(f"tokenizer.mask: {self.path} has no [MASK]; choose another folder")
         self.pad_id, self.bos_id, self.eos_id = self._own.pad_id, self._own.bos_id, self._own.eos_id
         self._load(self._own._require_fit())
         return self
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._read_own().mask_id
 
     @property
     def fingerprint(self) -> str:
@@ -83,11 +94,26 @@ class PretrainedTokenizer(Tokenizer):
         return self._own
 
 
-def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> Tokenizer:
+def folder_tokenizer(folder: str) -> Tokenizer:
+    """The tokenizer of a folder, with the special ids of its model.
+
+    Raises:
+        UserError: As `read_tokenizer`, or a text has not one end.
+    """
+    config = read_config(folder)
+    architecture = architecture_of(config, folder)
+    ids: Mapping[str, int | None] = dict.fromkeys(("pad", "bos", "eos"))
+    if "decoder" in parts_of(architecture, config, folder):
+        ids = special_ids(architecture.generation(folder, config), folder)
+    return read_tokenizer(folder, ids, architecture.added)
+
+
+def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[str] = ()) -> Tokenizer:
     """The tokenizer of a folder: the one that we exported, or tokenizer.json, vocab.json with merges.txt, or vocab.txt.
 
     Args:
         ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
+        added: Special pieces at the end of a vocabulary that lacks them.
     Raises:
         UserError: There is none, it is damaged, or it does what ours do not.
     """
@@ -95,6 +121,8 @@ def read_tokenizer(folder: str, ids: Mapping[str, int | None]) -> Tokenizer:
         return tokenizer_from_state(own)
     try:
         pieces = _read(folder)
+        for piece in added:
+            pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
         listed = [""] * len(pieces.vocab)
         for piece, id in pieces.vocab.items():
             if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
@@ -164,6 +192,7 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
             "strip_accents": normal.get("strip_accents"),
             "lower": normal.get("lowercase", True),
             "longest_word": model.get("max_input_chars_per_word", 100),
+            "mask": vocab.get("[MASK]"),
         }
         pieces = _Pieces(WordPieceTokenizer, vocab, options)
     else:
@@ -202,6 +231,7 @@ def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
         "strip_accents": settings.get("strip_accents"),
         "lower": settings.get("do_lower_case", True),
         "longest_word": 100,
+        "mask": vocab.get("[MASK]"),
     }
     special = {vocab[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocab}
     return _Pieces(WordPieceTokenizer, vocab, options, special)

@@ -71,5 +71,5 @@ def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
         types = torch.tensor([[*row.types, *[0] * (length - len(row.types))] for row in rows])
     counts = [sum(len(row.places) for row in sample.rows) for sample in samples]
     places = [number * length + place for number, row in enumerate(rows) for place in row.places]
-    found = torch.tensor(places, dtype=torch.long) if any(counts) else None
-    return InputRows(tokens, segments, types, found, counts, [sample.texts for sample in samples])
+    positions = torch.tensor(places, dtype=torch.long) if any(counts) else None
+    return InputRows(tokens, segments, types, positions, counts, [sample.texts for sample in samples])

@@ -103,7 +103,7 @@ class MaskedField(EncodedField):
         return np.cumsum(starts)
 
     def _hidden(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What stands for the chosen tokens in training: mostly masks, else any token, or they themselves."""
+        """Inputs for the chosen tokens in training: mostly masks, else random tokens or the tokens themselves."""
         which, other = rng.random(len(ids)), self._usual[rng.integers(len(self._usual), size=len(ids))]
         rest = np.where(which < MASKED + RANDOM, other, ids)
         return np.where(which < MASKED, self._mask_id, rest)

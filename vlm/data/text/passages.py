@@ -67,7 +67,7 @@ def encode_passage(
     head = [tokenizer.bos_id, *asked, tokenizer.eos_id]
     room = max_len - len(head) - 1
     ids = [_ids(passage, word, pieces or tokenizer.encode)[:room] for word in words]
-    found, start = [], 0
+    windows, start = [], 0
     while True:
         row, places, stop, after = list(head), [0], start, start + 1
         while stop < len(ids) and len(row) + len(ids[stop]) < max_len:
@@ -77,9 +77,9 @@ def encode_passage(
             if len(row) - len(head) <= stride:
                 after = max(after, stop)
         types = [0] * len(head) + [1] * (len(row) + 1 - len(head))
-        found.append(Window(Input([*row, tokenizer.eos_id], types, places), start))
+        windows.append(Window(Input([*row, tokenizer.eos_id], types, places), start))
         if stop >= len(ids):
-            return found
+            return windows
         start = after
 
 

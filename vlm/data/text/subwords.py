@@ -120,9 +120,9 @@ class BytePairTokenizer(SubwordTokenizer):
         if len(merges) > MAX_PIECES or not all(len(pair) == 2 and {*map(type, pair)} == {str} for pair in merges):
             raise ValueError("a merge is a pair of pieces")
         vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
-        made = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
-        return made
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
+        return tokenizer
 
     def _row_of(self, piece: str) -> Row:
         try:
@@ -143,32 +143,43 @@ class WordPieceTokenizer(SubwordTokenizer):
         "strip_accents": (bool, type(None)),
         "lower": (bool,),
         "longest_word": (int,),
+        "mask": (int, type(None)),
     }
+    _mask: int | None = None
+    _vocab: Sequence[str] = ()
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._mask
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Words with a space between them, punctuation as it is written."""
+        """Words with a space between them, punctuation as it is written; a rest of a word that comes first keeps ##."""
         text = super().decode(ids)
-        return _PUNCTUATION.sub(r"\1", text.removeprefix(" "))
+        first = next((self._vocab[id] for id in ids if self._row(id)[0]), "")
+        return f"{CONTINUES}{text}" if first.startswith(CONTINUES) else text.removeprefix(" ")
 
     def _make(self, parts: Mapping[str, Any]) -> Any:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         vocab, self.unk_id = {piece: id for id, piece in enumerate(parts["vocab"])}, parts["unk"]
-        if not 0 <= parts["unk"] < len(vocab) or not 1 <= parts["longest_word"] <= MAX_PIECE:
+        self._mask, self._vocab = parts["mask"], parts["vocab"]
+        known = all(0 <= id < len(vocab) for id in (parts["unk"], parts["mask"] or 0))
+        if not known or not 1 <= parts["longest_word"] <= MAX_PIECE:
             raise ValueError("an option is out of its bounds")
         options = {"max_input_chars_per_word": parts["longest_word"], "unk_token": parts["vocab"][parts["unk"]]}
-        made = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix="##", **options))
-        made.normalizer = normalizers.BertNormalizer(
+        tokenizer = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix=CONTINUES, **options))
+        tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=parts["clean_text"],
             handle_chinese_chars=parts["chinese_chars"],
             strip_accents=parts["strip_accents"],
             lowercase=parts["lower"],
         )
-        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        return made
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
 
     def _row_of(self, piece: str) -> Row:
-        text = piece.removeprefix("##") if piece.startswith("##") else f" {piece}"
+        written = piece.startswith(CONTINUES) or _JOINED.match(piece)
+        text = piece.removeprefix(CONTINUES) if written else f" {piece}"
         return text.encode(), printable_piece(text)
 
 
@@ -183,4 +194,5 @@ def _byte_of() -> dict[str, int]:
 
 
 BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself where it can be seen, else one from 256 on
-_PUNCTUATION = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
+CONTINUES = "##"  # a piece that goes on with a word
+_JOINED = re.compile(r"[.?!,]|n't|'m|'s|'ve|'re")  # pieces so begun are written without a space before them

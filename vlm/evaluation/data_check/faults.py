@@ -1,4 +1,4 @@
-"""What can be wrong with a data set, found before a run meets it."""
+"""Faults of a data set, reported before a run meets them."""
 
 import os
 import re
@@ -65,21 +65,21 @@ class Faults:
         looked_at: How many images, captions or documents could have had the fault.
     """
 
-    found: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    by_kind: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     looked_at: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, lines: Iterable[str], looked_at: int) -> None:
         self.looked_at[kind] = self.looked_at.get(kind, 0) + looked_at
         if lines := list(lines):
-            self.found[kind] += lines
+            self.by_kind[kind] += lines
 
     def share(self, kind: str) -> float:
-        return len(self.found[kind]) / max(1, self.looked_at[kind])
+        return len(self.by_kind[kind]) / max(1, self.looked_at[kind])
 
     @property
     def spoiling(self) -> list[str]:
         """The kinds of fault that are too many for a run."""
-        return [kind for kind in self.found if self.share(kind) > LIMITS[kind]]
+        return [kind for kind in self.by_kind if self.share(kind) > LIMITS[kind]]
 
 
 @dataclass
@@ -109,16 +109,16 @@ def read_images(
         watch: Passes items on and tells how far it is.
     """
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
-    found: list[Seen] = []
+    seen: list[Seen] = []
     unreadable = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for one in watch(_ahead(pool, work), len(work)):
             if isinstance(one, Seen):
-                found.append(one)
+                seen.append(one)
             else:
                 unreadable.append(one)
     faults.add("unreadable image", unreadable, len(work))
-    return found
+    return seen
 
 
 def _ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["Seen | str"]:

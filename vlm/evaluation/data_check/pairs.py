@@ -1,4 +1,4 @@
-"""What can be wrong with texts and their translations, found before a run meets it."""
+"""Faults of texts and their translations, reported before a run meets them."""
 
 from collections.abc import Mapping
 

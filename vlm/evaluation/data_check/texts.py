@@ -1,4 +1,4 @@
-"""What can be wrong with texts and their labels, found before a run meets it."""
+"""Faults of texts and their labels, reported before a run meets them."""
 
 from collections import Counter
 from collections.abc import Mapping

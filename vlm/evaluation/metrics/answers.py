@@ -1,6 +1,5 @@
 """Accuracy of answers to questions, in all and by kind of question, with controls that do not see the image."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.text_controls import MostFrequent
 
 # Of each question: its image, text, answer and kind, and what was answered beside its own image and under control.
 COLUMNS = ("image_id", "question", "answer", "kind", "predicted", "shuffled", "blank")
@@ -35,8 +35,8 @@ class AnswerMetric(RecordMetric):
             answers: Of each image's questions, the answers of the model, and then those under each of ``CONTROLS``.
         """
         for place, (id, asked) in enumerate(zip(ids, questions, strict=True)):
-            said = zip(*(of_images[place] for of_images in answers), strict=True)
-            rows = zip(asked, said, strict=True)
+            by_question = zip(*(of_images[place] for of_images in answers), strict=True)
+            rows = zip(asked, by_question, strict=True)
             self.add((f"{id}#{n:04d}", id, *question, *texts) for n, (question, texts) in enumerate(rows))
 
     def compute(self) -> dict[str, float]:
@@ -56,15 +56,11 @@ class AnswerMetric(RecordMetric):
         The first is what is known without any image. A question that train lacks has the most frequent answer of its
         kind there.
         """
-        known, kinds = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
-        for text, answer, kind in train:
-            known[text][answer] += 1
-            kinds[kind][answer] += 1
+        frequent = MostFrequent(((("text", text), ("kind", kind)), answer) for text, answer, kind in train)
         for row in self.answers:
-            often = known.get(row["question"]) or kinds.get(row["kind"]) or Counter({"": 1})
-            row["constant"] = max(often, key=lambda answer: (often[answer], answer))
+            row["constant"] = frequent.value((("text", row["question"]), ("kind", row["kind"])))
         scores = {control: self._accuracies(control) for control in ("constant", *CONTROLS)}
-        return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
+        return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """accuracy@low and accuracy@high: its 95% interval, by bootstrap over images."""

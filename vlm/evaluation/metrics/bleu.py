@@ -11,7 +11,7 @@ _TINY, _SMALL = 1e-15, 1e-9
 
 
 class BleuCounts(NamedTuple):
-    """What BLEU is computed from, by image; the corpus has their sums.
+    """N-gram counts and lengths of each image; corpus BLEU is computed from their sums.
 
     Shapes:
         correct, guessed (N, 4), lengths and closest (N,)

@@ -23,7 +23,7 @@ Scorer = Callable[[Floats], Floats]
 
 
 class Difference(NamedTuple):
-    """How much better a second system is, with its interval, and how probable as large a difference is by chance."""
+    """Gain of a second system over a first, with its interval, and the probability p of one as large by chance."""
 
     value: float
     low: float

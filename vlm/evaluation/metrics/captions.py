@@ -46,8 +46,8 @@ class CaptionMetric(RecordMetric):
             references: The reference captions of each.
             losses: The model's loss on them, for the details of each image.
         """
-        told: Sequence[float | None] = [None] * len(ids) if losses is None else losses
-        rows = zip(ids, predictions, references, told, strict=True)
+        row_losses: Sequence[float | None] = [None] * len(ids) if losses is None else losses
+        rows = zip(ids, predictions, references, row_losses, strict=True)
         self.add((image, text, list(texts), loss) for image, text, texts, loss in rows)
 
     def compute(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class CaptionMetric(RecordMetric):
         return caption_intervals(self.scores, exact, seed=seed)
 
     def per_image(self) -> dict[str, dict[str, Any]]:
-        """What the last `compute` found of each image: caption, references, scores, and the loss where it was given."""
+        """Rows of the last `compute`, by image: caption, references, scores, and the loss where it is known."""
         scores = {} if self.scores is None else self.scores.per_image
         return {
             image: {
@@ -127,7 +127,7 @@ def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
 
 
 def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[bool]:
-    """Whether the caption of each image equals a reference word for word."""
+    """True for each image whose caption equals a reference word for word."""
     return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
 
 

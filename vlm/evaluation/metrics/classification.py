@@ -91,7 +91,7 @@ class ClassificationMetric(RecordMetric):
         return [2 * right / (taken + total) if total else None for right, taken, total in counts]
 
     def confusion(self) -> np.ndarray:
-        """How often each true class (rows) was taken for each class (columns).
+        """Confusion matrix: counts by true class (rows) and predicted class (columns).
 
         Shapes:
             -> int64 (C, C)

@@ -45,8 +45,8 @@ def words(text: str) -> list[str]:
 
 def _vocabulary(texts: Iterable[Sequence[str]]) -> dict[str, int]:
     """Numbers of words, from 1: 0 stands for none."""
-    found = dict.fromkeys(word for text in texts for word in text)
-    return {word: number for number, word in enumerate(found, start=1)}
+    words = dict.fromkeys(word for text in texts for word in text)
+    return {word: number for number, word in enumerate(words, start=1)}
 
 
 def _likeliest(rows: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -> dict[int, int]:

@@ -29,7 +29,7 @@ def java_scores(
     """
     images = list(references)
     wanted = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
-    given = {image: [" ".join(units.cut(predictions[image]))] for image in images}
+    candidates = {image: [" ".join(units.cut(predictions[image]))] for image in images}
     corpus: dict[str, float] = {}
     rows: dict[str, dict[str, float]] = {}
     absent: dict[str, str] = {}
@@ -42,7 +42,7 @@ def java_scores(
             absent[name] = reason
             continue
         try:
-            corpus[name], values = compute(wanted, given)
+            corpus[name], values = compute(wanted, candidates)
             rows[name] = dict(zip(images, values, strict=True))
         except Exception as error:  # another program, with faults of its own
             absent[name] = f"pycocoevalcap failed ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
@@ -64,12 +64,12 @@ def _why_no_spice() -> str | None:
     return None
 
 
-def _meteor(wanted: Texts, given: Texts) -> Found:
+def _meteor(wanted: Texts, candidates: Texts) -> Found:
     from pycocoevalcap.meteor.meteor import Meteor
 
     meteor = Meteor()
     try:
-        score, values = meteor.compute_score(wanted, given)
+        score, values = meteor.compute_score(wanted, candidates)
     finally:
         meteor.meteor_p.kill()
         meteor.meteor_p.wait()
@@ -78,11 +78,11 @@ def _meteor(wanted: Texts, given: Texts) -> Found:
     return float(score), [float(value) for value in values]
 
 
-def _spice(wanted: Texts, given: Texts) -> Found:
+def _spice(wanted: Texts, candidates: Texts) -> Found:
     from pycocoevalcap.spice.spice import Spice
 
     # It answers in the order of the sorted names.
     order = sorted(wanted)
-    score, values = Spice().compute_score(wanted, given)
+    score, values = Spice().compute_score(wanted, candidates)
     by_image = dict(zip(order, (float(value["All"]["f"]) for value in values), strict=True))
     return float(score), [by_image[image] for image in wanted]

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
-from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.records import SampleMetric
 
 Bound = Callable[[Sequence[str | None]], Sequence[float] | None]
 
@@ -33,22 +32,10 @@ class Filled(NamedTuple):
     tokens: int
 
 
-class MaskedMetric(RecordMetric):
-    """Scores over all texts of all processes.
+class MaskedMetric(SampleMetric[Filled]):
+    """Scores over all texts of all processes."""
 
-    Attributes:
-        texts: Those of the last `compute` by id.
-    """
-
-    texts: dict[str, Filled]
-
-    def update(self, ids: Sequence[str], texts: Sequence[Filled]) -> None:
-        """Adds some texts.
-
-        Args:
-            ids: Names of each throughout the data set.
-        """
-        self.add((id, *text) for id, text in zip(ids, texts, strict=True))
+    kind, unit = Filled, "word"
 
     def compute(self) -> dict[str, float]:
         """accuracy of the tokens in gaps; pseudo_perplexity a token, of the texts whose likelihood was asked for.
@@ -56,12 +43,10 @@ class MaskedMetric(RecordMetric):
         Raises:
             UserError: Nothing was added.
         """
-        self.texts = {id: Filled(*row) for id, row in self.rows().items()}
-        if not any(text.true for text in self.texts.values()):
-            raise UserError("no word to score: the split is empty", status=1)
+        texts = self.gather()
         right, count = self._counts().sum(0)
         scores = {"accuracy": float(right / count)}
-        scored = [(text.likelihood, text.tokens) for text in self.texts.values() if text.likelihood is not None]
+        scored = [(text.likelihood, text.tokens) for text in texts if text.likelihood is not None]
         if scored:
             scores["pseudo_perplexity"] = math.exp(-sum(value for value, _ in scored) / sum(n for _, n in scored))
         return scores
@@ -73,12 +58,12 @@ class MaskedMetric(RecordMetric):
             bound: The chance of the likeliest word in each gap; None where no grammar is known.
         """
         chances: list[float] = []
-        for text in self.texts.values():
+        for text in self.samples.values():
             words = [None if at in text.gaps else word for at, word in enumerate(text.text.split())]
-            found = bound(words)
-            if found is None:
+            of_gaps = bound(words)
+            if of_gaps is None:
                 return {}
-            chances += found
+            chances += of_gaps
         return {"accuracy@grammar": sum(chances) / len(chances)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
@@ -91,12 +76,8 @@ class MaskedMetric(RecordMetric):
 
         return intervals(["accuracy"], score, len(counts), seed=seed)
 
-    def rows_of(self) -> list[dict[str, Any]]:
-        """The texts with their gaps."""
-        return [{"id": id, **text._asdict()} for id, text in self.texts.items()]
-
     def _counts(self) -> Floats:
         """Right tokens of each text, and its gaps. Shapes: -> (N, 2)"""
-        pairs = (zip(text.true, text.predicted, strict=True) for text in self.texts.values())
+        pairs = (zip(text.true, text.predicted, strict=True) for text in self.samples.values())
         hits = [[one == other for one, other in pair] for pair in pairs]
         return np.array([[sum(hit), len(hit)] for hit in hits], np.float64)

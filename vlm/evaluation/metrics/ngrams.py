@@ -50,7 +50,7 @@ def sum_by_order(rows: Ints, orders: Ints, weights: Floats | Ints, count: int) -
 
 
 def lookup(table: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Where each key would stand in a sorted table, and whether it stands there."""
+    """Binary search: the index of each key in a sorted table, and True for those that are in it."""
     places = np.searchsorted(table, keys)
     known = np.zeros(len(keys), bool)
     inside = places < len(table)

@@ -74,9 +74,9 @@ def _tokenize(caption: str) -> list[str]:
 
 
 def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
-    """Where the token of the rule that wins here ends, and the token; the position and its character if none does."""
-    found = scanner().longest(shape, position)
-    if found is None:
+    """End and text of the token whose rule wins here; the position and its character where none does."""
+    match = scanner().longest(shape, position)
+    if match is None:
         return position, line[position]
-    end, action = found
+    end, action = match
     return end, action(line[position:end])

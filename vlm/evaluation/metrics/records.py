@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from vlm.errors import UserError
+
+S = TypeVar("S", bound=tuple[Any, ...])
+
 
 class RecordMetric(Metric):
-    """What a metric over whole samples has in common; a subclass adds records and computes from them.
+    """Base of metrics over whole samples; a subclass adds records and computes from them.
 
     Records are sorted by the sample they are of, and a sample counts once however often a sampler repeats it, so that
     neither the order nor the number of processes changes a digit.
@@ -47,6 +51,47 @@ class RecordMetric(Metric):
     def _start(self) -> None:
         # A process without any sample must still gather, and with the type that the others have.
         self.records = [_encode("", self.device)]
+
+
+class SampleMetric(RecordMetric, Generic[S]):
+    """Base of metrics whose samples are named tuples of one kind.
+
+    Attributes:
+        kind: Class of the samples, which a subclass names.
+        unit: Noun for a sample, which a subclass names.
+        samples: Those of the last `gather` by id.
+    """
+
+    kind: type[S]
+    unit: str
+    samples: dict[str, S]
+
+    def update(self, ids: Sequence[str], samples: Sequence[S]) -> None:
+        """Adds some samples.
+
+        Args:
+            ids: Names of each throughout the data set.
+        """
+        self.add((id, *sample) for id, sample in zip(ids, samples, strict=True))
+
+    def gather(self) -> list[S]:
+        """The samples of all processes.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self.samples = {id: self.kind(*row) for id, row in self.rows().items()}
+        if not self.samples:
+            raise UserError(f"no {self.unit} to score: the split is empty", status=1)
+        return list(self.samples.values())
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """The samples as dicts, with their ids."""
+        return [{"id": id, **sample._asdict()} for id, sample in self.samples.items()]  # type: ignore[attr-defined]
+
+    def _start(self) -> None:
+        super()._start()
+        self.samples = {}
 
 
 def _encode(text: str, device: torch.device) -> Tensor:

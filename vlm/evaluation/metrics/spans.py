@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
-from vlm.evaluation.metrics.records import RecordMetric
-from vlm.evaluation.metrics.text_controls import FrequentAnswers, overlapping_span
+from vlm.evaluation.metrics.records import SampleMetric
+from vlm.evaluation.metrics.text_controls import MostFrequent, beginnings, overlapping_span
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -47,22 +46,10 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
     return 2 * common / (len(predicted) + len(true))
 
 
-class SpanMetric(RecordMetric):
-    """Scores over all questions of all processes.
+class SpanMetric(SampleMetric[Answered]):
+    """Scores over all questions of all processes."""
 
-    Attributes:
-        questions: Those of the last `compute` by id.
-    """
-
-    questions: dict[str, Answered]
-
-    def update(self, ids: Sequence[str], questions: Sequence[Answered]) -> None:
-        """Adds some questions.
-
-        Args:
-            ids: Names of each throughout the data set.
-        """
-        self.add((id, *question) for id, question in zip(ids, questions, strict=True))
+    kind, unit = Answered, "question"
 
     def compute(self) -> dict[str, float]:
         """exact_match and f1; where some questions have an answer and others none, of both kinds too.
@@ -70,20 +57,17 @@ class SpanMetric(RecordMetric):
         Raises:
             UserError: Nothing was added.
         """
-        self.questions = {id: Answered(*row) for id, row in self.rows().items()}
-        if not self.questions:
-            raise UserError("no question to score: the split is empty", status=1)
-        return self.score([question.predicted for question in self.questions.values()])
+        return self.score([question.predicted for question in self.gather()])
 
     def score(self, predicted: Sequence[str]) -> dict[str, float]:
         """The scores of answers to the same questions."""
         values = self._values(predicted)
-        known = np.array([bool(question.answers) for question in self.questions.values()])
-        found = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
+        known = np.array([bool(question.answers) for question in self.samples.values()])
+        scores = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
         if known.any() and not known.all():
             for kind, chosen in (("answerable", known), ("unanswerable", ~known)):
-                found |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
-        return {name: float(value) for name, value in found.items()}
+                scores |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
+        return {name: float(value) for name, value in scores.items()}
 
     def controls(self, train: Iterable[tuple[str, str]]) -> dict[str, float]:
         """The scores of two controls that do not read as a model does.
@@ -92,31 +76,28 @@ class SpanMetric(RecordMetric):
             train: Questions of training with their answers.
         Returns:
             metric@overlap, of the part of the context that stands among most words of the question; metric@question,
-            of the most frequent answer that the question has in train.
+            of the most frequent answer in train to the question, or to those that begin as it does.
         """
-        frequent = FrequentAnswers(train)
-        asked = self.questions.values()
+        frequent = MostFrequent((beginnings(question), answer) for question, answer in train)
+        asked = self.samples.values()
         answers = {
             "overlap": [overlapping_span(one.question, one.context) for one in asked],
-            "question": [frequent.answer(one.question) for one in asked],
+            "question": [frequent.value(beginnings(one.question)) for one in asked],
         }
-        found = {control: self.score(texts) for control, texts in answers.items()}
-        return {f"{name}@{control}": values[name] for control, values in found.items() for name in NAMES}
+        scores = {control: self.score(texts) for control, texts in answers.items()}
+        return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Both scores at @low and @high: 95% intervals by bootstrap over questions."""
-        values = self._values([question.predicted for question in self.questions.values()])
+        values = self._values([question.predicted for question in self.samples.values()])
         return intervals(NAMES, mean_scorer(values), len(values), seed=seed)
 
     def rows_of(self) -> list[dict[str, Any]]:
         """The questions with their answers and scores."""
-        rows = []
-        for id, question in self.questions.items():
-            own = dict(zip(NAMES, scores(question.predicted, question.answers), strict=True))
-            rows.append({"id": id, **question._asdict(), **own})
-        return rows
+        values = self._values([question.predicted for question in self.samples.values()]).tolist()
+        return [row | dict(zip(NAMES, own, strict=True)) for row, own in zip(super().rows_of(), values, strict=True)]
 
     def _values(self, predicted: Sequence[str]) -> Any:
         """Both scores of each question. Shapes: -> (N, 2)"""
-        pairs = zip(predicted, self.questions.values(), strict=True)
+        pairs = zip(predicted, self.samples.values(), strict=True)
         return np.array([scores(text, question.answers) for text, question in pairs])

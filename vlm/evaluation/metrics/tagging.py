@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
-from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.records import SampleMetric
 
 Tags = Sequence[str]
 OUTSIDE = "O"
@@ -50,24 +49,18 @@ def spans(tags: Tags) -> Iterator[Span]:
         start, kind = place, own if tag != OUTSIDE else None
 
 
-class TaggingMetric(RecordMetric):
+class TaggingMetric(SampleMetric[Sentence]):
     """Scores over all words and spans of all processes; what else it gives is of the sentences of the last `compute`.
 
     Args:
         classes: The tags that training has; where they mark spans, these are scored too.
     """
 
+    kind, unit = Sentence, "sentence"
+
     def __init__(self, *, classes: Tags, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.classes, self.spans = list(classes), has_spans(classes)
-
-    def update(self, ids: Sequence[str], sentences: Sequence[Sentence]) -> None:
-        """Adds some sentences.
-
-        Args:
-            ids: What names each throughout the data set.
-        """
-        self.add((id, *map(list, sentence)) for id, sentence in zip(ids, sentences, strict=True))
 
     def compute(self) -> dict[str, float]:
         """word_accuracy; and, of exact spans over all kinds together, span_precision, span_recall, span_f1.
@@ -75,10 +68,7 @@ class TaggingMetric(RecordMetric):
         Raises:
             UserError: Nothing was added.
         """
-        self.sentences = {id: Sentence(*row) for id, row in self.rows().items()}
-        if not self.sentences:
-            raise UserError("no sentence to score: the split is empty", status=1)
-        return self.score([sentence.predicted for sentence in self.sentences.values()])
+        return self.score([sentence.predicted for sentence in self.gather()])
 
     def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
         """The scores of tags for the same sentences."""
@@ -88,28 +78,28 @@ class TaggingMetric(RecordMetric):
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
-        counts = self._counts([sentence.predicted for sentence in self.sentences.values()])
+        counts = self._counts([sentence.predicted for sentence in self.samples.values()])
         names = ["word_accuracy", *(["span_f1"] if self.spans else [])]
         places = [0, *([3] if self.spans else [])]
         return intervals(names, lambda draws: self._scores(draws @ counts)[:, places], len(counts), seed=seed)
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Precision, recall, F1 and number of the words of each tag; and of the spans of each kind."""
-        found: dict[str, np.ndarray] = {}
-        for sentence in self.sentences.values():
+        counts: dict[str, np.ndarray] = {}
+        for sentence in self.samples.values():
             for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
-                found[tag] = found.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
-                found[taken] = found.get(taken, np.zeros(3)) + np.array([0, 1, 0])
+                counts[tag] = counts.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
+                counts[taken] = counts.get(taken, np.zeros(3)) + np.array([0, 1, 0])
             if self.spans:
                 true, predicted = set(spans(sentence.tags)), set(spans(sentence.predicted))
                 for span in true | predicted:
                     row = np.array([span in true and span in predicted, span in predicted, span in true])
-                    found[span.kind] = found.get(span.kind, np.zeros(3)) + row
-        return {name: _figures(*found[name].tolist()) for name in sorted(found)}
+                    counts[span.kind] = counts.get(span.kind, np.zeros(3)) + row
+        return {name: _figures(*counts[name].tolist()) for name in sorted(counts)}
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
-        """How often each true tag (rows) was taken for each tag (columns), and the tags."""
-        pairs = [pair for one in self.sentences.values() for pair in zip(one.tags, one.predicted, strict=True)]
+        """Confusion matrix: counts by true tag (rows) and predicted tag (columns), and the tags."""
+        pairs = [pair for one in self.samples.values() for pair in zip(one.tags, one.predicted, strict=True)]
         names = sorted({tag for pair in pairs for tag in pair})
         place = {name: at for at, name in enumerate(names)}
         matrix = [[0] * len(names) for _ in names]
@@ -120,7 +110,7 @@ class TaggingMetric(RecordMetric):
     def _counts(self, predicted: Sequence[Tags]) -> Floats:
         """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
         rows = []
-        for sentence, tags in zip(self.sentences.values(), predicted, strict=True):
+        for sentence, tags in zip(self.samples.values(), predicted, strict=True):
             right = sum(true == taken for true, taken in zip(sentence.tags, tags, strict=True))
             true, taken = (set(spans(each)) if self.spans else set() for each in (sentence.tags, tags))
             rows.append([right, len(tags), len(true & taken), len(taken), len(true)])

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from vlm.evaluation.metrics.tagging import TaggingMetric
 
@@ -44,30 +44,42 @@ def bag_of(texts: Sequence[str]) -> list[str]:
     return [f"{place} {word}" for place, text in enumerate(texts) for word in text.lower().split()]
 
 
-def most_frequent_tags(sentences: Iterable[tuple[Words, Words]]) -> tuple[dict[str, str], str]:
-    """The most frequent tag of each word, and that of all words."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    whole: Counter[str] = Counter()
-    for words, tags in sentences:
-        whole.update(tags)
-        for word, tag in zip(words, tags, strict=True):
-            counts[word][tag] += 1
-    return {word: _first(found) for word, found in counts.items()}, _first(whole)
+class MostFrequent:
+    """The most frequent value of each key in training, for controls that know a key and nothing else.
+
+    Args:
+        samples: Keys of each sample, from the most special to the most general, and its value.
+    """
+
+    def __init__(self, samples: Iterable[tuple[Sequence[Hashable], str]]) -> None:
+        counts: defaultdict[Hashable, Counter[str]] = defaultdict(Counter)
+        for keys, value in samples:
+            for key in dict.fromkeys(keys):
+                counts[key][value] += 1
+        self._values = {key: min(own, key=lambda value: (-own[value], value)) for key, own in counts.items()}
+
+    def value(self, keys: Iterable[Hashable]) -> str:
+        """The value of the first key that training has, of equally frequent ones the first by name; "" for none."""
+        return next((self._values[key] for key in keys if key in self._values), "")
+
+
+def beginnings(question: str) -> list[str]:
+    """A question, its first two words, its first one, and nothing."""
+    words = question.lower().split()
+    return [" ".join(words), " ".join(words[:2]), " ".join(words[:1]), ""]
 
 
 def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) -> dict[str, float]:
     """metric@frequent, of each word's most frequent tag in train, and metric@constant, of the most frequent of all."""
-    frequent, first = most_frequent_tags(train)
-    sentences = [one.words for one in metric.sentences.values()]
-    controls = {"frequent": [[frequent.get(word, first) for word in words] for words in sentences]}
-    controls["constant"] = [[first] * len(words) for words in sentences]
+    pairs = (pair for sentence in train for pair in zip(*sentence, strict=True))
+    frequent = MostFrequent(((word, None), tag) for word, tag in pairs)
+    sentences = [one.words for one in metric.samples.values()]
+    controls = {
+        "frequent": [[frequent.value((word, None)) for word in words] for words in sentences],
+        "constant": [[frequent.value([None])] * len(words) for words in sentences],
+    }
     scores = {control: metric.score(tags) for control, tags in controls.items()}
-    return {f"{name}@{control}": value for control, found in scores.items() for name, value in found.items()}
-
-
-def _first(counts: Counter[str]) -> str:
-    """The most frequent; of equal ones the first by name."""
-    return min(counts, key=lambda tag: (-counts[tag], tag))
+    return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
 
 def overlapping_span(question: str, context: str) -> str:
@@ -86,28 +98,3 @@ def overlapping_span(question: str, context: str) -> str:
             runs[-1] = (match.start() if start == stop else start, match.end())
     start, stop = max(runs, key=lambda run: len(_WORD.findall(sentence[slice(*run)])))
     return sentence[start:stop]
-
-
-class FrequentAnswers:
-    """The most frequent answer to each question, and to all that begin as it does, for a control that reads no context.
-
-    Args:
-        pairs: Questions and their answers.
-    """
-
-    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for question, answer in pairs:
-            for beginning in _beginnings(question):
-                self.counts[beginning][answer] += 1
-
-    def answer(self, question: str) -> str:
-        """An answer; of equally frequent ones the first by name."""
-        known = next((text for text in _beginnings(question) if text in self.counts), None)
-        return _first(self.counts[known]) if known is not None else ""
-
-
-def _beginnings(question: str) -> list[str]:
-    """A question, its first two words, its first one, and nothing."""
-    words = question.lower().split()
-    return [" ".join(words), " ".join(words[:2]), " ".join(words[:1]), ""]

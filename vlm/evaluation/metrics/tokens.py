@@ -17,7 +17,7 @@ a9e0-a9ff aa60-aa7f f900-faff ff66-ff9f 1b000-1b16f 20000-323af
 
 @dataclass(frozen=True)
 class Units:
-    """What a metric counts as the words of a caption.
+    """Tokenisation of a metric: its units, words or characters.
 
     Args:
         name: "words" or "characters".

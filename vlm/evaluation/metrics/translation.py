@@ -36,8 +36,8 @@ class TranslationScores:
     def summary(self) -> dict[str, float]:
         """The score of all texts under each of ``NAMES``."""
         metrics = (self._bleu, self._chrf)
-        found = [metric.corpus_score(self.predictions, [self.references]).score for metric in metrics]
-        return dict(zip(NAMES, [*found, float(np.mean(self.exact))], strict=True))
+        scores = [metric.corpus_score(self.predictions, [self.references]).score for metric in metrics]
+        return dict(zip(NAMES, [*scores, float(np.mean(self.exact))], strict=True))
 
     def signatures(self) -> dict[str, str]:
         """Everything that decides BLEU and chrF, as sacreBLEU writes it once `summary` is known."""
@@ -57,8 +57,8 @@ class TranslationScores:
     def _words(self) -> Floats:
         """Counts that BLEU is computed from: matches and n-grams of each order, both lengths. Shapes: (N, 10)"""
         single = BLEU(effective_order=True)  # or it warns of scores of one text, which are not asked for here
-        found = (single.sentence_score(one, [other]) for one, other in self._pairs)
-        return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found], np.float64)
+        sentences = (single.sentence_score(one, [other]) for one, other in self._pairs)
+        return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in sentences], np.float64)
 
     @cached_property
     def _characters(self) -> Floats:
@@ -138,8 +138,8 @@ class TranslationMetric(RecordMetric):
         """metric@dictionary: the scores of a word-for-word dictionary that was learned from the training split."""
         dictionary = Dictionary((record["text"], record["translation"]) for record in train.records(PAIRS))
         translations = [dictionary.translate(text) for text in self._column("text")]
-        found = TranslationScores(translations, self.scores.references).summary
-        return {f"{name}@dictionary": value for name, value in found.items()}
+        scores = TranslationScores(translations, self.scores.references).summary
+        return {f"{name}@dictionary": value for name, value in scores.items()}
 
     def _column(self, name: str) -> list[str]:
         return [sample[name] for sample in self.samples.values()]

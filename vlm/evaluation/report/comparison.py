@@ -154,8 +154,8 @@ def lines(
     rows = []
     for name in names:
         row = [TITLES.get(name, name.replace("_", " ")), number(runs[0].scores[name])]
-        for run, found in zip(runs[1:], differences, strict=True):
-            row += [number(run.scores.get(name)), *_cells(found.get(name))]
+        for run, by_metric in zip(runs[1:], differences, strict=True):
+            row += [number(run.scores.get(name)), *_cells(by_metric.get(name))]
         rows.append(row)
     return header, rows
 

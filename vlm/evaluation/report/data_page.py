@@ -34,10 +34,10 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split],
 
 
 def _faults(faults: Faults) -> str:
-    if not faults.found:
+    if not faults.by_kind:
         return page.section("Faults", page.paragraph("None were found.", "good"))
     parts = []
-    for kind, lines in faults.found.items():
+    for kind, lines in faults.by_kind.items():
         spoils = kind in faults.spoiling
         head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would spoil a run' if spoils else ''}"
         more = [f"and {len(lines) - NAMED:,} more"] if len(lines) > NAMED else []

@@ -19,7 +19,7 @@ def translation_sections(samples: Sequence[Mapping[str, Any]], notes: Sequence[s
         "Random translations": [samples[at] for at in random_places(len(samples))],
         "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:SHOWN],
     }
-    tables = [Section(title, [_table(found)]) for title, found in kinds.items()]
+    tables = [Section(title, [_table(chosen)]) for title, chosen in kinds.items()]
     return [*tables, Section("Metrics", [Note(note) for note in notes])]
 
 

@@ -14,11 +14,11 @@ from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.names import sizes_built
+from vlm.models.pretrained.sizes import sizes_built
 from vlm.models.vit import ViT
 
 Tensors = dict[str, Tensor]
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
 # What the layers of theirs are, and the remedy for another value.
 NEEDED = {
     "stem": ("PatchEmbed", "model/encoder=vit"),
@@ -65,7 +65,7 @@ GPT2_LAYERS = {
 
 
 def described(model: nn.Module) -> tuple[dict[str, Any], Tensors]:
-    """What config.json says of a model, and its tensors.
+    """The content of config.json for a model, and its tensors.
 
     Raises:
         UserError: No class of theirs computes the same; the message names the key of the config.
@@ -178,24 +178,24 @@ def _gpt2(decoder: Decoder) -> tuple[dict[str, Any], Tensors]:
 
 
 def _layers(state: Tensors, depth: int, table: dict[str, str], theirs: str) -> Tensors:
-    found: Tensors = {}
+    tensors: Tensors = {}
     for number in range(depth):
         inside = {f"{theirs}.{number}.{name}": f"blocks.{number}.{ours}" for name, ours in table.items()}
-        found |= _modules(state, inside)
-    return found
+        tensors |= _modules(state, inside)
+    return tensors
 
 
 def _modules(state: Tensors, table: dict[str, str]) -> Tensors:
     """Weights and biases by their names; a number at the end of ours is that of a third."""
-    found = {}
+    tensors = {}
     for name, ours in table.items():
         module, _, third = ours.rpartition(".")
         for kind in ("weight", "bias"):
             if third.isdigit() and module.endswith("qkv"):
-                found[f"{name}.{kind}"] = state[f"{module}.{kind}"].chunk(3)[int(third)]
+                tensors[f"{name}.{kind}"] = state[f"{module}.{kind}"].chunk(3)[int(third)]
             elif f"{ours}.{kind}" in state:  # a decoder without context has no cross-attention
-                found[f"{name}.{kind}"] = state[f"{ours}.{kind}"]
-    return found
+                tensors[f"{name}.{kind}"] = state[f"{ours}.{kind}"]
+    return tensors
 
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:

@@ -4,6 +4,7 @@ A folder of unknown origin executes nothing, and no link leads out of it.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from vlm.errors import UserError
 MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
 OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
 KEY = "model.init_from"  # of the config; stands before each fault
+RENAMED = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in folders converted long ago
+_RENAMED = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")
 
 
 def read_config(folder: str) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def inside(folder: str, name: str) -> Path:
 
 
 def read_tensors(folder: str) -> dict[str, Tensor]:
-    """Every tensor of the folder's safetensors.
+    """Every tensor of the folder's safetensors, norms named as they are now.
 
     Raises:
         UserError: There are none, or they are damaged.
@@ -94,7 +97,7 @@ def read_tensors(folder: str) -> dict[str, Tensor]:
             tensors |= load_file(path)
         except (OSError, SafetensorError) as fault:
             raise UserError(f"{KEY}: {path} cannot be read ({fault}); fetch it again") from fault
-    return tensors
+    return {_RENAMED.sub(lambda match: RENAMED[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
 def _weight_files(folder: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How a folder's model begins and ends its texts."""
+"""Begin and end tokens of a folder's model."""
 
 from collections.abc import Mapping
 from typing import Any

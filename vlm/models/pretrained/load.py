@@ -1,6 +1,6 @@
-"""Starting from a local folder of Hugging Face: `config.json` and safetensors of GPT-2, ViT, or the two joined.
+"""Starting from a local folder of Hugging Face: `config.json` and safetensors of one of `architectures`.
 
-What the folder describes must be what was built; every shape is checked before anything is copied, and what is left
+The folder must describe the model that was built; every shape is checked before anything is copied, and what is left
 over on either side is named. Nothing is fetched and no pickle is read.
 """
 
@@ -13,27 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.architecture import Architecture, architecture_of, parts_of
 from vlm.models.pretrained.files import read_config, read_tensors
-from vlm.models.pretrained.names import (
-    KINDS,
-    STEMS,
-    Sources,
-    fold_projection,
-    gpt2_sources,
-    not_ours,
-    sizes_built,
-    sizes_stored,
-    vit_sources,
-)
 from vlm.models.pretrained.report import grouped
-from vlm.models.vit import ViT
+from vlm.models.pretrained.sizes import sizes_built
+from vlm.models.pretrained.stack import Part, Sources, prefixed
 
-JOINED = "vision-encoder-decoder"
 SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
+NEVER = ("prefix", "vocabulary_head", "context_dim")  # compared, as their tensors are
 SHOWN = 20  # faults, at most
+TABLES = ("wpe.weight", "position_embeddings.weight")  # of texts: a shorter one needs the first rows alone
 # The remedy for a value that other parts of the config depend on.
 REMEDIES = {
     "image_size": "set data.image_size={} (its positions are of another grid)",
@@ -44,54 +34,51 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A stack, and what of the folder describes it.
+class _Placed:
+    """A stack of the model, and what of the folder describes it.
 
     Args:
         ours: Prefix of its names in the model: "", "encoder." or "decoder.".
-        theirs: Prefix of its names in the folder.
-        config: Its part of config.json.
     """
 
-    stack: ViT | Decoder
+    stack: Any
     ours: str
-    theirs: str
-    config: dict[str, Any]
+    part: Part
 
     def differences(self) -> Iterator[tuple[str, Any, Any]]:
         """Yields (argument, as built, as stored) wherever they differ."""
-        built = sizes_built(self.stack)
-        for name, value in sizes_stored(self.config).items():
+        built, kind = sizes_built(self.stack), self.part.stack
+        free = (*NEVER, "image_size") if kind.regrids else NEVER
+        for name, value in ({"embed_norm": False} | kind.arguments(self.part.config)).items():
             # The first positions of more are all that a shorter text needs.
-            fits = built[name] <= value if name == "max_len" else built.get(name, value) == value
+            fits = built[name] <= value if name == "max_len" else name in free or built.get(name, value) == value
             if not fits:
                 yield name, built[name], value
 
-    def sources(self, stored: Mapping[str, Tensor]) -> Sources:
-        stem = self.theirs + STEMS[self.config["model_type"]]
-        theirs = stem if any(name.startswith(stem) for name in stored) else self.theirs
-        if isinstance(self.stack, ViT):
-            return vit_sources(self.stack, self.ours, theirs)
-        return gpt2_sources(self.stack, self.ours, theirs, stored)
+    def sources(self, names: Iterable[str]) -> Sources:
+        kind, _, prefix = self.part
+        own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        stem = kind.stem if any(name.startswith(kind.stem) for name in own) else ""
+        inner = {name.removeprefix(stem) for name in own if name.startswith(stem)}
+        tensors = prefixed(kind.sources(self.stack, inner), self.ours, prefix + stem)
+        return tensors | prefixed(kind.head(self.stack, own), self.ours, prefix)
 
 
 def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     """Copies the weights of a local Hugging Face folder into a model that was built to its sizes.
 
     Args:
-        model: A ViT, a Decoder, a Classifier with a ViT, or a VisionLanguageModel; what the folder has nothing for
-            stays as it is.
-        folder: Holds config.json and model.safetensors (or its shards) of a GPT2Model or GPT2LMHeadModel, a ViTModel or
-            ViTForImageClassification, or a VisionEncoderDecoderModel of the two.
+        model: A stack that the folder has, or a model with it; what the folder has nothing for stays as it is.
+        folder: Holds config.json and model.safetensors (or its shards).
     Returns:
         Lines that say what was taken, and all that was left over on either side.
     Raises:
         UserError: The folder cannot be read, or is not of the model that was built; with a line for each fault.
     """
-    made, lines = hugging_face_state(model, folder)
+    tensors, lines = hugging_face_state(model, folder)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in made.items():
+        for name, tensor in tensors.items():
             state[name].copy_(tensor)
     return lines
 
@@ -102,19 +89,20 @@ def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor]
     Raises:
         UserError: As `load_hugging_face`.
     """
-    parts = _parts(model, read_config(folder), folder)
-    _refuse(_config_faults(parts, folder))
+    config = read_config(folder)
+    architecture = architecture_of(config, folder)
+    placed = _placed(model, architecture, config, folder)
+    _refuse(_config_faults(placed, folder))
     stored = read_tensors(folder)
     sources: Sources = {}
-    for part in parts:
-        sources |= part.sources(stored)
-    if len(parts) == 2 and any(name.startswith("enc_to_dec_proj.") for name in stored):
-        sources = fold_projection(sources, "enc_to_dec_proj")
-    sources |= _head_sources(model, stored)
+    for one in placed:
+        sources |= one.sources(stored)
+    sources = architecture.adjust(sources, stored)
     state = model.state_dict()
-    made, faults = _make(sources, stored, state, folder)
+    sources |= _head_sources(model, architecture, stored, state)
+    tensors, faults = _make(sources, stored, state, folder)
     _refuse(faults)
-    return made, _report(sources, stored, state, folder)
+    return tensors, _report(sources, stored, state, folder)
 
 
 def _refuse(faults: list[str]) -> None:
@@ -125,123 +113,113 @@ def _refuse(faults: list[str]) -> None:
         raise UserError("\n".join(lines))
 
 
-def _parts(model: nn.Module, config: dict[str, Any], folder: str) -> list[_Part]:
-    """The parts of the model that the folder describes.
+def _placed(model: nn.Module, architecture: Architecture, config: Mapping[str, Any], folder: str) -> list[_Placed]:
+    """The stacks of the model that the folder describes.
 
     Raises:
-        UserError: The model has no such part.
+        UserError: The model has no such stack.
     """
-    if config.get("model_type") not in (*KINDS, JOINED):
-        raise UserError(
-            f"model.init_from: {folder} holds a model of type {config.get('model_type')!r}; what can be read is "
-            f"{', '.join(KINDS)} and {JOINED}"
-        )
-    if config["model_type"] != JOINED:
-        return [_part(model, config, "", folder)]
-    if not isinstance(model, VisionLanguageModel):
+    parts = parts_of(architecture, config, folder)
+    if len(parts) > 1 and not all(hasattr(model, place) for place in parts):
         raise UserError(
             f"model.init_from: {folder} holds an encoder with a decoder, the model is a {type(model).__name__}; "
             "use it for a model that has both"
         )
-    parts = []
-    for name, kind in (("encoder", "vit"), ("decoder", "gpt2")):
-        inner = config.get(name)
-        model_type = inner.get("model_type") if isinstance(inner, dict) else None
-        if model_type != kind:
-            raise UserError(
-                f"model.init_from: {folder} has an {name} of type {model_type!r}; what can be read is {kind}"
-            )
-        parts.append(_part(model, inner, f"{name}.", folder))  # type: ignore[arg-type]
-    return parts
+    return [_place(model, place, part, folder) for place, part in parts.items()]
 
 
-def _part(model: nn.Module, config: dict[str, Any], theirs: str, folder: str) -> _Part:
-    kind = KINDS[config["model_type"]]
-    name = "encoder" if kind is ViT else "decoder"
-    stack, ours = (model, "") if isinstance(model, kind) else (getattr(model, name, None), f"{name}.")
+def _place(model: nn.Module, place: str, part: Part, folder: str) -> _Placed:
+    kind = part.stack.kind
+    stack, ours = (model, "") if isinstance(model, kind) else (getattr(model, place, None), f"{place}.")
     if not isinstance(stack, kind):
-        has = f"its {name} is a {type(stack).__name__}" if stack is not None else f"that has no {name}"
+        has = f"its {place} is a {type(stack).__name__}" if stack is not None else f"that has no {place}"
         raise UserError(
-            f"model.init_from: {folder} holds a {config['model_type']} for a {kind.__name__}, the model is a "
+            f"model.init_from: {folder} holds a {part.config.get('model_type')} for a {kind.__name__}, the model is a "
             f"{type(model).__name__}, {has}; choose another folder"
         )
-    return _Part(stack, ours, theirs, config)
+    return _Placed(stack, ours, part)
 
 
-def _config_faults(parts: list[_Part], folder: str) -> list[str]:
+def _config_faults(placed: list[_Placed], folder: str) -> list[str]:
     faults = [
-        f"{folder} has {fault}, which our {type(part.stack).__name__} does not do; choose another folder"
-        for part in parts
-        for fault in not_ours(part.config)
+        f"{folder} has {fault}, which our {type(one.stack).__name__} does not do; choose another folder"
+        for one in placed
+        for fault in one.part.stack.not_ours(one.part.config)
     ]
     try:
-        differences = [(part, *difference) for part in parts for difference in part.differences()]
-    except (TypeError, ZeroDivisionError) as fault:
+        differences = [(one, *difference) for one in placed for difference in one.differences()]
+        first = placed[0].part.stack.arguments(placed[0].part.config)
+    except (TypeError, ValueError, ZeroDivisionError) as fault:
         raise UserError(
             f"model.init_from: config.json in {folder} has a value that is no size ({fault}); restore the file"
         ) from fault
-    for part, name, built, value in differences:
-        remedy = _remedy(part, name, value, encoder=sizes_stored(parts[0].config).get(name))
-        faults.append(f"{part.ours}{name} is {_said(built)}, {folder} has {_said(value)}; {remedy}")
+    for one, name, built, value in differences:
+        remedy = _remedy(one, name, value, encoder=first.get(name), alone=len(placed) == 1)
+        faults.append(f"{one.ours}{name} is {_as_text(built)}, {folder} has {_as_text(value)}; {remedy}")
     return faults
 
 
-def _remedy(part: _Part, name: str, value: Any, encoder: Any) -> str:
-    """What to change in the config.
+def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool) -> str:
+    """The change to the config that mends a fault.
 
     Args:
         encoder: The encoder's value where the folder has an encoder: sizes are the decoder's where the two differ.
+        alone: Whether the folder has one stack.
     """
     if name in REMEDIES:
-        return REMEDIES[name].format(_said(value))
+        return REMEDIES[name].format(_as_text(value))
     if name == "positions":
-        decodes = isinstance(part.stack, Decoder)
-        return "choose model/position=learned" if decodes else f"take model.{part.ours}positions away"
+        decodes = isinstance(placed.stack, Decoder)
+        return "choose model/position=learned" if decodes else f"take model.{placed.ours}positions away"
     if name == "depth":
-        return f"set model.size.{part.ours.replace('.', '_')}depth={_said(value)}"
+        return f"set model.size.{placed.ours.replace('.', '_')}depth={_as_text(value)}"
     if name not in SIZES:
-        return f"set model.{part.ours}{name}={_said(value)}"
-    if part.theirs == "encoder.":
-        return f"set model.encoder.{name}={_said(value)}"
-    apart = f" and model.encoder.{name}={_said(encoder)}" if encoder != value else ""
-    return f"set model.size.{name}={_said(value)}{apart}"
+        return f"set model.{placed.ours}{name}={_as_text(value)}"
+    if placed.ours == "encoder." and not alone:
+        return f"set model.encoder.{name}={_as_text(value)}"
+    apart = f" and model.encoder.{name}={_as_text(encoder)}" if encoder != value else ""
+    return f"set model.size.{name}={_as_text(value)}{apart}"
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _head_sources(model: nn.Module, stored: Mapping[str, Tensor]) -> Sources:
-    """A classifier's head, where ours reads the class token as theirs does and has as many classes."""
-    weight = stored.get("classifier.weight")
-    if not isinstance(model, Classifier) or model.pool != "class" or weight is None:
-        return {}
-    if weight.shape[:1] != (model.head.out_features,):
-        return {}
-    return {f"head.{kind}": ((f"classifier.{kind}",), lambda tensor: tensor) for kind in ("weight", "bias")}
+def _head_sources(
+    model: nn.Module, architecture: Architecture, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> Sources:
+    """Sources of the tensors around the stacks, as far as both sides have them, of as many classes."""
+    heads = architecture.heads.get(type(model))
+    head = {} if heads is None else heads(model, stored)
+    head = {name: source for name, source in head.items() if name in state and all(one in stored for one in source[0])}
+    if "head.weight" in head and any(len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"][0]):
+        return {name: source for name, source in head.items() if not name.startswith("head.")}
+    return head
 
 
 def _make(
     sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Our tensors made of theirs, and all that is wrong with them."""
-    made, faults = {}, []
+    tensors, faults = {}, []
     for name, (names, make) in sources.items():
         unfit = list(_unfit(name, names, stored, folder))
+        if name not in state:
+            unfit = [f"the model has no {name}, {folder} has {names[0]}; choose model=pretrained"]
         faults += unfit
         if unfit:
             continue
         try:
-            made[name] = make(*(stored[other] for other in names))
+            tensors[name] = make(*(stored[other] for other in names))
         except UserError as fault:
             faults.append(f"{folder}: {fault}")
             continue
         except (RuntimeError, IndexError):  # of shapes that cannot even be joined
-            made[name] = torch.empty(0)
-        if made[name].shape != state[name].shape:
+            tensors[name] = torch.empty(0)
+        if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
-    return made, faults
+    return tensors, faults
 
 
 def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: str) -> Iterator[str]:
@@ -257,7 +235,7 @@ def _report(sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, 
     left = grouped(stored.keys() - taken, taken)
     for name, (names, _) in sources.items():
         rows, kept = len(stored[names[0]]), len(state[name])
-        if names[0].endswith("wpe.weight") and kept < rows:
+        if name.endswith("positions.weight") and names[0].endswith(TABLES) and kept < rows:
             left.append(f"rows {kept} to {rows - 1} of {names[0]}")
     fresh = grouped(state.keys() - sources.keys(), sources.keys())
     lines = [f"{folder}: {len(taken)} tensors taken"]

@@ -1,60 +1,64 @@
 """The model that a config.json describes, as checkpoints specify it, and the task that it is for."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlm.errors import UserError
+from vlm.models.pretrained.architecture import Architecture, architecture_of, parts_of
 from vlm.models.pretrained.files import KEY
-from vlm.models.pretrained.names import KINDS, not_ours, sizes_stored
+from vlm.models.pretrained.specs import Spec, part_of
+from vlm.models.pretrained.stack import Part
 
-JOINED = "vision-encoder-decoder"
-NO_ARGUMENTS = ("stem", "positions")  # what a ViT and a decoder of ours have by default
-
-Spec = dict[str, Any]
+NO_ARGUMENTS = ("stem", "positions")  # what a ViT, an encoder of text and a decoder of ours have by default
 
 
-def specify(config: Mapping[str, Any], folder: str) -> tuple[str, Spec]:
-    """The task and the specification of a folder's model.
+class Specified(NamedTuple):
+    """A folder's model.
 
-    Raises:
-        UserError: It is for no task, or our layers do not compute it.
+    Args:
+        architecture: Its kind.
+        task: The task that it is for; None for one without a head.
+        model: Its specification; None for one without a head.
+        parts: The specifications of its stacks by their place, "encoder" and "decoder".
     """
-    kind, architectures = config.get("model_type"), config.get("architectures") or [""]
-    if kind == JOINED:
-        encoder = _part(config.get("encoder"), "vit", folder)
-        decoder = _part(config.get("decoder"), "gpt2", folder)
-        decoder["args"]["context_dim"] = encoder["args"]["dim"]
-        return "captioning", {"name": "VisionLanguageModel", "args": {"encoder": encoder, "decoder": decoder}}
-    if kind == "gpt2":
-        return "language_modeling", _part(config, "gpt2", folder)
-    if kind == "vit" and architectures[0] == "ViTForImageClassification":
-        args = {"encoder": _part(config, "vit", folder), "num_classes": len(class_names(config)), "pool": "class"}
-        return "classification", {"name": "Classifier", "args": args}
-    raise UserError(
-        f"{KEY}: {folder} holds a {str(architectures[0] or kind)[:60]}; what can be used is VisionEncoderDecoderModel "
-        "of ViT and GPT-2, GPT2LMHeadModel and ViTForImageClassification"
-    )
+
+    architecture: Architecture
+    task: str | None
+    model: Spec | None
+    parts: Mapping[str, Spec]
 
 
-def class_names(config: Mapping[str, Any]) -> list[str]:
-    """The names of a classifier's classes, in the order of its outputs."""
-    labels = config.get("id2label") or {}
-    if sorted(labels, key=int) != [str(n) for n in range(len(labels))]:
-        raise ValueError("id2label does not name the classes from 0 on")
-    return [str(labels[str(n)]) for n in range(len(labels))]
+def specify(config: Mapping[str, Any], folder: str, *, image_size: int | None = None) -> Specified:
+    """The model of a folder.
+
+    Args:
+        image_size: Size of the images that are made for it, where its positions may be interpolated.
+    Raises:
+        UserError: Our layers do not compute it.
+    """
+    architecture = architecture_of(config, folder)
+    parts = {place: _spec(part, folder, image_size) for place, part in parts_of(architecture, config, folder).items()}
+    name = origin(config)
+    if name not in architecture.models:
+        return Specified(architecture, None, None, parts)
+    task, build = architecture.models[name]
+    return Specified(architecture, task, build(config, parts), parts)
 
 
-def _part(config: Any, kind: str, folder: str) -> Spec:
-    held = config.get("model_type") if isinstance(config, Mapping) else None
-    if held != kind:
-        raise UserError(
-            f"{KEY}: {folder} has a part of type {str(held)[:40]!r} where {kind} can be read; choose another"
-        )
-    if faults := list(not_ours(config)):
-        raise UserError(f"{KEY}: {folder} has {', '.join(faults)}, which our {KINDS[kind].__name__} does not do")
-    sizes = {name: value for name, value in sizes_stored(config).items() if name not in NO_ARGUMENTS}
+def origin(config: Mapping[str, Any]) -> str:
+    """The name of the class that saved a folder; its type in one that does not say."""
+    return str((config.get("architectures") or [config["model_type"]])[0])[:100]
+
+
+def _spec(part: Part, folder: str, image_size: int | None) -> Spec:
+    stack, config, _ = part
+    if faults := list(stack.not_ours(config)):
+        raise UserError(f"{KEY}: {folder} has {', '.join(faults)}, which our {stack.kind.__name__} does not do")
+    sizes = {name: value for name, value in stack.arguments(config).items() if name not in NO_ARGUMENTS}
     sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
-    return {"name": KINDS[kind].__name__, "args": sizes}
+    if stack.regrids and image_size is not None:
+        sizes["image_size"] = image_size
+    return part_of(stack.kind.__name__, **sizes)
 
 
 def _ratio(hidden: int, dim: int) -> float:

@@ -62,7 +62,9 @@ class PackedMLP(nn.Module):
 
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
-        self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, mlp.activation)
+        # oneDNN has no quick_gelu, which then needs a pass of its own.
+        self.activation = None if mlp.activation in FUSED else mlp.activation
+        self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, mlp.activation if self.activation is None else None)
         self.fc2 = PackedLinear(mlp.fc2.weight, mlp.fc2.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,8 +72,8 @@ class PackedMLP(nn.Module):
 
     def function(self) -> Callable[[Tensor], Tensor]:
         """The MLP as a function, without the machinery of modules."""
-        first, second = self.fc1.function(), self.fc2.function()
-        return lambda x: second(first(x))
+        first, second, activation = self.fc1.function(), self.fc2.function(), self.activation
+        return (lambda x: second(first(x))) if activation is None else (lambda x: second(activation(first(x))))
 
 
 def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda name, layer: True) -> None:

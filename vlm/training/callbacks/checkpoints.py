@@ -123,8 +123,7 @@ class Checkpoints(L.Callback):
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:
-            logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
-            raise SharedError(f"callbacks.checkpoints.monitor: no {self.monitor} is logged; choose one of {logged}")
+            raise not_logged("callbacks.checkpoints.monitor", self.monitor, scores)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save_last(trainer)
@@ -136,6 +135,12 @@ class Checkpoints(L.Callback):
             return True
         # Of equals the later one is kept: it has seen more.
         return score >= self.best_score if self.mode == "max" else score <= self.best_score
+
+
+def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
+    """The fault of a config's key that names a metric which no validation logs."""
+    logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
+    return SharedError(f"{key}: no {metric} is logged; choose one of {logged}")
 
 
 def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

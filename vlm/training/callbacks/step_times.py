@@ -26,7 +26,7 @@ class StepTimes(Throughput):
     def __init__(self, *, warm_up: int, steps: int) -> None:
         super().__init__()
         self.warm_up, self.steps = warm_up, steps
-        self.found: dict[str, float] = {}
+        self.result: dict[str, float] = {}
         self._ends: list[Any] = []
 
     def on_train_batch_end(
@@ -42,7 +42,7 @@ class StepTimes(Throughput):
         self._ends.append(mark(task.device))
         if len(self._ends) > self.steps:
             finish(task.device)
-            self.found = {**self._quantiles(), **self.figures(trainer, task)}
+            self.result = {**self._quantiles(), **self.figures(trainer, task)}
 
     def _quantiles(self) -> dict[str, float]:
         times = [between(start, end) for start, end in zip(self._ends, self._ends[1:], strict=False)]

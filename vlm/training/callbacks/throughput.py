@@ -90,9 +90,9 @@ class Throughput(L.Callback):
         task = cast(Task, pl_module)
         self.add(task, batch)
         if trainer._logger_connector.should_update_logs and not trainer.fit_loop._should_accumulate():
-            found = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
+            figures = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(found, trainer.fit_loop.epoch_loop._batches_that_stepped)
+                logger.log_metrics(figures, trainer.fit_loop.epoch_loop._batches_that_stepped)
             self.restart(task)
 
     def add(self, task: Task, batch: Any) -> None:
@@ -112,7 +112,7 @@ class Throughput(L.Callback):
             task._summed(own.to(task.device)).tolist() if trainer.world_size > 1 else own.tolist()
         )
         peak = peak_flop(trainer, task.device)
-        found = {
+        values = {
             "images_per_s": images / elapsed if self._images else None,
             f"{task.counted_unit}_per_s": tokens / elapsed if self._tokens else None,
             "data_wait": waited / trainer.world_size / elapsed,
@@ -120,7 +120,7 @@ class Throughput(L.Callback):
             "mfu": flop / elapsed / peak / trainer.world_size if self.flop is not None and peak else None,
             "peak_memory_gib": peak_memory(task.device) / 2**30,
         }
-        return {name: float(f"{value:.5g}") for name, value in found.items() if value is not None}
+        return {name: float(f"{value:.5g}") for name, value in values.items() if value is not None}
 
 
 def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:

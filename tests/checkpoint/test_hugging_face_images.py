@@ -1,0 +1,83 @@
+"""Encoders and classifiers of images that `transformers` saves itself: the same states, classes and pixels."""
+
+import pytest
+import torch
+from hugging import CLASSIFIERS, ENCODERS, photos, saved, wide
+from PIL import Image
+from transformers import CLIPConfig, CLIPModel
+
+from vlm.checkpoint.hugging_face import describe_folder
+from vlm.checkpoint.load import read
+from vlm.checkpoint.rebuild import rebuild
+from vlm.data.images.image import Preprocess, load_image
+from vlm.errors import UserError
+from vlm.inference.classification import ImageClassifier
+from vlm.models.pretrained.load import load_hugging_face
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "theirs")
+
+
+def encoder_of(folder):
+    """The encoder of a folder, with its weights."""
+    found, about = describe_folder(folder)
+    encoder = rebuild(found.parts["encoder"])
+    lines = load_hugging_face(encoder, folder)
+    assert not any("stays as it was" in line for line in lines)
+    return encoder.eval(), Preprocess.from_state(about["preprocess"])
+
+
+def states(model, pixels):
+    """All states after the final norm."""
+    found = model(pixel_values=pixels).last_hidden_state
+    return model.post_layernorm(found) if hasattr(model, "post_layernorm") else found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_computes_the_same(folder, tmp_path, name):
+    theirs, processor = saved(folder, ENCODERS[name]())
+    ours, preprocess = encoder_of(folder)
+    paths = photos(tmp_path / "photos")
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+    mine = torch.stack([preprocess(load_image(path)) for path in paths])
+    torch.testing.assert_close(preprocess.normalize(mine), pixels, rtol=0, atol=1.01 / 255 / min(preprocess.std))
+    truth = states(theirs, pixels)
+    assert truth.std() > 0.1
+    torch.testing.assert_close(ours(pixels).states, truth, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_names_the_same_classes(folder, tmp_path, name):
+    theirs, processor = saved(folder, CLASSIFIERS[name]())
+    ours, paths = ImageClassifier(folder), photos(tmp_path / "photos")
+    truth = theirs(**processor([Image.open(path) for path in paths], return_tensors="pt")).logits.softmax(-1)
+    mine = torch.stack([ours.pixels(load_image(path)) for path in paths])
+    found = ours.model(ours.preprocess.normalize(mine)).softmax(-1)
+    # Pixels are within a grey level of theirs; where they are the same, so are the classes.
+    torch.testing.assert_close(found, truth, rtol=0, atol=2e-2)
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+    logits = theirs(pixel_values=pixels).logits
+    torch.testing.assert_close(ours.model(pixels), logits, rtol=0, atol=1e-4)
+    assert logits.std(0).min() > 0.05
+    assert ours.classes == ["cat", "dog", "a, b"]
+
+
+@torch.no_grad()
+def test_the_whole_of_clip_gives_its_encoder_of_images(folder):
+    vision, processor = ENCODERS["clip_vision"]()
+    text = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    model = wide(CLIPModel(CLIPConfig(vision_config=vision.config.to_dict(), text_config=text)))
+    saved(folder, (model, processor))
+    pixels = torch.randn(2, 3, 24, 24)
+    truth = model.vision_model(pixel_values=pixels).pooler_output
+    torch.testing.assert_close(encoder_of(folder)[0](pixels).states[:, 0], truth, rtol=0, atol=1e-4)
+
+
+def test_an_encoder_alone_is_for_training(folder):
+    saved(folder, ENCODERS["dinov2"]())
+    with pytest.raises(UserError, match=r"holds a Dinov2Model, which has no head .* model=pretrained"):
+        read(folder)

@@ -1,0 +1,185 @@
+"""BERT with its heads, saved by `transformers` itself: the same ids, logits and answers."""
+
+import json
+
+import pytest
+import torch
+from hugging import LABELS, saved_bert, word_pieces
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+
+from vlm.checkpoint.load import read
+from vlm.cli.main import run
+from vlm.data.text.passages import encode_passage
+from vlm.errors import UserError
+from vlm.inference.masked_language_modeling import GapFiller
+from vlm.inference.span_answering import SpanAnswerer, span_scores
+from vlm.inference.tagging import Tagger
+from vlm.inference.text_classification import TextClassifier
+from vlm.inference.text_rows import rows_of
+
+TEXTS = ["a man in a red shirt", "two dogs run over the green grass, don't they?", "Sitting on THE table.", "zzz 42"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "theirs")
+
+
+def close(found, truth):
+    torch.testing.assert_close(found.float(), truth, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])
+def test_gaps_are_filled_alike(folder, kind, capsys):
+    theirs, tokenizer = saved_bert(folder, kind)
+    ours = GapFiller(folder)
+    texts = ["a [MASK] in a red shirt", "two [MASK] run over the [MASK] grass, don't they?", "Sitting on THE [MASK]."]
+    rows = [ours.encode(text) for text in texts]
+    found = iter(ours.probabilities(rows))
+    for text, row in zip(texts, rows, strict=True):
+        ids = tokenizer(text, return_tensors="pt")
+        assert row.ids == ids.input_ids[0].tolist()
+        output = theirs(**ids)
+        logits = output.logits if kind is BertForMaskedLM else output.prediction_logits
+        truth = logits[0, ids.input_ids[0] == tokenizer.mask_token_id]
+        first, second = truth.topk(2).values.T
+        assert (first - second).min() > 1e-3
+        for probabilities in truth.softmax(-1):
+            close(next(found), probabilities)
+    assert run(["fill", texts[0], "-c", folder, "--precision", "fp32"]) == 0
+    words = tokenizer(texts[0], return_tensors="pt")
+    output = theirs(**words)
+    logits = output.logits if kind is BertForMaskedLM else output.prediction_logits
+    words.input_ids[0, 2] = logits[0, 2].argmax()
+    assert capsys.readouterr().out == f"{texts[0]}\t{tokenizer.decode(words.input_ids[0], skip_special_tokens=True)}\n"
+
+
+@torch.no_grad()
+def test_texts_and_pairs_are_classified_alike(folder, capsys):
+    theirs, tokenizer = saved_bert(folder, BertForSequenceClassification, **LABELS)
+    ours = TextClassifier(folder)
+    pairs = [(first, second) for first, second in zip(TEXTS, reversed(TEXTS), strict=True)]
+    for samples in ([(text,) for text in TEXTS], pairs):
+        truth = theirs(**tokenizer(*map(list, zip(*samples, strict=True)), padding=True, return_tensors="pt")).logits
+        close(ours.classify(samples), truth.softmax(-1))
+    assert run(["classify", "--text", "a man", "--pair", "a big cat", "-c", folder, "--precision", "fp32"]) == 0
+    assert run(["classify", "--text", "a man\twith a tab", "-c", folder, "--precision", "fp32"]) == 0
+    logits = theirs(**tokenizer("a man", "a big cat", return_tensors="pt")).logits
+    assert LABELS["id2label"][logits.argmax().item()] in capsys.readouterr().out.splitlines()[0]
+
+
+@torch.no_grad()
+def test_words_are_tagged_alike(folder, capsys):
+    theirs, tokenizer = saved_bert(
+        folder, BertForTokenClassification, id2label={0: "O", 1: "B"}, label2id={"O": 0, "B": 1}
+    )
+    ours, sentences = Tagger(folder), [text.split() for text in TEXTS]
+    found = iter(ours.probabilities(sentences))
+    for words in sentences:
+        ids = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        logits, places = theirs(**ids).logits[0], ids.word_ids()
+        for word in range(len(words)):
+            close(next(found), logits[places.index(word)].softmax(-1))
+    assert run(["tag", "--text", "two dogs run", "-c", folder]) == 0
+    assert capsys.readouterr().out.count("/") == 3
+
+
+@torch.no_grad()
+def test_answers_are_found_alike(folder, tmp_path, capsys):
+    theirs, tokenizer = saved_bert(folder, BertForQuestionAnswering)
+    ours, question, context = SpanAnswerer(folder), "who runs?", "two dogs, a cat and a man run over the grass."
+    [window] = encode_passage(ours.tokenizer, ours.max_len, ours.stride, question, context)
+    ids = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets = ids.pop("offset_mapping")[0].tolist()
+    assert window.row.ids == ids.input_ids[0].tolist() and window.row.types == ids.token_type_ids[0].tolist()
+    truth = theirs(**ids)
+    scores = span_scores(ours.model, rows_of([[window.row]], 0, "cpu"))[0]
+    places = list(window.row.places)
+    close(scores[places], torch.stack([truth.start_logits[0], truth.end_logits[0]], -1)[places])
+    # The best span of words by brute force over their logits.
+    best = max(
+        ((start, stop) for start in places[1:] for stop in places[1:] if start <= stop),
+        key=lambda span: (truth.start_logits[0, span[0]] + truth.end_logits[0, span[1]]).item(),
+    )
+    ends = [stop for stop in (*places[1:], len(offsets) - 1) if stop > best[1]]
+    expected = context[offsets[best[0]][0] : offsets[ends[0] - 1][1]]
+    (tmp_path / "text.txt").write_text(context)
+    command = ["answer", str(tmp_path / "text.txt"), "--question", question, "-c", folder, "--precision", "fp32"]
+    assert run(command) == 0
+    assert capsys.readouterr().out.rstrip("\n").split("\t")[2] == expected
+
+
+def test_norms_may_have_their_old_names(folder):
+    """As the folder of bert-base-uncased has them."""
+    saved_bert(folder, BertForMaskedLM)
+    before = read(folder)["state_dict"]
+    tensors = load_file(f"{folder}/model.safetensors")
+    names = {".weight": ".gamma", ".bias": ".beta"}
+    old = {}
+    for name, tensor in tensors.items():
+        stem, kind = name[: name.rindex(".")], name[name.rindex(".") :]
+        old[stem + names[kind] if stem.endswith("LayerNorm") else name] = tensor
+    assert len(old.keys() - tensors.keys()) > 8
+    save_file(old, f"{folder}/model.safetensors")
+    after = read(folder)["state_dict"]
+    assert before.keys() == after.keys() and all(after[name].equal(tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}]
+)
+def test_options_of_the_tokenizer_are_kept(folder, options):
+    _, tokenizer = saved_bert(folder, BertForMaskedLM, word_pieces(**options))
+    ours = GapFiller(folder).tokenizer
+    lines = ["Ein Fuß, é ü \u4e1c\u4eac\u4eacA", "THE The the", "e\u0301\u00e9t"]
+    assert [ours.encode(line) for line in lines] == tokenizer(lines, add_special_tokens=False).input_ids
+    _, usual = saved_bert(f"{folder}_usual", BertForMaskedLM)
+    assert usual(lines).input_ids != tokenizer(lines).input_ids
+
+
+def test_any_ids_are_decoded_alike(folder):
+    _, tokenizer = saved_bert(folder, BertForMaskedLM)
+    ours = GapFiller(folder).tokenizer
+    for _ in range(300):
+        ids = torch.randint(len(tokenizer), (6,)).tolist()
+        assert ours.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key"),
+        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification"),
+        ({"hidden_act": "silu"}, "hidden_act=silu"),
+        ({"id2label": {"0": "a", "2": "b"}}, "does not name the classes"),
+        ({"architectures": ["BertForMultipleChoice"]}, "has no head for a task of ours"),
+        ({"type_vocab_size": 3}, "type_embed.weight"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_what_is_not_ours_is_refused(folder, changes, words):
+    saved_bert(folder, BertForSequenceClassification, **LABELS)
+    path = f"{folder}/config.json"
+    with open(path) as file:
+        config = json.load(file)
+    with open(path, "w") as file:
+        json.dump(config | changes, file)
+    with pytest.raises(UserError, match=words) as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_alone_is_for_training(folder):
+    saved_bert(folder, BertModel)
+    with pytest.raises(UserError, match=r"holds a BertModel, which has no head .* task=TASK"):
+        read(folder)

@@ -1,0 +1,154 @@
+"""Scenes of one to three coloured shapes, drawn from their keys: the base of the sources that tell of them.
+
+A *combination* is the set of kinds in a scene. Splits are disjoint in combinations, so a model cannot score on ``val``
+or ``test`` by recalling scenes it was trained on. `scenes` says what a scene is and what is true of it.
+"""
+
+from bisect import bisect
+from collections.abc import Collection, Sequence
+from itertools import accumulate, combinations, product
+from typing import NotRequired, TypedDict
+
+from vlm.data.shapes.drawn import DrawnSource, Keys
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, place
+from vlm.errors import Count, UserError
+from vlm.randomness import key, numpy_rng
+
+MIN_IMAGE_SIZE = 32
+
+# Each channel of the background is drawn from these; dark, so that every colour of an object stands out.
+BACKGROUND = range(52, 69)
+
+
+def assign(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combination]]:
+    """Deals the combinations of so many kinds: a tenth each to ``val`` and ``test``, the others to ``train``.
+
+    They are dealt in the order of a hash of seed and combination. Of two or more kinds, the last combination that
+    holds a kind stays in ``train``, so that no kind is new after training.
+    """
+    ranked = sorted(combinations(sorted(kinds), count), key=lambda kinds: key("combination", seed, *map(str, kinds)))
+    kept = set({kind: combination for combination in ranked for kind in combination}.values())
+    free = ranked if count == 1 else [combination for combination in ranked if combination not in kept]
+    tenth = max(1, len(ranked) // 10)
+    held_out = {"val": free[:tenth], "test": free[tenth : 2 * tenth]}
+    taken = set(free[: 2 * tenth])
+    return {"train": [combination for combination in ranked if combination not in taken], **held_out}
+
+
+def background(tone: Sequence[float]) -> tuple[int, int, int]:
+    """A color of the background for three numbers below 1."""
+    red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
+    return red, green, blue
+
+
+class KindOptions(TypedDict):
+    """Constructor's arguments that decide the kinds of objects; see SceneSource."""
+
+    seed: int
+    shapes: list[str]
+    colors: list[str]
+    sizes: list[str]
+    max_objects: NotRequired[Count]
+
+
+class SceneOptions(KindOptions):
+    """Constructor's arguments of SceneSource, which has their meaning and their defaults."""
+
+    image_size: NotRequired[Count]
+    object_weights: NotRequired[Sequence[float]]
+    train_scenes: Count
+    val_scenes: Count
+    test_scenes: Count
+
+
+class SceneSource(DrawnSource):
+    """A sample of each scene; a subclass defines `sample`, for which it has `scene`.
+
+    Args:
+        seed: Seed of everything: which combinations are held out, and every scene.
+        image_size: Side of the images in pixels.
+        shapes: Names out of `SHAPES`.
+        colors: Names out of `COLORS`.
+        sizes: Names out of `RADII`.
+        max_objects: The most objects a scene has, 2 or 3.
+        object_weights: Relative frequencies of scenes of 1, 2 and 3 objects; those beyond `max_objects` are not used.
+        train_scenes, val_scenes, test_scenes: How many scenes (an epoch of) each split has.
+    Raises:
+        UserError: A name is unknown or there twice, a number is out of range, or a split would be empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        image_size: Count = 64,
+        shapes: list[str],
+        colors: list[str],
+        sizes: list[str],
+        max_objects: Count = 3,
+        object_weights: Sequence[float] = (1, 2, 1),
+        train_scenes: Count,
+        val_scenes: Count,
+        test_scenes: Count,
+    ) -> None:
+        super().__init__(seed, {"train": train_scenes, "val": val_scenes, "test": test_scenes})
+        check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes)
+        self.image_size, self.shapes, self.colors, self.sizes = image_size, shapes, colors, sizes
+        self.max_objects, self.kinds = max_objects, [Kind(*parts) for parts in product(sizes, colors, shapes)]
+        weights = _object_weights(max_objects, object_weights)
+        dealt = [(weight, assign(self.kinds, count, seed)) for count, weight in weights.items()]
+        # Of each split, the combinations by number of objects, and the sums of their frequencies.
+        self._choices = {}
+        for split in self.splits:
+            choices = [(weight, deal[split]) for weight, deal in dealt if deal[split]]
+            bounds = list(accumulate(weight for weight, _ in choices))
+            self._choices[split] = [combinations for _, combinations in choices], bounds
+        if len(self.kinds) < max(weights) or not all(bounds for _, bounds in self._choices.values()):
+            raise UserError(
+                f"data.source: {len(self.kinds)} kinds of object are too few for three splits that share no "
+                "combination; add to data.source.shapes, data.source.colors or data.source.sizes"
+            )
+
+    def scene(self, keys: Keys) -> Scene:
+        """The scene of these keys."""
+        rng, (combinations, bounds) = numpy_rng("scene", *keys), self._choices[keys.split]
+        count, which, *tone = rng.random(5).tolist()
+        choice = combinations[bisect(bounds, count * bounds[-1])]
+        objects = place(choice[int(which * len(choice))], self.image_size, rng)
+        return Scene(objects, background(tone), self.image_size)
+
+
+def check_scenes(
+    *, shapes: Sequence[str], colors: Sequence[str], sizes: Sequence[str], image_size: int = MIN_IMAGE_SIZE
+) -> None:
+    """Refuses what no source of scenes can draw.
+
+    Raises:
+        UserError: A name is unknown or there twice, or images are too small.
+    """
+    for at, names, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
+        _check_names(at, names, known)
+    if image_size < MIN_IMAGE_SIZE:
+        raise UserError(f"data.source.image_size: {image_size} is too small; give at least {MIN_IMAGE_SIZE}")
+
+
+def _check_names(at: str, names: Sequence[str], known: Collection[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
+        raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(names)}; give each once")
+
+
+def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:
+    """Frequencies of scenes by their number of objects, without those that never occur."""
+    if max_objects not in (2, 3):
+        # With single objects alone, a kind that is held out would never be seen in training.
+        raise UserError(f"data.source.max_objects: {max_objects} is not possible; give 2 or 3")
+    if len(weights) < max_objects or min(weights) < 0 or sum(weights[1:max_objects]) <= 0:
+        raise UserError(
+            f"data.source.object_weights: {list(weights)} does not fit; give {max_objects} numbers, none negative, "
+            "and not all 0 after the first"
+        )
+    return {count: weight for count, weight in enumerate(weights[:max_objects], 1) if weight > 0}
