@@ -230,6 +230,14 @@ def test_what_no_class_computes_is_refused_by_its_key(tmp_path: Path, capsys, ch
     assert not (tmp_path / "out").exists()
 
 
+def test_the_stem_of_the_default_captioner_is_named(tmp_path: Path, capsys) -> None:
+    path = Path(__file__).parents[2] / "data" / "sample" / "captioner.ckpt"
+    assert command(["export", str(tmp_path / "out"), "-c", str(path)]) == 2
+    assert (
+        "error: model.encoder.stem is ConvStem, not PatchEmbed (train with model/encoder=vit" in capsys.readouterr().err
+    )
+
+
 def test_faults_of_folders_are_lines(tmp_path: Path, capsys) -> None:
     path = captioner(tmp_path)
     assert command(["export", str(tmp_path), "-c", str(path)]) == 2

@@ -64,7 +64,7 @@ def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
     yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
     yield f"- command: `python train.py task={config['task_name']}`, in the run named {name}, with the values below"
     yield f"- steps: {loaded.get('global_step', 0):,}, epochs begun: {loaded.get('epoch', -1) + 1}"
-    for group in ("optim", "schedule", "trainer"):
+    for group in ("optim", "schedule"):
         values = {key: value for key, value in config[group].items() if not isinstance(value, dict | list)}
         yield f"- {group}: " + ", ".join(f"{key.strip('_')} {value}" for key, value in values.items())
     yield f"- batch: {config['data'].get('batch_size')} samples, seed {config['seed']}"
@@ -82,7 +82,9 @@ def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
     values = {name.partition("/")[2]: value for name, value in scores.items()}
     kinds = {name.partition("@")[2] for name in values if "@" in name}
     columns = [kind for kind in ("low", "high") if kind in kinds] + sorted(kinds - {"low", "high"})
-    yield f"On the {split} split; `low` and `high` bound the 95% interval, the other columns are controls."
+    intervals = " `low` and `high` bound the 95% interval." if "low" in kinds else ""
+    controls = " The other columns are controls." if kinds - {"low", "high"} else ""
+    yield f"On the {split} split.{intervals}{controls}"
     yield from ("", f"| metric | model |{''.join(f' {kind} |' for kind in columns)}", "|---" * (len(columns) + 2) + "|")
     for name in (name for name in values if "@" not in name):
         cells = [values[name], *(values.get(f"{name}@{kind}") for kind in columns)]
