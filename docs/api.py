@@ -1,6 +1,7 @@
 """The page on the Python API: python docs/api.py writes docs/api.md from the docstrings."""
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ def page() -> str:
         parts += entry(f"vlm.{name}", getattr(vlm, name))
     parts += ["## Model\n", described(vlm.Model)]
     parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
-    for command in commands():
+    for command in {command.task: command for command in reversed(commands())}.values():
         kind = own_predictor(command.task)
         assert kind is not None
         parts += entry(f"model.{command.name}", kind.use, 3, f", of {command.task.replace('_', ' ')}")
@@ -84,7 +85,11 @@ def signature(function: Callable[..., Any]) -> Iterator[str]:
             yield "*"
         star = star or one.kind is inspect.Parameter.VAR_POSITIONAL
         mark = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
-        yield f"{mark}{name}" + ("" if one.default is inspect.Parameter.empty else f"={one.default!r}")
+        yield f"{mark}{name}" + ("" if one.default is inspect.Parameter.empty else f"={_shown(one.default)}")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def described(thing: Any) -> str:

@@ -65,3 +65,20 @@ def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool
 def test_it_may_be_told_twice() -> None:
     tune()
     tune()
+
+
+@pytest.mark.parametrize(("stream", "number"), [("<&-", 0), (">&-", 1), ("2>&-", 2)])
+def test_a_stream_that_is_closed_is_open_on_nothing(stream: str, number: int) -> None:
+    program = (
+        f"import os; from vlm.tuning import tune; tune(); assert os.readlink('/proc/self/fd/{number}') == os.devnull"
+    )
+    program += "; import sys; sys.stdin.read(); print(); print(file=sys.stderr)"
+    done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {stream}', sys.executable, program], stdin=subprocess.DEVNULL)
+    assert done.returncode == 0
+
+
+def test_texts_of_a_closed_stdin_are_none() -> None:
+    program = "from vlm.cli.main import main; main()"
+    command = ["bash", "-c", '"$0" -c "$1" tag -c none.ckpt <&-', sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no text; give --text TEXT")

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,21 +91,20 @@ class Model:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        own = self._command
-        if name != own:
-            raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{own}")
+        if name not in self._commands:
+            raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{self._commands[0]}")
         return self.predict
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), self._command]
+        return [*super().__dir__(), *self._commands]
 
     def __repr__(self) -> str:
-        return f"vlm.load({self._options.checkpoint!r})  # model.{self._command}"
+        return f"vlm.load({self._options.checkpoint!r})  # model.{self._commands[0]}"
 
     @cached_property
-    def _command(self) -> str:
-        """The name of the task's command; of a task of the user's own, that of any."""
-        return next((command.name for command in commands() if command.task == self.task), "predict")
+    def _commands(self) -> list[str]:
+        """The names of the task's commands; of a task of the user's own, that of any."""
+        return [command.name for command in commands() if command.task == self.task] or ["predict"]
 
     def _check(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         """Refuses options that a use does not have."""
@@ -114,7 +114,7 @@ class Model:
             names += DecodingOptions.__dataclass_fields__
         for name in options:
             if name not in names:
-                raise Error(f"{name}: unknown to {self._command}{did_you_mean(nearest(name, names))}")
+                raise Error(f"{name}: unknown to {self._commands[0]}{did_you_mean(nearest(name, names))}")
 
 
 class Run:
@@ -145,7 +145,8 @@ class Run:
         from vlm.training.evaluate import evaluation_of
 
         options: Any = {"split": split, "device": device, "batch_size": batch_size}
-        *_, results = evaluation_of(str(self.best), list(overrides), **options)
+        with ExitStack() as stack:
+            *_, results = evaluation_of(str(self.best), list(overrides), stack, **options)
         return {name.partition("/")[2]: value for name, value in results.items()}
 
     def __fspath__(self) -> str:

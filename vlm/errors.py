@@ -1,13 +1,15 @@
 """Faults of a user as lines of text: the exception, its printing, and the bounds of arguments that they set."""
 
+import errno
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 
 
 class UserError(Exception):
@@ -22,7 +24,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 2) -> None:
-        super().__init__("\n".join(map(printable, message.split("\n"))))
+        super().__init__(printable_lines(message))
         self.status = status
 
 
@@ -92,9 +94,19 @@ def did_you_mean(name: str) -> str:
     return f"; did you mean {name}?" if name else ""
 
 
+def excerpt(text: str) -> str:
+    """A text as a message quotes it: its beginning, where it is long."""
+    return text if len(text) <= 60 else f"{text[:50]} ..."
+
+
 def printable(text: str) -> str:
     """Text that stays on one line and sends no commands to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Lines that send no commands to a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def print_error(message: object, kind: str = "error") -> None:
@@ -103,4 +115,22 @@ def print_error(message: object, kind: str = "error") -> None:
     Args:
         kind: "error" or "warning".
     """
-    print(f"{kind}:", "\n  ".join(map(printable, str(message).split("\n"))), file=sys.stderr, flush=True)
+    print(f"{kind}:", printable_lines(str(message)).replace("\n", "\n  "), file=sys.stderr, flush=True)
+
+
+def causes(fault: BaseException | None) -> Iterator[BaseException]:
+    """A fault, its cause, the cause of that, and so on."""
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """True for a fault that is a want of memory, of the host or of a device, as Python, the system or torch has it."""
+    chain = list(causes(fault))
+    if any(isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM for one in chain):
+        return True
+    text = "\n".join(map(str, chain)).lower()
+    return any(type(one).__name__ == "OutOfMemoryError" for one in chain) or (
+        any(isinstance(one, RuntimeError) for one in chain) and any(words in text for words in _MEMORY)
+    )

@@ -1,8 +1,9 @@
-"""Environment of a process before torch loads: the waiting of its threads and the memory it keeps."""
+"""Settings of a process before torch loads: waiting threads, the memory it keeps, its standard streams."""
 
 import ctypes
 import os
 import platform
+import sys
 
 SPINS = "3000"  # how often a thread looks whether there is work before it sleeps
 PRIMITIVES = "256"  # pieces of code that oneDNN keeps, each for one product's shape; 0.6 MB each, and 0.25 ms to make
@@ -16,6 +17,7 @@ def tune() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPINS
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
     keep_freed_memory()
+    open_streams()
 
 
 def keep_freed_memory() -> None:
@@ -30,3 +32,13 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(MMAP_THRESHOLD, KEPT)
     libc.mallopt(TRIM_THRESHOLD, KEPT)
+
+
+def open_streams() -> None:
+    """Opens on nothing those of stdin, stdout and stderr that are closed, as `<&-` and `>&-` leave them.
+
+    Else the next file that is opened takes their number, and with it what libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -25,6 +25,8 @@ STATED = {
     "config decoder.depth=10^7": ("config.model.decoder.depth", 10**7),
     "config decoder.max_len=-1": ("config.model.decoder.max_len", -1),
     "config devices=10^6": ("config.trainer.devices", 10**6),
+    "decoding.beam=10^6": ("decoding.beam", 10**6),
+    "decoding.results=10^6": ("decoding.results", 10**6),
     "config test_scenes=10^12": ("config.data.source.test_scenes", 10**12),
 }
 COMMANDS = {
@@ -43,7 +45,7 @@ def test_a_size_out_of_bounds_is_refused_in_a_line(stated, command, tmp_path, ca
     *parents, name = key.split(".")
     node = checkpoint["vlm"]
     for parent in parents:
-        node = node[parent]
+        node = node.setdefault(parent, {})
     node[name] = value
     write(tmp_path / "x.ckpt", checkpoint)
     started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

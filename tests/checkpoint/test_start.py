@@ -28,6 +28,11 @@ def captioner(encoder=None, **changes):
     return {"name": "VisionLanguageModel", "args": {"encoder": encoder or vit(), "decoder": text}}
 
 
+def dual():
+    texts = {"name": "TextEncoder", "args": {"vocab_size": 259, "max_len": 6, **SIZES}}
+    return {"name": "DualEncoder", "args": {"encoder": vit(), "text_encoder": texts, "embed_dim": 8}}
+
+
 def classifier(**changes):
     return {"name": "Classifier", "args": {"encoder": vit(**changes), "num_classes": 3}}
 
@@ -77,6 +82,21 @@ def test_the_encoder_of_a_classifier_starts_from_that_of_a_captioner(saved):
     assert torch.equal(ours["head.weight"], fresh["head.weight"])
     assert any("stays as it was: head (2 tensors)" in line for line in lines)
     assert any("left over: decoder (" in line for line in lines)
+
+
+@pytest.mark.parametrize("part", ["", "encoder"])
+def test_the_encoder_of_a_classifier_starts_from_that_of_a_dual_encoder(part, saved):
+    place, theirs = saved(dual())
+    ours, fresh, lines = started(classifier(), {part: place})
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name] if name.startswith("encoder.") else fresh[name]), name
+    assert any("left over: " in line and "text_projection" in line for line in lines)
+
+
+def test_both_sides_of_a_dual_encoder_start_from_models_of_their_own(saved):
+    place, theirs = saved(classifier())
+    ours, _, _ = started(dual(), {"encoder": place})
+    assert torch.equal(ours["encoder.norm.weight"], theirs["encoder.norm.weight"])
 
 
 def test_the_decoder_of_a_captioner_starts_from_a_language_model(saved):

@@ -6,7 +6,9 @@ from captioned import refusal
 from PIL import Image
 
 from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField, learn_tokenizers
+from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
+from vlm.data.paired_images import PairedImageField
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
 
@@ -94,3 +96,42 @@ def test_images_are_cached_unless_they_are_fresh():
     split.fresh = True
     fresh = images.view("train", split, training=True)
     assert fresh.record(1).image() != fresh.record(1, 9).image()
+
+
+def several(*colors):
+    """A record of images of these levels of red."""
+    first, *more = [lambda red=red: Image.new("RGB", (4, 4), (red, 0, 0)) for red in colors]
+    return Record("a", open_image=first, open_more=more)
+
+
+def test_all_images_of_a_record_are_read_in_order():
+    images = ImageField(preprocess=Preprocess(image_size=4), cache_images=True)
+    batch = images.collate([images.encode(several(10, 20, 30), None)] * 2)
+    assert batch.shape == (2, 3, 3, 4, 4) and batch[1, :, 0, 0, 0].tolist() == [10, 20, 30]
+    cached = images.view("train", Listed([0], lambda index, epoch: several(10, 20)), training=True)
+    assert images.encode(cached.record(0), None)[:, 0, 0, 0].tolist() == [10, 20]
+    one, two = (images.encode(several(*colors), None) for colors in ((1,), (1, 2)))
+    assert "records hold 1 and 2 images" in refusal(images.collate, [one, two])
+
+
+def test_each_image_of_a_record_has_its_own_augmentation():
+    noise = torch.rand(64, 64, 3, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
+    record = Record("a", open_image=lambda: Image.fromarray(noise), open_more=[lambda: Image.fromarray(noise)])
+    images = ImageField(preprocess=Preprocess(image_size=16), augment=Augment(image_size=16, min_scale=0.2))
+    first, second = images.encode(record, (0, 0, 0))
+    assert not torch.equal(first, second)
+    assert torch.equal(images.encode(record, (0, 0, 0))[1], second)
+    alone = Record("a", open_image=lambda: Image.fromarray(noise))
+    assert torch.equal(images.encode(alone, (0, 0, 0)), first)
+
+
+def test_in_evaluation_a_partners_image_lies_beside_a_records_own():
+    def read(red, epoch):
+        return Record(f"{red}", open_image=lambda: Image.new("RGB", (4, 4), (red, 0, 0)))
+
+    images = PairedImageField(preprocess=Preprocess(image_size=4))
+    split = images.view("test", Listed([10, 20], read), training=False)
+    batch = images.collate([images.encode(record, None) for record in split.records()])
+    assert batch[:, :, 0, 0, 0].tolist() == [[10, 20], [20, 10]]
+    training = images.view("train", Listed([10, 20], read), training=True)
+    assert images.encode(training.record(0), (0, 0, 0)).shape == (3, 4, 4)

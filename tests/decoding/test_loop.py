@@ -158,3 +158,16 @@ def test_the_tree_holds_every_text(make_decoder, context):
                 assert before["kept"] and before["step"] == node["step"] - 1
                 assert node["total"] == pytest.approx(before["total"] + node["logprob"], abs=1e-5)
         assert all(text.tokens in paths for text in found)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "columns"), [(Decoding(beam=3), 3), (Decoding(sampling=Sampling(), results=2), 2)]
+)
+def test_texts_side_by_side_are_bounded_and_change_nothing(decoding, columns, make_decoder, context, monkeypatch):
+    decoder, widths = make_decoder(V, MAX_LEN, sharpness=0.5), []
+    truth = run(decoder, context, decoding, eos_id=2)
+    monkeypatch.setattr("vlm.decoding.loop.TEXTS", 2 * columns + 1)
+    step = decoder.step
+    monkeypatch.setattr(decoder, "step", lambda tokens, state: (widths.append(len(tokens)), step(tokens, state))[1])
+    same(run(decoder, context, decoding, eos_id=2), truth)
+    assert max(widths) == 2 * columns

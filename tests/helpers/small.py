@@ -16,6 +16,11 @@ TASKS = {
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
         *["task.mixup=0.4", "task.cutmix=0.5", "data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
     ],
+    "contrastive": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+        "task.label_smoothing=0.1",
+    ],
     "image_questions": [
         *SCENES,
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
@@ -30,6 +35,11 @@ TASKS = {
         ],
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.depth=1", "model.size.dropout=0.2"],
         *["task.sampled_batches=2", "task.prompt_tokens=4"],
+    ],
+    "photo_translation": [
+        *SCENES,
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
+        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6", "data.augment.min_scale=0.8"],
     ],
     "text_classification": [
         *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],
@@ -56,6 +66,12 @@ TASKS = {
 
 
 BATCHES = 8  # of an epoch of any of them
+COMPARING = ("contrastive",)  # tasks that compare the samples of a batch, so that batches are not accumulated
+
+
+def accumulated(task: str) -> tuple[str, ...]:
+    """The option that two batches make a step, for a task that allows it."""
+    return () if task in COMPARING else ("trainer.accumulate_grad_batches=2",)
 
 
 def command(task: str, *more: str) -> list[str]:

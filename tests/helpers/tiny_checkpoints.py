@@ -32,6 +32,7 @@ SMALL = [*SCENES, "model.size.encoder_depth=1", "model/encoder=vit", "model.enco
 TASKS = {
     "captioning": [*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "callbacks=ema"],
     "classification": [*SMALL, "optim.lr=1e-2"],
+    "contrastive": [*SMALL, "tokenizer=bytes", "optim.lr=1e-2", "data.max_len=96"],
     "image_questions": [
         *[*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "model/fusion=prefix"],
         *["data.max_len=96", "task.max_tokens=12"],
@@ -44,6 +45,9 @@ TASKS = {
     "masked_language_modeling": [
         *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
         *("model.size.encoder_depth=1", "optim.lr=1e-2"),
+    ],
+    "photo_translation": [
+        *[*SCENES, "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
     ],
     "span_answering": [
         *("data.source.train_stories=160", "data.source.val_stories=8", "data.source.test_stories=12"),
@@ -63,6 +67,7 @@ STORY = "the small red circle is left of the large blue cross. the large blue cr
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
+    "contrastive": ["classify", *IMAGES, "--label", "red circle", "--label", "blue cross", "--prompt", "a large {}"],
     "image_questions": [
         "answer",
         *IMAGES,
@@ -73,6 +78,10 @@ COMMANDS = {
     ],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
     "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],
+    "photo_translation": [
+        *["translate", "--text", "a small colored circle", "--text", "a large colored cross", "--beam", "2"],
+        *["--image", IMAGES[0], "--image", IMAGES[1]],
+    ],
     "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],

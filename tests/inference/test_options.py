@@ -2,7 +2,9 @@
 
 import pytest
 
+from vlm.cli.main import run
 from vlm.decoding.constraints import Rules
+from vlm.errors import UserError
 from vlm.inference.options import DecodingOptions, stored_options
 
 STORED = {"beam": 4, "length_penalty": 2.0, "max_tokens": 9, "early_stopping": True, "end_counts": True}
@@ -38,3 +40,28 @@ def test_options_that_are_none_are_refused(stored):
     assert stored_options({"decoding": STORED}) == STORED
     with pytest.raises(ValueError, match="no option of decoding"):
         stored_options({"decoding": stored})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [("--beam", "10000", 1024), ("--results", "10000", 1024), ("--max-tokens", "9" * 9, 2**20)],
+)
+@pytest.mark.parametrize("command", [["caption", "image.png"], ["generate", "--prompt", "A"], ["translate"]])
+def test_more_than_a_search_can_hold_is_refused_at_once(command, option, value, most, capsys):
+    assert run([*command, "-c", "none.ckpt", option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: Invalid value for '{option}': ") and str(most) in line
+
+
+@pytest.mark.parametrize(
+    ("chosen", "noted"), [({"beam": 127}, 0), ({"beam": 128}, 1), ({"sample": True, "results": 128}, 1)]
+)
+def test_a_search_that_takes_long_is_noted(chosen, noted, capsys):
+    search({}, **chosen)
+    assert capsys.readouterr().err.count("note: 128 texts of each input") == noted
+
+
+@pytest.mark.parametrize("penalty", [101.0, -101.0, 1e300, float("nan")])
+def test_a_length_penalty_that_no_power_of_a_length_can_take_is_refused(penalty):
+    with pytest.raises(UserError, match=r"--length-penalty .* is not possible; give a number of -100 to 100"):
+        search({}, beam=2, length_penalty=penalty)

@@ -196,6 +196,18 @@ def test_a_file_that_is_not_ours_is_refused_and_stays(tmp_path, form, foreign):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
+def test_json_lines_send_no_commands_to_a_terminal_and_stay_valid(terminal, monkeypatch, capsys):
+    """U+009B begins a command as escape and bracket do; JSON escapes characters below U+0020 alone."""
+    record = {"image": "ü.jpg", "caption": "\x9b2J\x7f\u202erot und grün"}
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    with Output(None) as output:
+        Records(form="jsonl", fields=(), output=output).write(record)
+    said = capsys.readouterr().out
+    assert json.loads(said) == record and "rot und grün" in said
+    assert said[:-1].isprintable() == terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
 def test_a_table_sends_no_commands_to_a_terminal_and_is_exact_elsewhere(terminal, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
     with Output(None) as output:

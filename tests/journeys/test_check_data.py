@@ -126,6 +126,16 @@ def test_classes(tmp_path: Path, capsys) -> None:
     assert kinds.keys() == {"unreadable image", "duplicate image", "image in two splits", "one image in two classes"}
 
 
+def test_names_send_no_commands_to_a_terminal(tmp_path: Path, capsys) -> None:
+    for name in ("red\x1b[31m", "blue"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"a\x1b[2J{name}.png").write_bytes(b"no image")
+        Image.new("RGB", (40, 40), name[:4].strip("\x1b")).save(tmp_path / name / "b.png")
+    vlm(["check-data", "task=classification", "data=image_folder", f"data.root={tmp_path}", "data.image_size=32"])
+    said = capsys.readouterr()
+    assert r"\x1b[2J" in said.out + said.err and (said.out + said.err).replace("\n", "").isprintable()
+
+
 def test_text(tmp_path: Path, capsys) -> None:
     for split, count in (("train", 6), ("val", 2)):
         (tmp_path / "text" / split).mkdir(parents=True)

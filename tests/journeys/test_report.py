@@ -220,6 +220,17 @@ def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys)
         assert "no image in common" in captured.err and captured.out == ""
 
 
+def test_evaluations_without_a_score_in_common_are_status_1(tmp_path: Path, capsys) -> None:
+    """Of texts no images are compared."""
+    for name, score in (("one", "test/bits_per_byte"), ("two", "test/bleu")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").write_text(json.dumps({score: 1.0}))
+    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "error: one and two: no score in common; compare evaluations of one task\n"
+    assert captured.out == ""
+
+
 def test_what_is_compared_is_not_written_over(tmp_path: Path, capsys) -> None:
     folders = [evaluation(tmp_path / name, {str(n): "a" for n in range(40)}) for name in ("one", "two\x1b[31m")]
     before = (tmp_path / "one" / "metrics.json").read_text()

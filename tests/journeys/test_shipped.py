@@ -48,15 +48,18 @@ GROUPS = {
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
-    "image_questions": "questions|shapes_questions",
+    "contrastive": "dual_.*|shapes_retrieval",
+    "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
     "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
+    "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "span_answering", "masked_language_modeling")
+ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
+ENCODERS_OF_TEXT += ("span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
@@ -71,6 +74,7 @@ NEEDS = {
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "translations": ["data.path=translations.csv"],
     "multi30k": ["data.root=."],
+    "multi30k_photos": ["data.root=.", "data.photos=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
     "pretrained": ["tokenizer.path=."],
@@ -168,9 +172,10 @@ def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of aligned files, with Multi30k's among them."""
+    """A folder of aligned files, with Multi30k's and the names of photos among them."""
     folder = tmp_path_factory.mktemp("texts")
     for stem in ("train", "val", "test", "test_2016_flickr"):
+        (folder / f"{stem}.images.txt").write_text("".join(f"train{n % 12}.jpg\n" for n in range(60)))
         for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
             (folder / f"{stem}.{ending}").write_text(
                 "".join(f"{words} of train, val or test: {stem} {n}\n" for n in range(60))
@@ -211,7 +216,9 @@ def test_every_experiment_takes_a_step(experiment, flickr8k, flowers, cifar10, s
             "model.size.decoder_depth=2",
         ],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
+        "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
+        "multi30k_photos": [f"data.root={pairs}", f"data.photos={flickr8k / 'images'}"],
         "multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],
         "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],

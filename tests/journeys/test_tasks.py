@@ -19,6 +19,10 @@ FIRST = "tagging"
 EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
 CPU = ["--device", "cpu"]
 OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
+OWN["contrastive"] = [
+    "data.source.captions_per_image=null",
+    "task.label_smoothing=0",
+]  # the loss is that of the first valid caption
 LONGER = ["trainer.max_epochs=600", "trainer.check_val_every_n_epoch=600"]  # other words are masked in every epoch
 OWN["masked_language_modeling"] = LONGER
 

@@ -284,3 +284,40 @@ def test_loss_of_uniform_logits_is_the_log_of_the_vocabulary(plain, context):
     total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, SEGMENTS)), plain.head_parts)
     assert count == 9
     assert (total / count).item() == pytest.approx(math.log(V), rel=1e-6)
+
+
+def test_a_text_is_a_product_of_its_words(plain):
+    """Pr(t1 ... t5) of "Learning deep learning is fun" is Pr(t1) Pr(t2 | t1) ... Pr(t5 | t1 ... t4), five factors.
+
+    One pass over the whole row gives all of them: what stands at a place predicts the word after it.
+    """
+    row = torch.tensor([[1, 5, 6, 7, 8, 9]])  # begin, and five words
+    labels = next_token_labels(row, None)
+    assert labels.tolist() == [[5, 6, 7, 8, 9, -100]]
+    total, count = token_loss(plain(row), Targets.of(labels), plain.head_parts)
+    factors = [plain.head(plain(row[:, :place])[:, -1]).softmax(-1)[0, row[0, place]] for place in range(1, 6)]
+    assert count == len(factors) == 5
+    torch.testing.assert_close(torch.stack(factors).prod().log(), -total, rtol=1e-5, atol=0)
+
+
+def test_an_embedding_is_a_product_with_ones_and_zeros():
+    """X = E W_emb: 7 ids of a sentence as rows of a single 1 each, 7 x V, times V x D."""
+    ids = torch.tensor([[5, 10, 6, 30, 9, 7, 3]])
+    embedding = Decoder(**SIZES).token_embed
+    one_hot = torch.nn.functional.one_hot(ids[0], V).float()
+    assert one_hot.shape == (7, V) and embedding.weight.shape == (V, D)
+    torch.testing.assert_close(embedding(ids)[0], one_hot @ embedding.weight)
+
+
+def test_the_weights_of_gpt_3():
+    """96 layers of 12 x 12,288² weights, 173.9 billion; 174.6 with 50,257 tokens and 2,048 positions."""
+    width, depth = 12_288, 96
+    with torch.device("meta"):
+        model = Decoder(vocab_size=50_257, max_len=2_048, dim=width, depth=1, num_heads=96)
+    block = sum(p.numel() for p in model.blocks[0].parameters() if p.ndim > 1)
+    assert block == 12 * width**2 and model.blocks[0].attn.head_dim == 128
+    assert round(depth * block / 1e8) == 1739
+    whole = sum(p.numel() for p in model.parameters()) + (depth - 1) * sum(
+        p.numel() for p in model.blocks[0].parameters()
+    )
+    assert round(whole / 1e8) == 1746

@@ -13,10 +13,12 @@ from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.several_images import SeveralImages
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -50,6 +52,20 @@ def text_to_text():
     return TextToText(encoder=text_encoder(), decoder=decoder())
 
 
+def text_and_image_to_text():
+    return TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())
+
+
+def several_images():
+    return SeveralImages(encoder=vit(), dim=D, count=2)
+
+
+def dual(pool):
+    return lambda: DualEncoder(
+        encoder=vit(class_token=pool == "class"), text_encoder=text_encoder(), embed_dim=7, pool=pool, pool_heads=2
+    )
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -65,6 +81,9 @@ BUILDERS = {
     "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
     "TextToText": [text_to_text],
+    "TextAndImageToText": [text_and_image_to_text],
+    "SeveralImages": [several_images],
+    "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
     "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
@@ -107,6 +126,10 @@ def output(model):
         return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
     if isinstance(model, Decoder):
         return model(TOKENS, SEGMENTS)
+    if isinstance(model, TextAndImageToText):
+        return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS, images=torch.randn(2, 3, 24, 24))
+    if isinstance(model, SeveralImages):
+        return model(torch.randn(3, 2, 3, 24, 24)).states
     if isinstance(model, TextToText):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
     if isinstance(model, SequenceClassifier | TokenClassifier):
@@ -115,6 +138,9 @@ def output(model):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
+    if isinstance(model, DualEncoder):
+        images, texts, scale = model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS, torch.tensor([0, 4, 9, 12, 15]))
+        return scale * images @ texts.T
     if isinstance(model, AttentionPool):
         return model(torch.randn(2, 7, D))
     side = 32 if isinstance(model, TimmEncoder) else 24

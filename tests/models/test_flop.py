@@ -7,11 +7,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
-from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
+from vlm.models.several_images import SeveralImages
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -107,6 +109,16 @@ def test_classifiers_of_texts_and_of_words(options) -> None:
     assert whole(model_flop(words), work, 20) == counted(lambda: words(tokens, segments, None, places))
 
 
+@pytest.mark.parametrize("pool", ["mean", "attention"])
+def test_a_dual_encoder(pool) -> None:
+    texts = TextEncoder(vocab_size=50, max_len=16, dim=20, depth=2, num_heads=2)
+    model = DualEncoder(encoder=vit(), text_encoder=texts, embed_dim=9, pool=pool).eval()
+    tokens, segments = torch.zeros(5, 13, dtype=torch.long), torch.ones(5, 13, dtype=torch.long)
+    images, places = torch.zeros(5, 3, 32, 32), torch.arange(5) * 13
+    work = Work(images=5, rows=5, length=13)
+    assert whole(model_flop(model, image_size=32), work, 5) == counted(lambda: model(images, tokens, segments, places))
+
+
 def test_other_encoders_are_measured() -> None:
     encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
@@ -154,6 +166,29 @@ def test_a_training_step_is_three_forward_passes() -> None:
 def test_models_of_other_kinds_are_not_counted() -> None:
     with pytest.raises(TypeError, match="Linear"):
         model_flop(torch.nn.Linear(2, 2))
+
+
+def test_a_text_with_its_image() -> None:
+    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=3, num_heads=3, token_types=None)
+    model = TextAndImageToText(encoder=encoder, image_encoder=vit(), decoder=decoder(context_dim=24)).eval()
+    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
+
+    @sdpa_kernel(SDPBackend.MATH)
+    def step() -> None:
+        model.head(model(texts, tokens, images=torch.zeros(5, 3, 32, 32)))
+
+    assert whole(model_flop(model, image_size=32), Work(5, 5, 11, 7), 55) == counted(step)
+
+
+def test_several_images_of_a_record() -> None:
+    encoder = SeveralImages(encoder=vit(), dim=24, count=2)
+    model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
+    tokens = torch.zeros(5, 11, dtype=torch.long)
+
+    def step() -> None:
+        model.head(model(torch.zeros(5, 2, 3, 32, 32), tokens))
+
+    assert whole(model_flop(model, image_size=32), Work(5, 5, 11), 55) == counted(step)
 
 
 def test_text_to_text() -> None:

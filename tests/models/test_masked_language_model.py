@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bert import copied
+from bert import copied, head_copied
 from transformers import BertConfig, BertForMaskedLM
 
 from vlm.data.batch import InputRows
@@ -27,10 +27,7 @@ def models(scramble):
     theirs = scramble(BertForMaskedLM(config))
     ours = MaskedLanguageModel(encoder=encoder(), vocab_size=V, bias=True, transform="gelu", norm_eps=1e-12)
     copied(ours.encoder, theirs.bert)
-    head, own = theirs.cls.predictions, ours.vocabulary_head
-    own.dense.load_state_dict(head.transform.dense.state_dict())
-    own.norm.load_state_dict(head.transform.LayerNorm.state_dict())
-    own.bias.data.copy_(head.bias)
+    head_copied(ours.vocabulary_head, theirs.cls.predictions)
     return theirs, ours.eval()
 
 

@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertForToken
 
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
+from vlm.nn.attention import recorded
 
 V, MAX_LEN, D = 31, 12, 24
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": 2, "num_heads": 3}
@@ -53,3 +54,29 @@ def test_padding_changes_no_text(scramble, inputs, pool):
     logits = model(inputs[0], SEEN.long())
     alone = torch.cat([model(inputs[0][:1, :7]), model(inputs[0][1:])])
     torch.testing.assert_close(logits, alone, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_shapes_of_a_sentence_that_is_classified_by_its_first_token(scramble):
+    """Of n = 5 tokens, d = 24 and H = 3 heads of d_k = 8: one row of the last states goes through the head, 24 x 4.
+
+    The first token sees all others, which is how it tells of them, and its weights have the sum 1.
+    """
+    model = scramble(SequenceClassifier(encoder=TextEncoder(**SIZES), num_classes=4))
+    tokens = torch.tensor([[1, 5, 6, 7, 2]])
+    with recorded(model.encoder.blocks[-1].attn) as [weights]:
+        states = model.encoder(tokens).states
+    assert states.shape == (1, 5, 24) and model.head.weight.shape == (4, 24)
+    assert weights[0].shape == (1, 3, 5, 5) and (weights[0][0, :, 0] > 0).all()
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(1, 3, 5))
+    torch.testing.assert_close(model(tokens), states[:, 0] @ model.head.weight.T + model.head.bias)
+
+
+@torch.no_grad()
+def test_the_shapes_of_words_that_are_tagged(scramble):
+    """Of "they refuse to permit", each word a token between begin and end: 4 of 6 states, and 3 scores of each."""
+    model = scramble(TokenClassifier(encoder=TextEncoder(**SIZES), num_classes=3))
+    tokens, places = torch.tensor([[1, 5, 6, 7, 8, 2]]), torch.tensor([1, 2, 3, 4])
+    logits = model(tokens, None, None, places)
+    assert logits.shape == (4, 3)
+    torch.testing.assert_close(logits, model.encoder(tokens).states[0, 1:5] @ model.head.weight.T + model.head.bias)

@@ -156,3 +156,20 @@ def test_drop_path_grows_with_depth():
 def test_patches_must_fill_the_image():
     with pytest.raises(ValueError, match="7 does not divide image_size 24"):
         ViT(**SIZES | {"patch_size": 7})
+
+
+def test_the_patches_of_a_lecture():
+    """100 x 100 pixels in patches of 20 x 20 are n = 25 tokens of 1,200 numbers; patches of 16 x 16 have 768.
+
+    The patches are cut, flattened and multiplied by one shared matrix: X = P W_emb, 25 x 1200 times 1200 x 12.
+    """
+    model = ViT(image_size=100, patch_size=20, dim=12, depth=1, num_heads=3)
+    image = torch.randn(1, 3, 100, 100)
+    patches = image.unfold(2, 20, 20).unfold(3, 20, 20)  # (1, 3, 5, 5, 20, 20)
+    patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(25, 1200)
+    layer = model.patch_embed
+    assert layer.weight.flatten(1).shape == (12, 1200)
+    embedded = layer(image).flatten(2)[0].T  # (25, 12)
+    torch.testing.assert_close(embedded, patches @ layer.weight.flatten(1).T + layer.bias, rtol=0, atol=1e-5)
+    assert ViT(image_size=32, patch_size=16, dim=12, depth=1, num_heads=3).patch_embed.weight[0].numel() == 768
+    assert model(image).states.shape == (1, 25, 12)

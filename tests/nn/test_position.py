@@ -182,3 +182,14 @@ def test_grid_positions_start_from_sines_of_row_and_column():
         angles = [at * frequency for at in (column, row) for frequency in frequencies]
         waves = [f(angle) for half in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for angle in half]
         torch.testing.assert_close(weight[1 + side * row + column], 0.5 * torch.tensor(waves), rtol=0, atol=1e-5)
+
+
+def test_places_of_a_lecture():
+    """The panda eats shoots and leaves: places 0 to 5, and from "eats" -2 to 3; each offset has a bias of its own."""
+    places = positions_within(torch.ones(1, 6, dtype=torch.long))[0]
+    assert places.tolist() == [0, 1, 2, 3, 4, 5]
+    bias = RelativeBias(num_heads=1, max_len=6, causal=False)
+    offsets = torch.arange(-5, 6)  # query less key
+    bias.weight.data.copy_(offsets[None])
+    eats = bias.place(places, keys=6).bias[0, 2]
+    assert (-eats).tolist() == [-2, -1, 0, 1, 2, 3]

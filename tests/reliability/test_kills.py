@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compare import check_same
 from kills import Ended, Nursery
-from small import TASKS, command
+from small import TASKS, accumulated, command
 from trainings import EPOCHS, Case, Training, ddp
 
 from vlm.checkpoint import load as ckpt
@@ -33,7 +33,7 @@ CASES = [
     Case("language_modeling", KILL, "all", (), ranks=2),
 ]
 CASES += [
-    Case(task, KILL, "group", (WORKERS, "trainer.accumulate_grad_batches=2"))
+    Case(task, KILL, "group", (WORKERS, *accumulated(task)))
     for task in TASKS
     if task not in {case.task for case in CASES}
 ]

@@ -145,7 +145,8 @@ def test_a_language_model_is_fine_tuned_too(tmp_path):
 
 
 def test_both_are_needed():
-    for overrides in (["model=pretrained"], ["model.path=x"], ["model=pretrained", "model.path=x", "model.path=y"]):
+    twice, empty = ["model=pretrained", "model.path=x", "model.path=y"], ["model=pretrained", "model.path="]
+    for overrides in (["model=pretrained"], ["model.path=x"], twice, empty):
         with pytest.raises(UserError, match="go together"):
             spell_out(overrides)
     assert spell_out(["model=tiny", "seed=1"]) == ["model=tiny", "seed=1"]

@@ -1,5 +1,6 @@
 """Folders of new runs, and output that nobody reads."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from journey import only_run
 from small import command
 
+from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.evaluation.report.comparison import read
 from vlm.training import run_folder
@@ -50,6 +52,19 @@ def test_a_run_that_cannot_be_read_is_a_line(tmp_path, monkeypatch, capsys, plac
     assert main([f"resume={place}"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "cannot be read" in error
+
+
+@pytest.mark.parametrize("command", [["info"], ["caption", "x.png"], ["evaluate"]])
+@pytest.mark.parametrize("place", [LONG, "closed"])
+def test_a_checkpoint_that_cannot_be_read_is_a_line(place, command, monkeypatch, capsys):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if place == "closed":
+        monkeypatch.setattr(Path, "is_dir", refused)  # root may read anywhere
+    assert vlm([*command, "-c", place]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {place}: cannot be read (") and line.endswith("give the path of a .ckpt file")
 
 
 def test_deeply_nested_results_are_a_line(tmp_path):

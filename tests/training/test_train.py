@@ -1,6 +1,7 @@
 """What a finished run says."""
 
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from vlm.training.callbacks.signals import Stopped
 from vlm.training.faults import standing
 from vlm.training.finite import NotFiniteError
 from vlm.training.fit import main
-from vlm.training.train import chose, leave
+from vlm.training.train import chose, closing, leave
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,20 @@ def test_more_bits_are_advised_to_whom_they_may_help(precision, advised, tmp_pat
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     said = standing(tmp_path, NotFiniteError("the loss is not finite", 1), precision=precision)
     assert ("trainer.precision=32-true" in said) == advised and "lower optim.lr" in said
+
+
+def test_the_closing_lines_send_no_commands_to_a_terminal():
+    said = closing(Path("runs/a/checkpoints/best.ckpt"), {}, "vlm generate --prompt '\0\x1b[2J'", "")
+    assert said.splitlines()[-1] == (r"try         vlm generate --prompt '\x00\x1b[2J' -c runs/a/checkpoints/best.ckpt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["\0", "\x1b[2J\n", "\0 a\x1b b "])
+def test_a_text_of_control_characters_trains_and_prints_none(text, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(text * 4000)
+    small = ["model.size.dim=16", "model.size.num_heads=2", "model.size.depth=1", "data.max_len=16", "tokenizer=bytes"]
+    small += ["trainer=cpu", "trainer.max_steps=2", "data.num_workers=0", "callbacks.progress=null"]
+    data = ["data=text", f"data.path={tmp_path / 'text.txt'}", "task.sampled_batches=2", "data.train_samples=64"]
+    assert main(["task=language_modeling", *data, *small, f"runs={tmp_path / 'runs'}"]) == 0
+    said = capsys.readouterr().out
+    assert "try         vlm generate --prompt" in said and said.replace("\n", "").isprintable()

@@ -28,10 +28,16 @@ def locate(place: str | os.PathLike) -> Path:
     """The file of a checkpoint: the place itself, or the best one of a run's folder where it is one.
 
     A model of the Hugging Face hub is downloaded, and is then a folder.
+
+    Raises:
+        UserError: It cannot be downloaded, or looked at, for want of permission or by its length.
     """
     path = fetched(place)
     candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-    return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
+    try:
+        return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
+    except OSError as fault:
+        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -47,11 +53,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
         return hugging_face.from_folder(str(path))
     if is_specified(path):
         return _checked(path, from_specification(path))
-    try:
-        is_file = path.is_file()
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
-    if not is_file:
+    if not path.is_file():
         raise UserError(
             f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
         )

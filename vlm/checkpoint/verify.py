@@ -27,6 +27,7 @@ BOUNDS = {
     **dict.fromkeys(("train_scenes", "val_scenes", "test_scenes"), (0, 10**8)),
     **dict.fromkeys(("train_documents", "val_documents", "test_documents"), (0, 10**8)),
     **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
+    **dict.fromkeys(("beam", "results"), (1, 1024)),
     "devices": (-1, 128),  # -1: all there are
 }
 # What a file may name: dictionaries, and tensors with their kinds of storage.

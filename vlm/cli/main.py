@@ -12,7 +12,7 @@ import typer
 from vlm import __version__
 from vlm.cli import data, evaluate, pretrained, train, use
 from vlm.cli.options import as_typer
-from vlm.errors import UserError, print_error
+from vlm.errors import UserError, is_out_of_memory, print_error
 from vlm.inference.commands import commands
 from vlm.tuning import tune
 
@@ -104,8 +104,11 @@ def _report(command: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         _forget_stdout()
         return 0
-    except OSError as fault:
-        if fault.errno not in FULL:
+    except (OSError, MemoryError, RuntimeError) as fault:
+        if is_out_of_memory(fault):
+            print_error("out of memory; lower --batch-size, --beam or --results, or give less at a time")
+            return 1
+        if not isinstance(fault, OSError) or fault.errno not in FULL:
             raise
         _forget_stdout()
         print_error(f"{fault.filename or 'stdout'}: cannot be written ({fault.strerror}); free space, or use another")

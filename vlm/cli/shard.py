@@ -54,7 +54,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
         print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"
     command = train_command(f"task={config['task_name']}", f"data={option}", f"data.root={out}")
-    print(f"try         {command}")
+    print(f"try         {printable(command)}")
     return 1 if lost else 0
 
 

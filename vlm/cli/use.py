@@ -16,7 +16,9 @@ def command_of(commands: Sequence[Command]) -> Callable[..., int]:
 
     Where several tasks share its name, it has the options of all, and the checkpoint's task says whose function runs.
     """
-    functions = {command.task: importlib.import_module(command.module).command for command in commands}
+    functions = {
+        command.task: getattr(importlib.import_module(command.module), command.function) for command in commands
+    }
     if len(functions) == 1:
         return functions.popitem()[1]
 

@@ -130,6 +130,7 @@ class TextRows(Tensors):
         bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
             and their end; None where they are not known.
         references: Texts or questions that belong to each row, for metrics; none in training.
+        ids: Names of the samples, in evaluation.
         places: Index of each row's sample in its split, in evaluation.
         others: The rows of each sample's partner (vlm.data.pairs), in evaluation.
     Shapes:
@@ -142,6 +143,7 @@ class TextRows(Tensors):
     scored: Tensor | None = None
     bounds: Tensor | None = None
     references: Sequence[Sequence[Any]] = ()
+    ids: Sequence[str] = ()
     places: list[int] = field(default_factory=list)
     others: "TextRows | None" = None
 
@@ -263,14 +265,16 @@ class CaptionRow(NamedTuple):
     Args:
         texts: Each as its field encodes it.
         references: Texts or questions for metrics.
-        places: Index of the sample in its split, and that of its partner.
-        other: The partner's texts, encoded.
+        id: Name of the sample.
+        place: Index of the sample in its split.
+        other: The partner's.
     """
 
     texts: list[Any]
     references: Sequence[Any] = ()
-    places: tuple[int, int] | None = None
-    other: Sequence[Any] = ()
+    id: str = ""
+    place: int | None = None
+    other: "CaptionRow | None" = None
 
 
 def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequence[Any]]], TextRows]) -> TextRows:
@@ -279,12 +283,14 @@ def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequen
     Args:
         rows_of: Lays the encoded texts of samples out as rows.
     """
-    rows = replace(rows_of([row.texts for row in values]), references=[row.references for row in values])
-    if not values or values[0].places is None:
-        return rows
-    places, others = zip(*(row.places for row in values if row.places), strict=True)
-    partners = replace(rows_of([row.other for row in values]), places=list(others))
-    return replace(rows, places=list(places), others=partners)
+    others = [row.other for row in values if row.other is not None]
+    return replace(
+        rows_of([row.texts for row in values]),
+        references=[row.references for row in values],
+        ids=[row.id for row in values],
+        places=[row.place for row in values if row.place is not None],
+        others=paired_rows(others, rows_of) if others else None,
+    )
 
 
 def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int) -> TextRows:

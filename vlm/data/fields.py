@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -10,10 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.batch import CaptionRow, KeptImages, TextRows, next_token_rows, paired_rows
+from vlm.data.batch import CaptionRow, TextRows, next_token_rows, paired_rows
 from vlm.data.images.augment import Augment
-from vlm.data.images.batched import NUMBERS, draw
-from vlm.data.images.image import ImageError, Preprocess
+from vlm.data.images.image import Preprocess
 from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
@@ -109,7 +109,7 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
 
 
 class ImageField(Field):
-    """The image of a record as pixels.
+    """The image of a record as pixels, or all images of one that holds several.
 
     Args:
         preprocess: Deterministic preprocessing of validation, test and use.
@@ -117,7 +117,7 @@ class ImageField(Field):
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
     Shapes:
-        uint8 (B, 3, image_size, image_size)
+        uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
     """
 
     needs = ("image",)
@@ -135,10 +135,19 @@ class ImageField(Field):
         return CachedImages(split) if self.cache_images and not split.fresh else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        image = record.image()
+        images = record.images()
+        keys = [key, *(None if key is None else (*key, number) for number in range(1, len(images)))]
+        pixels = [self._pixels(*pair) for pair in zip(images, keys, strict=True)]
+        return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
+
+    def _pixels(self, image: Image.Image, key: AugmentKey | None) -> Tensor:
         return self.preprocess(image) if key is None or self.augment is None else self.augment(image, key)
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
+        counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
+        if len(counts) > 1:
+            numbers = " and ".join(map(str, counts))
+            raise UserError(f"data: records hold {numbers} images; give data whose records have the same number")
         size = self.preprocess.image_size
         return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
 
@@ -148,68 +157,38 @@ class CachedImages(Split):
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        self._images: dict[int, Image.Image] = {}
+        self._images: dict[int, list[Image.Image]] = {}
 
     def __len__(self) -> int:
         return len(self.split)
 
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)
-        decode = record.open_image
-        if decode is not None:
+        if record.open_image is not None:
+            decode = [record.open_image, *record.open_more]
 
-            def image() -> Image.Image:
+            def image(number: int) -> Image.Image:
                 if index not in self._images:
-                    self._images[index] = decode()
-                return self._images[index]
+                    self._images[index] = [one() for one in decode]
+                return self._images[index][number]
 
-            record.open_image = image
+            record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
         return record
 
 
-class KeptImageField(Field):
-    """Numbers of the augmentation of images that lie on the device, in the place of the images.
+class TokenField(Field):
+    """Base of fields of text.
 
     Args:
-        images: The field whose place it takes.
-        size: Width and height of the images.
-        faults: A reason for each image that could not be read, by index.
-    Shapes:
-        KeptImages of index (B,), numbers (B, NUMBERS)
+        tokenizer: Learned from the training texts of all fields that share it, unless it already is.
+        max_len: Longest row in tokens with its begin and end.
     """
 
-    def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
-        self.augment, self.size, self.faults = images.augment, size, faults
-
-    def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
-        assert key is not None, "images are kept for training alone"
-        index = int(key[2])
-        if index in self.faults:
-            raise ImageError(self.faults[index])
-        return index, torch.zeros(NUMBERS) if self.augment is None else draw(self.augment, self.size, key)
-
-    def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
-        index = torch.tensor([index for index, _ in values], dtype=torch.long)
-        return KeptImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))
-
-
-class CaptionField(Field):
-    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
-
-    Args:
-        tokenizer: Learned from the training captions unless it already is.
-        max_len: Longest caption in tokens with its begin and end; longer ones are cut, their end kept.
-    Shapes:
-        TextRows of tokens (B, L), segments (B, L)
-    """
-
-    needs = ("captions",)
-    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
     tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}  # of texts, remembered from sample to sample
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         self._train = splits["train"]
@@ -218,12 +197,8 @@ class CaptionField(Field):
         return (text for record in self._train.records() for text in self.texts_of(record))
 
     def texts_of(self, record: Record) -> Sequence[str]:
-        """The texts that are to be written of a record."""
-        return record["captions"]
-
-    def references_of(self, record: Record) -> Sequence[Any]:
-        """The texts that metrics compare with."""
-        return record["references"]
+        """The texts that are read or written of a record."""
+        raise TypeError(f"{type(self).__name__} has no texts")
 
     def prepare(self) -> None:
         self._ids.clear()
@@ -242,6 +217,26 @@ class CaptionField(Field):
     def fingerprint(self, record: Record) -> Sequence[str]:
         return self.texts_of(record)
 
+
+class CaptionField(TokenField):
+    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
+
+    Args:
+        others: As in TokenField; of longer captions the end is cut, but for the end token.
+    Shapes:
+        TextRows of tokens (B, L), segments (B, L)
+    """
+
+    needs = ("captions",)
+    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return record["captions"]
+
+    def references_of(self, record: Record) -> Sequence[Any]:
+        """The texts that metrics compare with."""
+        return record["references"]
+
     def ids(self, caption: str) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
         ids = self._ids.get(caption)
@@ -257,10 +252,16 @@ class CaptionField(Field):
         return Paired(split) if self.paired and not training else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
-        row = CaptionRow(self._row(record), list(self.references_of(record)) if key is None else [])
-        if key is not None or not self.paired:
+        if key is not None:
+            return CaptionRow(self._row(record), [])
+        row = self._evaluated(record)
+        if not self.paired:
             return row
-        return row._replace(places=(record["place"], record["other_place"]), other=self._row(record["other"]))
+        other = self._evaluated(record["other"])._replace(place=record["other_place"])
+        return row._replace(place=record["place"], other=other)
+
+    def _evaluated(self, record: Record) -> CaptionRow:
+        return CaptionRow(self._row(record), list(self.references_of(record)), record.id)
 
     def _row(self, record: Record) -> list[Any]:
         return [self.ids(text) for text in self.texts_of(record)]

@@ -80,6 +80,7 @@ class Record:
         open_image: Opens the image, in RGB; raises ImageError for one that cannot be read.
         read_file: The bytes of the image's file; None where no file holds it.
         read_stamp: A text that changes where the image (or document) does, without its being read; None for none.
+        open_more: Opens each further image of a record that holds several, in order.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Record:
     open_image: Callable[[], Image.Image] | None = None
     read_file: Callable[[], bytes] | None = None
     read_stamp: Callable[[], str] | None = None
+    open_more: Sequence[Callable[[], Image.Image]] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.known or (name == "image" and self.open_image is not None)
@@ -107,6 +109,10 @@ class Record:
         if self.open_image is None:
             raise UserError(f"data: {self.id} has no image; give data that do, or another task")
         return self.open_image()
+
+    def images(self) -> list[Image.Image]:
+        """All images in RGB, in order; raises as `image` does."""
+        return [self.image(), *(open_image() for open_image in self.open_more)]
 
     @property
     def texts(self) -> list[str]:

@@ -15,6 +15,8 @@ from vlm.decoding.token_history import TokenHistory
 from vlm.models.context import Context, joined
 from vlm.nn.step import replay
 
+TEXTS = 4096  # that are decoded side by side, at most; their keys, values and logits are held at once
+
 # Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
 Chunk = tuple[Sequence[int | str], Context | None]
 
@@ -101,7 +103,8 @@ class _Loop:
         pool: replay.StepperPool,
     ) -> None:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
-        self.room, self.device, self.trees, self.pool = rows, device, trees, pool
+        self.room = max(1, min(rows, TEXTS // decoding.columns))
+        self.device, self.trees, self.pool = device, trees, pool
         prefix, limit = len(decoding.rules.prefix), decoding.longest_text(decoder.max_len)
         # The last step is there for an end token only, unless that counts.
         self.max_len = min(limit + (not decoding.end_counts), decoder.max_len)

@@ -61,8 +61,8 @@ class Decoding:
             raise UserError(f"--groups {self.groups} does not divide --beam {self.beam}; change one")
         if not self.diversity >= 0:
             raise UserError(f"--diversity {self.diversity:g} is not possible; give 0 or more")
-        if not abs(self.length_penalty) < float("inf"):
-            raise UserError(f"--length-penalty {self.length_penalty:g} is not possible; give a finite number")
+        if not abs(self.length_penalty) <= 100:
+            raise UserError(f"--length-penalty {self.length_penalty:g} is not possible; give a number of -100 to 100")
         if self.rules.required and self.groups > 1:
             raise UserError("--require and --groups both decide which hypotheses are kept; give one of them")
 

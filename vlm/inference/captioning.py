@@ -177,7 +177,7 @@ def command(
     records = _records(model.form, output)
     captioner = model.load(Captioner)
     search = captioner.searching(decoding, prefix)
-    traced = Trace(trace, beam=search.beam, inputs=[*paths, model.checkpoint])
+    traced = Trace(trace, beam=search.beam, inputs=[*paths, model.checkpoint], out=model.out)
     observer = None if attention is None else _attention(captioner, attention)
     if resume:
         paths = _left_over(paths, records, results=decoding.results, attention=attention is not None)

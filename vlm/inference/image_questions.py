@@ -16,6 +16,7 @@ from vlm.inference.files import find_images
 from vlm.inference.inputs import image_batches, read_images
 from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
+from vlm.inference.text_rows import note_cut
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 
@@ -99,6 +100,11 @@ class Answerer(Captioner):
         rows = [answers for batch in batches for answers in self.answer(batch, questions)]
         return [answers[0] for answers in rows] if isinstance(question, str) else rows
 
+    @property
+    def images(self) -> int:
+        """Images that belong together: of a model of several images a record, so many files that follow each other."""
+        return getattr(self.model.encoder, "count", 1)
+
     def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
         """The answers to the same questions about each of a batch of images that `pixels` made."""
         context = self.encode(pixels)
@@ -119,14 +125,29 @@ def answer_files(
     """Answers questions about image files and writes a record for each; returns the exit status.
 
     A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
+
+    Raises:
+        UserError: The model reads several images at once, and the files are no multiple of that.
     """
-    failed = 0
+    failed, together = 0, answerer.images
+    if len(paths) % together:
+        raise UserError(f"IMAGES: {len(paths)} images; this model reads {together} at once, so give a multiple of that")
+    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
+    room = max(1, answerer.model.decoder.max_len - 1 - answerer.max_tokens)
+    note_cut(lengths, room, names="questions", part="beginning")
     answerer.prepack(min(batch_size, len(paths)) * len(questions))
-    for good, pixels, bad in read_images(paths, answerer.pixels, batch_size=batch_size, workers=workers):
+    size = batch_size * together
+    read = read_images(paths, answerer.pixels, batch_size=size, workers=workers)
+    for start, (good, pixels, bad) in zip(range(0, len(paths), size), read, strict=True):
         failed += bad
-        for path, answers in zip(good, answerer.answer(pixels, questions) if good else [], strict=True):
+        there, batch = dict(zip(good, pixels, strict=True)), paths[start : start + size]
+        groups = [batch[at : at + together] for at in range(0, len(batch), together)]
+        groups = [group for group in groups if all(path in there for path in group)]
+        inputs = [torch.stack([there[path] for path in group]).squeeze(0) for group in groups]
+        for group, answers in zip(groups, answerer.answer(inputs, questions) if inputs else [], strict=True):
             for question, answer in zip(questions, answers, strict=True):
-                records.write({"image": path, "question": question, "answer": answer.text, "logprob": answer.logprob})
+                about = {"image": " ".join(group), "question": question}
+                records.write({**about, "answer": answer.text, "logprob": answer.logprob})
     return 1 if failed else 0
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, refuse_undecoded
 from vlm.inference.output import Output, Records
@@ -103,14 +103,14 @@ class GapFiller(Predictor):
         """
         first, *rest = text.split(GAP)
         if not rest:
-            raise UserError(f"{text}: has no {GAP}; put it where a word is to be filled in")
+            raise UserError(f"{excerpt(text)}: has no {GAP}; put it where a word is to be filled in")
         ids, places = [self.tokenizer.bos_id, *self.tokenizer.encode(first.rstrip())], []
         for number, part in enumerate(rest, start=1):
             places.append(len(ids))
             ids += [self.mask_id, *self.tokenizer.encode(part.rstrip() if number < len(rest) else part)]
         if len(ids) + 1 > self.max_len:
             raise UserError(
-                f"{text[:40]} ...: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
+                f"{excerpt(text)}: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
             )
         return Input([*ids, self.tokenizer.eos_id], [0] * (len(ids) + 1), places)
 
@@ -129,29 +129,47 @@ class GapFiller(Predictor):
         ids, decode = list(row.ids), self.tokenizer.decode
         for place, (_, best) in zip(row.places, gaps, strict=True):
             ids[place] = best[0]
-        words = ({decode([id]).strip(): value for value, id in zip(*gap, strict=True)} for gap in gaps)
-        return Filled(decode(ids), tuple(words))
+        return Filled(decode(ids), tuple(self._words(*gap) for gap in gaps))
+
+    def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
+        """The likeliest words of a gap with their probabilities; of tokens that differ in a space, the likelier."""
+        words: dict[str, float] = {}
+        for value, id in zip(values, ids, strict=True):
+            words.setdefault(self.tokenizer.decode([id]).strip(), value)
+        return words
 
 
 def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, batch_size: int, top: int) -> int:
     """Fills in texts in batches and writes a record for each; returns the exit status.
 
+    A text without a gap, or too long, is named on stderr and does not keep the others from being filled in.
+
     Args:
         top: Tokens of a gap that are written, the most probable first.
+    Raises:
+        UserError: None of them can be filled in.
     """
-    rows = [filler.encode(text) for text in texts]
+    rows, faults = list[tuple[str, Input]](), list[UserError]()
+    for text in texts:
+        try:
+            rows.append((text, filler.encode(text)))
+        except UserError as fault:
+            faults.append(fault)
+    if not rows:
+        raise faults[0]
+    for unread in faults:
+        print_error(unread)
     filler.prepack(batch_size)
     for start in range(0, len(rows), batch_size):
-        filled = filler.fill(rows[start : start + batch_size], top=top)
-        for text, one in zip(texts[start : start + batch_size], filled, strict=True):
-            records.write(_record(records.form, text, one, several=top > 1))
-    return 0
+        batch = rows[start : start + batch_size]
+        filled = filler.fill([row for _, row in batch], top=top)
+        for (text, _), one in zip(batch, filled, strict=True):
+            records.write(_record(records.form, text, one))
+    return 1 if faults else 0
 
 
-def _record(form: str, text: str, filled: Filled, *, several: bool) -> dict[str, Any]:
+def _record(form: str, text: str, filled: Filled) -> dict[str, Any]:
     tops = "  ".join(f"{word} {value:.4f}" for gap in filled.gaps for word, value in gap.items())
-    if form == "text":
-        return {"text": text, "filled": f"{filled.text}\t{tops}" if several else filled.text}
     return {"text": text, "filled": filled.text, "gaps": list(filled.gaps) if form == "jsonl" else tops}
 
 
@@ -165,7 +183,8 @@ def command(
     """Fills in the gaps of texts as the options say; returns the exit status."""
     lines = read_texts([], texts or [])
     output = Output(model.out, inputs=[model.checkpoint])
-    records = Records(form=model.form, fields=GapFiller.fields, output=output)
+    fields = GapFiller.fields if top == 1 else (*GapFiller.fields, "gaps")
+    records = Records(form=model.form, fields=fields, output=output)
     filler = model.load(GapFiller)
     with output:
         return fill_texts(filler, lines, records, batch_size=model.batch_size, top=top)

@@ -1,10 +1,11 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt
 
 if TYPE_CHECKING:
     from vlm.decoding.constraints import Rules
@@ -33,6 +34,10 @@ class Option:
     metavar: str | None = None
     positional: bool = False
 
+
+MOST_TEXTS = 1024  # of an input that are decoded side by side: memory and time of a step grow with them
+MANY_TEXTS = 128  # of which the user is warned
+MOST_TOKENS = 2**20
 
 Checkpoint = Annotated[
     str,
@@ -89,13 +94,16 @@ OF_SEARCH = ("early_stopping", "end_counts")  # what a checkpoint may say beside
 class DecodingOptions:
     """Options of every command that writes text; None for those that `settle` is to fill in."""
 
-    max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1)] = None
+    max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1, most=MOST_TOKENS)] = None
     min_tokens: Annotated[int | None, Option("Shortest text, in tokens.", least=0)] = None
-    beam: Annotated[int | None, Option("Hypotheses kept; 1, the default, takes the likeliest token.", least=1)] = None
+    beam: Annotated[
+        int | None,
+        Option("Hypotheses kept; 1, the default, takes the likeliest token.", least=1, most=MOST_TEXTS),
+    ] = None
     length_penalty: Annotated[float | None, Option("Beams rank by log-probability / length to this power.")] = None
     groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
     diversity: Annotated[float, Option("Cost of a token that an earlier group took.")] = 0.5
-    results: Annotated[int, Option("Texts an input.", least=1)] = 1
+    results: Annotated[int, Option("Texts an input.", least=1, most=MOST_TEXTS)] = 1
     sample: Annotated[
         bool | None,
         Option(
@@ -142,10 +150,14 @@ class DecodingOptions:
         return Sampling(**self._shared(Sampling))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
-        """A search under these rules, or draws."""
+        """A search under these rules, or draws; one that takes long is noted on stderr."""
         from vlm.decoding.options import Decoding
 
-        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+        search = Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+        if search.columns >= MANY_TEXTS:
+            line = f"note: {search.columns:,} texts of each input are decoded side by side; an input takes as long as"
+            print(line, "so many by greedy search, or longer", file=sys.stderr)
+        return search
 
     def _shared(self, kind: type) -> dict[str, Any]:
         """The options that a dataclass has under the same names."""
@@ -195,4 +207,4 @@ def refuse_undecoded(prompts: Sequence[str]) -> None:
     """
     for prompt in prompts:
         if any("\udc80" <= char <= "\udcff" for char in prompt):
-            raise UserError(f"prompt {prompt}: is not UTF-8; give text in UTF-8")
+            raise UserError(f"prompt {excerpt(prompt)}: is not UTF-8; give text in UTF-8")

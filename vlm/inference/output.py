@@ -208,15 +208,25 @@ class Records:
         """True where text goes to stdout, where a person may watch it grow."""
         return self.form == "text" and self.output.path is None
 
+    @property
+    def watched(self) -> bool:
+        """True where records go to a terminal."""
+        return self.output.path is None and sys.stdout.isatty()
+
     def write(self, record: Mapping[str, Any]) -> None:
         if self.form == "text":
             self.output.write(text_line(record[field] for field in self.fields))
         elif self.form == "jsonl":
-            self.output.write(json.dumps(record, ensure_ascii=not self.output.plain) + "\n")
+            text = json.dumps(record, ensure_ascii=not self.output.plain)
+            self.output.write((_escaped(text) if self.watched else text) + "\n")
         else:
-            watched = self.output.path is None and sys.stdout.isatty()
-            values = [printable(_text(value)) for value in record.values()] if watched else record.values()
+            values = [printable(_text(value)) for value in record.values()] if self.watched else record.values()
             self.output.write(csv_text([*([list(record)] if self.output.empty else []), values]))
+
+
+def _escaped(text: str) -> str:
+    """JSON whose control characters above U+007E are escaped, too: terminals take some for commands."""
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 class Kept(Records):

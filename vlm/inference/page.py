@@ -1,12 +1,14 @@
 """Self-contained HTML pages: no script, no network, one column on a phone, light or dark as the reader has it."""
 
 import base64
+import html
+import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from io import BytesIO
 
 from PIL import Image
 
+CONTROLS = re.compile("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f]")  # which HTML forbids, and terminals obey
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2329; --soft: #5c6773; --line: #dfe4ea; --back: #ffffff; --card: #f6f8fa;
   --one: #1f6feb; --two: #d9730d; --three: #2b8a3e; --four: #8b5cf6; --five: #c2255c; --good: #2b8a3e; --bad: #c92a2a; }
@@ -59,6 +61,11 @@ def page(title: str, subtitle: str, body: Iterable[str]) -> str:
         + "\n".join(body)
         + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def escape(text: str, quote: bool = False) -> str:
+    """Text as HTML; control characters are shown by their numbers."""
+    return html.escape(CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text), quote)
 
 
 def section(title: str, *body: str) -> str:

@@ -16,7 +16,7 @@ from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text_rows import rows_of
+from vlm.inference.text_rows import note_cut, rows_of
 from vlm.models.text_classifiers import TokenClassifier
 
 COMMAND = {
@@ -168,6 +168,8 @@ def answer_files(
 
     A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
     """
+    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
+    note_cut(lengths, answerer.max_len // 2, names="questions")
     answerer.prepack(batch_size)
     failed = 0
     for file in files:

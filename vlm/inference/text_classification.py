@@ -10,13 +10,13 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.inference.text_rows import read_texts, rows_of
+from vlm.inference.text_rows import note_cut, read_texts, rows_of
 from vlm.models.text_classifiers import SequenceClassifier
 
 COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."}
@@ -76,20 +76,34 @@ class TextClassifier(Predictor):
         A model that may read either, as of a folder that does not say, reads pairs where second texts stand apart.
 
         Raises:
-            UserError: A model of pairs is to read a single text, or another one a pair.
+            UserError: A model of single texts is to read pairs.
         """
         if pairs and self.pairs is False:
             raise UserError("--pair: this model reads single texts; leave it out")
         if not pairs and not self.pairs:
             return [(line,) for line in lines]
         if pairs:
-            samples: list[tuple[str, ...]] = [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
-        else:
-            samples = [tuple(line.split("\t")) for line in lines]
-        if wrong := next((texts for texts in samples if len(texts) != 2), None):
-            shown = " ".join(wrong)
-            raise UserError(f"{shown}: this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text")
-        return samples
+            return [tuple(filter(None, pair)) for pair in zip_longest(lines, pairs)]
+        return [tuple(line.split("\t")) for line in lines]
+
+    def readable(self, samples: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+        """The samples that are as many texts as the model reads.
+
+        The others are named on stderr, where the number of those that are cut stands, too.
+
+        Raises:
+            UserError: There are none.
+        """
+        count = 2 if self.pairs or max(map(len, samples)) > 1 else 1
+        remedy = "this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text"
+        faults = [f"{excerpt(' '.join(sample))}: {remedy}" for sample in samples if len(sample) != count]
+        if len(faults) == len(samples):
+            raise UserError(faults[0])
+        for fault in faults:
+            print_error(fault)
+        good, encode = [sample for sample in samples if len(sample) == count], self.tokenizer.encode
+        note_cut((sum(len(encode(text)) for text in sample) for sample in good), self.max_len - 1 - count)
+        return good
 
     def classify(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (B, C) of texts, or of pairs of them."""
@@ -102,18 +116,21 @@ def classify_texts(
 ) -> int:
     """Classifies texts in batches and writes a record for each; returns the exit status.
 
+    A sample that is no pair, where the model reads pairs, does not keep the others from being classified.
+
     Args:
         top: Classes of a text that are written, the most probable first.
     """
+    good = classifier.readable(texts)
     classifier.prepack(batch_size)
-    for start in range(0, len(texts), batch_size):
-        batch = texts[start : start + batch_size]
+    for start in range(0, len(good), batch_size):
+        batch = good[start : start + batch_size]
         rankings = ranked(classifier.classes, classifier.classify(batch), top=top)
         for sample, one in zip(batch, rankings, strict=True):
             head = dict(zip(("text", "pair"), sample, strict=False))
             head = {"text": " | ".join(sample)} if records.form == "text" else head
             records.write(ranked_record(records.form, head, one))
-    return 0
+    return 1 if len(good) < len(texts) else 0
 
 
 def command(

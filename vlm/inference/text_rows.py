@@ -1,7 +1,7 @@
 """Texts from the command line, as rows that a text encoder reads."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,18 @@ def read_texts(files: Sequence[str], texts: Sequence[str]) -> list[str]:
         raise UserError("there is no text; give --text TEXT, a file, or a text a line on stdin")
     refuse_undecoded(lines)
     return lines
+
+
+def note_cut(lengths: Iterable[int], room: int, *, names: str = "texts", part: str = "end") -> None:
+    """Prints on stderr how many texts have more tokens than a model reads.
+
+    Args:
+        part: What the model does not read of these.
+    """
+    lengths = list(lengths)
+    if cut := sum(length > room for length in lengths):
+        line = f"note: {cut} of {len(lengths)} {names}: more than the {room} tokens that the model reads; the {part} of"
+        print(line, "each was left out", file=sys.stderr)
 
 
 def rows_of(samples: Sequence[Sequence[Input]], pad_id: int, device: torch.device | str) -> InputRows:

@@ -1,6 +1,6 @@
 """Translating texts with a trained model: load, encode, predict, format; the command `translate`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -18,21 +18,33 @@ from vlm.inference.writing import Trace, Writer, write_texts
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextToText
 
+TextFiles = Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)]
 COMMAND = {"name": "translate", "help": "Translate texts: lines of files or of stdin, one translation a line."}
 
 
-def encode_texts(model: TextToText, tokens: Tensor, segments: Tensor, types: Tensor | None = None) -> Context:
-    """The context of rows of a text each, in the precision of the weights: (B, S) -> states (B, S, D)."""
+def encode_texts(
+    model: TextToText, tokens: Tensor, segments: Tensor, types: Tensor | None = None, **beside: Tensor
+) -> Context:
+    """The context of rows of a text each, in the precision of the weights: (B, S) -> states (B, S, D).
+
+    Args:
+        beside: What the model reads beside the texts.
+    """
     with torch.autocast(tokens.device.type, enabled=False):
-        return model.encode(tokens, segments, types)
+        return model.encode(tokens, segments, types, **beside)
 
 
 class Translator(Writer):
-    """A trained translation model, ready to use; arguments as in Predictor. Its inputs are texts."""
+    """A trained translation model, ready to use; arguments as in Predictor. Its inputs are texts.
+
+    Attributes:
+        failed: Number of texts that could not be translated.
+    """
 
     task = "translation"
     fields, names = ("translation",), ("text", "translation")
     model: TextToText
+    failed = 0
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
@@ -62,13 +74,22 @@ class Translator(Writer):
         return self.written(batches, search, rows=batch_size)
 
     @torch.inference_mode()
-    def encode(self, inputs: Sequence[str]) -> Context:
-        texts = [[encode_text(self.tokenizer, self.max_len, text).ids] for text in inputs]
-        tokens, segments = pack(texts, self.tokenizer.pad_id)
-        return encode_texts(self.model, tokens.to(self.device), segments.to(self.device))
+    def encode(self, inputs: Sequence[Any]) -> Context:
+        return encode_texts(self.model, *self.rows(inputs))
 
-    def keys(self, inputs: Sequence[str]) -> Sequence[str]:
+    def rows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokens and segments of a row a text, on the model's device."""
+        ids = [[encode_text(self.tokenizer, self.max_len, text).ids] for text in texts]
+        tokens, segments = pack(ids, self.tokenizer.pad_id)
+        return tokens.to(self.device), segments.to(self.device)
+
+    def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         return inputs
+
+    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
+        """Texts that are translated together, with the inputs that are made of them."""
+        for start in range(0, len(texts), batch_size):
+            yield (texts[start : start + batch_size],) * 2
 
     def fits(self, text: str) -> bool:
         """True for a text that the model reads whole."""
@@ -95,31 +116,46 @@ def translate_texts(
     room = translator.max_len - 2
     for number in long:
         print_error(f"text {number}: has more than the {room} tokens that the model reads; its end was left out")
-
-    def batches() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-        for start in range(0, len(texts), batch_size):
-            yield (texts[start : start + batch_size],) * 2
-
     options: Any = {"count": len(texts), "batch_size": batch_size, "decoding": decoding, "trees": trees}
-    write_texts(translator, batches(), records, **options)
-    return 1 if long else 0
+    write_texts(translator, translator.batches(texts, batch_size), records, **options)
+    return 1 if long or translator.failed else 0
 
 
 def command(
     model: ModelOptions,
     decoding: DecodingOptions,
-    files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None,
+    files: TextFiles = None,
     text: Texts = None,
     prefix: Prefix = "",
     trace: TraceFile = None,
 ) -> int:
     """Translates texts as the options say; returns the exit status."""
     texts = read_texts(files or [], text or [])
-    output = Output(model.out, inputs=[*(files or []), model.checkpoint])
+    options: Any = {"inputs": files or [], "prefix": prefix, "trace": trace}
+    return translate(lambda: model.load(Translator), texts, model, decoding, **options)
+
+
+def translate(
+    load: Callable[[], Translator],
+    texts: Sequence[str],
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    *,
+    inputs: Sequence[str],
+    prefix: str,
+    trace: str | None,
+) -> int:
+    """Translates texts with a model as the options of a command say; returns the exit status.
+
+    Args:
+        load: Loads the model.
+        inputs: Files that are read, none of which may be written to.
+    """
+    output = Output(model.out, inputs=[*inputs, model.checkpoint])
     records = Records(form=model.form, fields=Translator.fields, output=output)
-    translator = model.load(Translator)
+    translator = load()
     search = translator.searching(decoding, prefix)
-    traced = Trace(trace, beam=search.beam, inputs=[*(files or []), model.checkpoint])
+    traced = Trace(trace, beam=search.beam, inputs=[*inputs, model.checkpoint], out=model.out)
     with output, traced:
         try:
             return translate_texts(

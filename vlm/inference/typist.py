@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlm.errors import printable
+from vlm.errors import printable_lines
 
 
 @dataclass
@@ -43,5 +43,5 @@ class Typist:
         self._put("\n")
 
     def _put(self, text: str) -> None:
-        sys.stdout.write("\n".join(printable(line) for line in text.split("\n")))
+        sys.stdout.write(printable_lines(text))
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """Texts that a trained encoder-decoder writes of its inputs, whatever these are: what all such commands share."""
 
 import json
+import os
 import sys
 import warnings
 from abc import abstractmethod
@@ -228,13 +229,17 @@ def _record(names: tuple[str, str], name: str, rank: int, text: Text) -> dict[st
 class Trace(Output):
     """The file of --trace, written with all trees at the end; arguments as in Output.
 
+    Args:
+        out: The file of --out.
     Raises:
-        UserError: No beam is searched.
+        UserError: No beam is searched, or the file is that of --out.
     """
 
-    def __init__(self, path: str | None, *, beam: int | None, inputs: Iterable[str]) -> None:
+    def __init__(self, path: str | None, *, beam: int | None, inputs: Iterable[str], out: str | None) -> None:
         if path is not None and beam == 1:
             raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
+        if path is not None and out is not None and os.path.realpath(path) == os.path.realpath(out):
+            raise UserError(f"--trace {path}: is the file of --out, too; choose another")
         super().__init__(path, option="--trace", inputs=inputs)
         self.trees: dict[str, Any] | None = None if path is None else {}
 

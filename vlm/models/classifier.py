@@ -36,6 +36,43 @@ class AttentionPool(nn.Module):
         return self.attn(query, self.attn.keys_values(states), mask)[:, 0]
 
 
+def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
+    """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D).
+
+    Args:
+        pool: As in PoolingClassifier.
+        attention: Pools where it is not None.
+    """
+    states, mask = context.states, context.mask
+    if attention is not None:
+        return attention(states, mask)
+    if pool == "class":
+        return states[:, 0]
+    if pool == "distilled":
+        return states[:, :2].flatten(1)
+    if pool == "class_mean":
+        return torch.cat([states[:, 0], _mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
+    return _mean(states, mask)
+
+
+def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the states that may be attended to: (B, S, D) -> (B, D)."""
+    if mask is None:
+        return states.mean(dim=1)
+    return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+def check_pool(encoder: nn.Module, pool: Pool) -> None:
+    """Refuses an encoder of images without a token that it is to be pooled by.
+
+    Raises:
+        ValueError: It has none.
+    """
+    needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
+    if needed is not None and getattr(encoder, needed, None) is None:
+        raise ValueError(f"pool={pool} needs an encoder with {needed}=true; choose mean or attention")
+
+
 class PoolingClassifier(nn.Module):
     """Pools the states of an encoder and gives a logit for each class; a subclass reads images or text.
 
@@ -74,23 +111,7 @@ class PoolingClassifier(nn.Module):
 
     def pooled(self, context: Context) -> Tensor:
         """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D)."""
-        states, mask = context.states, context.mask
-        if self.attention_pool is not None:
-            return self.attention_pool(states, mask)
-        if self.pool == "class":
-            return states[:, 0]
-        if self.pool == "distilled":
-            return states[:, :2].flatten(1)
-        if self.pool == "class_mean":
-            return torch.cat([states[:, 0], _mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
-        return _mean(states, mask)
-
-
-def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the states that may be attended to: (B, S, D) -> (B, D)."""
-    if mask is None:
-        return states.mean(dim=1)
-    return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return pool_states(context, self.pool, self.attention_pool)
 
 
 class Classifier(PoolingClassifier):
@@ -116,9 +137,7 @@ class Classifier(PoolingClassifier):
         pool_heads: Count = 4,
         dropout: Rate = 0.0,
     ) -> None:
-        needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
-        if needed is not None and getattr(encoder, needed, None) is None:
-            raise ValueError(f"pool={pool} needs an encoder with {needed}=true; choose mean or attention")
+        check_pool(encoder, pool)
         super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
 
     def forward(self, images: Tensor | Features) -> Tensor:

@@ -36,6 +36,17 @@ class Context:
         return self.mask if self.mask is not None else self.states.new_ones(self.states.shape[:2], dtype=torch.bool)
 
 
+def beside(parts: Sequence[Context]) -> Context:
+    """Contexts of the same inputs as one: the states of each part after those of the part before.
+
+    Shapes:
+        states (B, S1, D), (B, S2, D), ... -> (B, S1 + S2 + ..., D)
+    """
+    masked = any(part.mask is not None for part in parts)
+    states = torch.cat([part.states for part in parts], dim=1)
+    return Context(states, torch.cat([part.seen for part in parts], dim=1) if masked else None)
+
+
 def joined(parts: Sequence[Context]) -> Context:
     """Contexts of several batches as one, padded to the longest."""
     length = max(part.states.shape[1] for part in parts)

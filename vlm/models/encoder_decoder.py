@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.models.context import Context, joined
+from vlm.models.context import Context, beside, joined
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
@@ -88,6 +88,43 @@ class TextToText(EncoderDecoder):
         return replace(
             self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=learns(self.encoder)
         )
+
+
+class TextAndImageToText(TextToText):
+    """Reads a text and an image that belongs to it, writes a text (multimodal translation: Specia et al. 2016).
+
+    The states of the text come first, and then those of the image.
+
+    Args:
+        image_encoder: Images (B, 3, H, W) -> Context of the encoder's width.
+        others: As in TextToText.
+    Shapes:
+        images (B, 3, H, W) normalised, others as in TextToText
+    """
+
+    def __init__(self, *, encoder: nn.Module, image_encoder: nn.Module, decoder: Decoder) -> None:
+        super().__init__(encoder=encoder, decoder=decoder)
+        self.image_encoder = image_encoder
+
+    def forward(  # type: ignore[override]  # there is no text without its image
+        self,
+        texts: Tensor,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        text_segments: Tensor | None = None,
+        types: Tensor | None = None,
+        *,
+        images: Tensor,
+    ) -> Tensor:
+        return self.decoder(tokens, segments, self.encode(texts, text_segments, types, images=images))
+
+    def encode(  # type: ignore[override]
+        self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None, *, images: Tensor
+    ) -> Context:
+        return beside([super().encode(texts, segments, types), self.image_encoder(images)])
+
+    def flop(self, image_size: int = 0) -> Flop:
+        return encoder_flop(self.image_encoder, image_size)[0] + super().flop()
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:

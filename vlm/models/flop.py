@@ -117,8 +117,8 @@ def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
 
 
 def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
-    """The operations of encoding an image, and its context without values."""
-    image = torch.empty(1, 3, image_size, image_size, device="meta")
+    """The operations of encoding an image, or the several of a record, and its context without values."""
+    image = torch.empty(1, getattr(encoder, "count", 1), 3, image_size, image_size, device="meta").squeeze(1)
     count, context = measured(encoder, image)
     kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
     learned = count if learns(frozen_part(encoder)) else count - kept if learns(encoder) else 0

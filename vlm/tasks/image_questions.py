@@ -1,6 +1,7 @@
 """Questions about images: the model reads an image and a question, and writes the answer."""
 
 import shlex
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,24 +41,28 @@ class ImageQuestions(ImageTextTask):
         self.answers = AnswerMetric().to(self.device)
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        """The loss on a batch's answers, and those that the model writes; beside other images too if it is final."""
+        """The loss on a batch's answers, and those that the model writes; under control too if it is final.
+
+        The control reads the questions about a sample's partner beside its image, as that of the loss does.
+        """
         context = encode_pixels(self.model, self.preprocess, batch["images"])  # once, for its losses and its answers
         self.add_losses(batch, context)
         if not batch.ids:
             return
-        asked: list[list[Question]] = list(batch["questions"].references)
-        size, device = len(batch.ids), self.device
-        answers = [self._answer(context, asked)] * 3
-        if final:
-            others = context.rows(torch.arange(size, device=device).roll(size // 2))
-            blank = self.blank(batch["images"]).rows(torch.zeros(size, dtype=torch.long, device=device))
-            answers[1:] = [self._answer(other, asked) for other in (others, blank)]
-        self.answers.update(batch.ids, asked, *answers)
-        for id, questions, texts in zip(batch.ids, asked, answers[0], strict=True):
+        rows, others = batch["questions"], batch["questions"].others
+        answers = self._answer(context, rows.references)
+        self.answers.update(batch.ids, rows.references, answers)
+        for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
             lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
             self.samples.append({"image_id": id, "line": "   ".join(lines)})
+        if not final:
+            return
+        blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
+        self.answers.update(batch.ids, rows.references, self._answer(blank, rows.references), "blank")
+        if others.places != rows.places:  # a lone sample is its own partner
+            self.answers.update(others.ids, others.references, self._answer(context, others.references), "shuffled")
 
-    def _answer(self, context: Context, asked: list[list[Question]]) -> list[list[str]]:
+    def _answer(self, context: Context, asked: Sequence[Sequence[Question]]) -> list[list[str]]:
         texts = [[question.text for question in questions] for questions in asked]
         by_image = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]

@@ -111,5 +111,5 @@ class LanguageModeling(Task):
         return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", shown=tokens)
 
     def example(self, data: Any, folder: Path) -> str:
-        first = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist()).split()
-        return f"vlm generate --prompt {shlex.quote(' '.join(first[:2]))}"
+        words = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist()).split()
+        return f"vlm generate --prompt {shlex.quote(' '.join([word for word in words if word.isprintable()][:2]))}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
@@ -40,12 +41,7 @@ class Translation(Task):
     model: TextToText
 
     def __init__(
-        self,
-        *,
-        model: TextToText,
-        max_tokens: Count,
-        val_texts: Count | None = None,
-        **options: Unpack[TaskOptions],
+        self, *, model: TextToText, max_tokens: Count, val_texts: Count | None = None, **options: Unpack[TaskOptions]
     ) -> None:
         super().__init__(model=model, **options)
         self.max_tokens, self.val_texts = max_tokens, val_texts
@@ -62,9 +58,14 @@ class Translation(Task):
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
-        hidden = self.model(texts.tokens, rows.tokens, rows.segments, texts.segments, texts.types)
+        places = (rows.segments, texts.segments, texts.types)
+        hidden = self.model(texts.tokens, rows.tokens, *places, **self.beside(batch))
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
+
+    def beside(self, batch: Batch) -> dict[str, Tensor]:
+        """Further arguments of the encoder: inputs beside the texts of a batch."""
+        return {}
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -74,7 +75,7 @@ class Translation(Task):
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
         texts, rows, model = batch["text"], batch["translation"], self.model
-        context = encode_texts(model, texts.tokens, texts.segments, texts.types)
+        context = encode_texts(model, texts.tokens, texts.segments, texts.types, **self.beside(batch))
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
             sums, counts = row_losses(hidden, rows.targets, model.head_parts)

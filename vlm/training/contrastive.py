@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor) -> tuple[Tensor, int]:
+def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
     """Symmetric cross-entropy in nats of picking each pair's other half (Radford et al. 2021), summed over the pairs.
 
     A pair is picked among all pairs of the batch, those of other ranks too, so that batches may not be accumulated: see
@@ -16,15 +16,20 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor) -> tuple[Tensor
 
     Args:
         scale: Factor of the products, one over the temperature.
+        label_smoothing: Share of the target spread evenly over all pairs (Jia et al. 2021, "ALIGN").
     Shapes:
         left (B, D), right (B, D) of norm 1, scale () -> sum (), and the number B of this rank's pairs
     """
+    exact = torch.promote_types(left.dtype, torch.float32)
+    left, right = left.to(exact), right.to(exact)
     pairs, first = gather_rows(torch.cat([left, right], dim=1))
     all_left, all_right = pairs.chunk(2, dim=1)
     places = torch.arange(first, first + len(left), device=left.device)
-    logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
-    exact = torch.promote_types(logits[0].dtype, torch.float32)
-    both = [F.cross_entropy(x.to(exact), places, reduction="sum") for x in logits]
+    # In 16 bits a logit near 100 would be off by a quarter.
+    with torch.autocast(left.device.type, enabled=False):
+        logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
+        options: Any = {"reduction": "sum", "label_smoothing": label_smoothing}
+        both = [F.cross_entropy(x, places, **options) for x in logits]
     return (both[0] + both[1]) / 2, len(left)
 
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from vlm.data.batch import Batch, KeptImages
 from vlm.data.features.feature_field import FeatureField
 from vlm.data.features.feature_file import FeatureFile
-from vlm.data.fields import Field, ImageField, KeptImageField, learn_tokenizers
+from vlm.data.fields import Field, ImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
+from vlm.data.images.kept_field import KeptImageField
 from vlm.data.order import EvalBatches, Key, TrainBatches
 from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole

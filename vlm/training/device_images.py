@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import KeptImages
-from vlm.data.fields import ImageField, KeptImageField
+from vlm.data.fields import ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import FILTERS, augmented
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import ImageError
+from vlm.data.images.kept_field import KeptImageField
 from vlm.data.images.resize import to_tensor
 from vlm.data.order import Key
 from vlm.data.records import Record
@@ -36,6 +37,8 @@ def keep_images(run: Any) -> None:
     data, device = run.data, run.trainer.strategy.root_device
     _, images = data.images
     split, augment = data.split("train"), images.augment
+    if split.record(0).open_more:
+        raise UserError(f"data.images_on_device: these records hold several images; take other data, {OFF}")
     if fault := next(faults(split.fresh, augment), None):
         raise UserError(f"data.images_on_device: {fault}, {OFF}")
     field = _Whole(images, split.records()) if crops(augment) else _Shown(images)

@@ -1,7 +1,10 @@
 """Evaluating a checkpoint as training's own test does."""
 
+import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -43,9 +46,27 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
                 )
 
 
-def evaluate_checkpoint(
+def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
+    """A config whose cache may be written: the run's, where there is one, or else one that is removed in the end.
+
+    So that an evaluation leaves nothing in the run of a stranger, or where nothing may be written.
+    """
+    own = Path(config["runs"]) / "cache"
+    if own.is_dir() and os.access(own, os.W_OK):
+        return config
+    return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
+
+
+def evaluate_checkpoint(path: str, overrides: list[str], **options: Any) -> int:
+    """Evaluates a checkpoint; arguments and faults as in `_evaluate`."""
+    with ExitStack() as stack:
+        return _evaluate(path, overrides, stack, **options)
+
+
+def _evaluate(
     path: str,
     overrides: list[str],
+    stack: ExitStack,
     *,
     split: str | None,
     out: str | None,
@@ -64,7 +85,7 @@ def evaluate_checkpoint(
 
     folder = None if out is None else output_folder(out)
     config, task, data, results = evaluation_of(
-        path, overrides, split=split, device=device, batch_size=batch_size, trust=trust
+        path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
     )
     print(table(results) + "\n".join([chose(config, results), *task.notes()]))
     print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
@@ -82,6 +103,7 @@ def evaluate_checkpoint(
 def evaluation_of(
     path: str,
     overrides: list[str],
+    stack: ExitStack,
     *,
     split: str | None = None,
     device: str = "auto",
@@ -90,6 +112,8 @@ def evaluation_of(
 ) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
     """Evaluates a checkpoint: the config, the task and the data that it was done with, and the results.
 
+    Args:
+        stack: Is closed once nothing of the data is read any more.
     Raises:
         UserError: The checkpoint, its data or an override is at fault.
     """
@@ -105,6 +129,7 @@ def evaluation_of(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
+        config = with_writable_cache(config, stack)
     config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:

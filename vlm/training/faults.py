@@ -2,11 +2,10 @@
 
 import errno
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import SharedError, UserError
+from vlm.errors import SharedError, UserError, causes, is_out_of_memory
 from vlm.training.command import train_command
 from vlm.training.launcher import Launcher, describe, started
 
@@ -17,7 +16,6 @@ _RIGHTS = "change its permissions, or choose another place: runs=DIR"
 _REMEDIES = {number: _SPACE for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 _REMEDIES |= {number: _RIGHTS for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)}
 _REMEDIES |= {number: "check the disk, or choose another place: runs=DIR" for number in (errno.EIO, errno.ESTALE)}
-_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 
 
 def explain(fault: Exception, run: Any) -> Exception:
@@ -74,7 +72,7 @@ def standing(folder: Path, fault: Exception, *, precision: str) -> str:
 
 def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
     """A UserError for what the machine did; None for what only a traceback can tell."""
-    chain = list(_chain(fault))
+    chain = list(causes(fault))
     text = "\n".join(map(str, chain))
     if worker := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is|was)? ?(.*)", text):
         return UserError(_worker(worker[1], worker[2]), 1)
@@ -82,7 +80,7 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
         # One that a worker raised comes with the worker's traceback in its message, and without its status.
         inner = re.findall(r"^vlm\.errors\.\w+: ((?:.*\n?)+)", str(fault), re.MULTILINE)
         return UserError(inner[-1].strip(), 1) if inner and "DataLoader worker process" in str(fault) else fault
-    if _is_memory(chain, text):
+    if is_out_of_memory(fault):
         return UserError(_memory(fault, text, config), 1)
     if any(type(link).__module__.startswith(("torch._dynamo", "torch._inductor")) for link in chain):
         lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
@@ -94,21 +92,6 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
         where = f"{fault.filename}: " if fault.filename else ""
         return UserError(f"{where}{fault.strerror}; {_REMEDIES[fault.errno]}", 1)
     return None
-
-
-def _chain(fault: BaseException | None) -> Iterator[BaseException]:
-    while fault is not None:
-        yield fault
-        fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
-
-
-def _is_memory(chain: list[BaseException], text: str) -> bool:
-    if any(isinstance(fault, MemoryError) or getattr(fault, "errno", None) == errno.ENOMEM for fault in chain):
-        return True
-    kinds = [type(fault).__name__ for fault in chain]
-    return "OutOfMemoryError" in kinds or (
-        any(isinstance(fault, RuntimeError) for fault in chain) and any(words in text.lower() for words in _MEMORY)
-    )
 
 
 def _memory(fault: BaseException, text: str, config: dict[str, Any]) -> str:
@@ -134,8 +117,8 @@ def _worker(pids: str, how: str) -> str:
 
 def _is_lost(fault: BaseException) -> bool:
     """True for a fault that is only the loss of another process."""
-    kinds = [type(link).__name__ for link in _chain(fault)]
-    text = "\n".join(str(link) for link in _chain(fault) if isinstance(link, RuntimeError)).lower()
+    kinds = [type(link).__name__ for link in causes(fault)]
+    text = "\n".join(str(link) for link in causes(fault) if isinstance(link, RuntimeError)).lower()
     return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _LOST)
 
 

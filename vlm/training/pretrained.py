@@ -33,7 +33,7 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
     paths = [text.removeprefix(PATH) for text in overrides if text.startswith(PATH)]
     if CHOICE not in overrides and not paths:
         return list(overrides)
-    if CHOICE not in overrides or len(paths) != 1:
+    if CHOICE not in overrides or len(paths) != 1 or not paths[0]:
         raise UserError(f"{CHOICE} and {PATH}FOLDER go together; give each once")
     own = [text for text in overrides if text != CHOICE and not text.startswith((PATH, TASK))]
     task = next((text.removeprefix(TASK) for text in overrides if text.startswith(TASK)), None)

@@ -16,7 +16,7 @@ from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
-from vlm.errors import UserError, printable
+from vlm.errors import UserError, printable, printable_lines
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -93,7 +93,7 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
 
         lines = start.start_from(model, places, tokenizer)
         if is_rank_zero():
-            print("\n".join(lines), flush=True)
+            print(printable_lines("\n".join(lines)), flush=True)
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **supplied: Any) -> Task:

@@ -73,7 +73,9 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
 
 
 def example_image(data: Data, folder: Path) -> str:
-    """Puts an image of the final split into a folder; returns its path as a shell takes it."""
-    path = folder / "example.png"
-    data.split(data.final_split).record(0).image().save(path)
-    return shlex.quote(str(path))
+    """Puts the image, or images, of a record of the final split into a folder; returns their paths for a shell."""
+    images = data.split(data.final_split).record(0).images()
+    paths = [folder / ("example.png" if number == 0 else f"example{number}.png") for number in range(len(images))]
+    for image, path in zip(images, paths, strict=True):
+        image.save(path)
+    return " ".join(shlex.quote(str(path)) for path in paths)

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import SharedError, UserError
+from vlm.errors import SharedError, UserError, printable_lines
 from vlm.inference.output import aligned
 from vlm.training import run_folder
 from vlm.training.command import train_command
@@ -86,7 +86,7 @@ def resume_command(folder: Path) -> str:
 
 
 def closing(checkpoint: Path, results: dict[str, float], example: str, below: str) -> str:
-    """The last lines of a finished run: scores, paths, and the next command to try.
+    """The last lines of a finished run: scores, paths, and the next command to try, which may quote the data.
 
     Args:
         checkpoint: The evaluated one, in the folder of its run.
@@ -97,7 +97,7 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
     if results:
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
         lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
-    return "\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"])
+    return printable_lines("\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"]))
 
 
 def chose(config: dict[str, Any], results: dict[str, float]) -> str:

@@ -130,3 +130,12 @@ def test_samples_are_a_function_of_their_keys_and_combinations_are_held_out():
 def test_a_record_shows_its_scene():
     image = SceneTranslations(**OPTIONS).split("test").record(0).image()
     assert image.size == (64, 64)
+
+
+def test_colours_that_only_the_image_shows():
+    told, hidden = (SceneTranslations(**OPTIONS, hide_colors=flag).split("test") for flag in (False, True))
+    for one, other in zip(told.records(), hidden.records(), strict=True):
+        assert other["translation"] == one["translation"]
+        words = zip(one["text"].split(), other["text"].split(), strict=True)
+        assert all(b == ("colored" if a in COLORS else a) for a, b in words)
+    assert not any(color in record["text"].split() for record in hidden.records() for color in COLORS)

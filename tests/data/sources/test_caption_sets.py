@@ -194,6 +194,10 @@ def test_what_coco_files_lose_is_named(tmp_path):
         ('{"images": [{"filename": "a.png", "split": "val", "sentences": [{"tokens": []}]}]}', "'raw'"),
         ('{"images": [], "annotations": []}', "no image with a caption"),
         ("[" * 100_000, "not a COCO captions file"),
+        (
+            r'{"images": [{"id": 1, "file_name": "\ud800.png"}], "annotations": []}',
+            r"\ud800 is half of a surrogate pair",
+        ),
     ],
 )
 def test_faults_of_coco_files_are_named(root, text, part):

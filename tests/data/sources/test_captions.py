@@ -40,6 +40,12 @@ def test_line_ends_of_every_system(root, newline):
     assert content(source) == {"train": {"a.png": ["one"], "b.png": ["two"]}}
 
 
+def test_a_caption_of_a_csv_may_be_long(root):
+    """Python's own reader takes 131,072 characters of a cell."""
+    text = "a cat, " * 20_000 + "end"
+    assert content(captions(root, f'image,caption\na.png,"{text}"\n')) == {"train": {"a.png": [text]}}
+
+
 def test_other_languages_and_a_byte_order_mark(root):
     picture(root / "σκύλος.png")
     text = "\ufeffεικόνα,λεζάντα\nσκύλος.png,ένας σκύλος τρέχει\na.png,一只猫坐在垫子上\n"

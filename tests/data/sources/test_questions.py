@@ -47,3 +47,18 @@ def test_faults_name_file_and_column(root):
         questions(root, '{"image": "a.png", "question": "what?", "answer": 3}\n', "questions.jsonl")
     with pytest.raises(UserError, match="two splits"):
         questions(root, "image,question,answer,split\na.png,q?,x,train\na.png,r?,y,test\n")
+
+
+def test_a_question_about_several_images_has_them_in_order(root):
+    text = "image,question,answer\na.png | b.png,what differs?,the colour\nb.png|a.png,what differs?,nothing\n"
+    text += "./a.png|b.png,which is red?,the first\n"
+    source = questions(root, text, image_separator="|")
+    records = list(source.split("train").records())
+    assert [record.id for record in records] == ["a.png b.png", "b.png a.png"]
+    assert [question.answer for question in records[0]["questions"]] == ["the colour", "the first"]
+    a, b = (image.tobytes() for image in records[0].images())
+    assert [image.tobytes() for image in records[1].images()] == [b, a]
+    assert records[0].read_stamp() != records[1].read_stamp()
+    assert source.uncaptioned() == [str(root / "c.png")]
+    with pytest.raises(UserError, match=r"images are not there, such as .*no\.png"):
+        questions(root, "image,question,answer\na.png|no.png,what?,x\n", image_separator="|")

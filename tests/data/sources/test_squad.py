@@ -67,6 +67,7 @@ def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):
     ("text", "reason"),
     [
         ("{", "not JSON"),
+        (r'{"data": "\udfff"}', r"not JSON \(\\udfff is half of a surrogate pair"),
         ("[]", "has no list data"),
         ('{"data": [7]}', r"data\[0\]: is no object"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', r"data\[0\].paragraphs\[0\]: has no text for its context"),

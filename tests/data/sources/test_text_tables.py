@@ -92,6 +92,8 @@ def test_faults_are_named(text, options, parts, tmp_path):
 def test_faults_of_json_and_of_labels_are_named(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"text": 7, "label": "a"}\n')
     assert "line 1: text 7 is not text" in refusal(TextTable, path=path)
+    path = write(tmp_path / "t.jsonl", '{"text": "x", "label": "a"}\n{"text": "\\uDFff", "label": "a"}\n')
+    assert r"line 2: not JSON (\udfff is half of a surrogate pair, no character)" in refusal(TextTable, path=path)
     train = write(tmp_path / "a.csv", "text,label\nx,a\ny,b\n")
     test = write(tmp_path / "b.csv", "text,label\nx,c\n")
     message = refusal(TextTable, path=train, test_path=test)

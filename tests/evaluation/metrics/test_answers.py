@@ -18,7 +18,10 @@ SHUFFLED, BLANK = [["blue", "two"], ["red"]], [["red", "red"], ["red"]]
 def metric():
     made = AnswerMetric()
     for place, (id, questions) in enumerate(ASKED.items()):  # batches of one image
-        made.update([id], [questions], *([answers[place]] for answers in (ANSWERS, SHUFFLED, BLANK)))
+        made.update([id], [questions], [ANSWERS[place]])
+        made.update([id], [questions], [BLANK[place]], "blank")
+    for place, (id, questions) in reversed([*enumerate(ASKED.items())]):  # each with the batch of its partner
+        made.update([id], [questions], [SHUFFLED[place]], "shuffled")
     return made
 
 
@@ -47,5 +50,14 @@ def test_the_interval_holds_the_score_and_nothing_is_refused(metric):
 
 def test_questions_of_no_kind_have_one_score():
     made = AnswerMetric()
-    made.update(["a"], [[Question("q?", "x")]], *([[["x"]]] * 3))
+    made.update(["a"], [[Question("q?", "x")]], [["x"]])
     assert made.compute() == {"accuracy": 1.0}
+
+
+def test_a_question_counts_under_the_controls_that_it_was_asked_under():
+    made = AnswerMetric()
+    made.update(["a"], [ASKED["a"]], [["red", "one"]])
+    made.update(["b"], [ASKED["b"]], [["blue"]], "shuffled")  # its own image could not be read
+    assert made.compute() == {"accuracy": 0.5, "accuracy_color": 1.0, "accuracy_count": 0.0}
+    assert [row["image_id"] for row in made.answers] == ["a", "a"]
+    assert not [name for name in made.controls([]) if "shuffled" in name or "blank" in name]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vlm.evaluation.metrics import ptb
 from vlm.evaluation.metrics.ptb import tokenize
+from vlm.evaluation.metrics.ptb_rules import outline
 
 PUNCTUATION = {"''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"}
 
@@ -194,6 +195,12 @@ def test_any_text_gives_clean_tokens(caption: str) -> None:
     assert all(token and " " not in token for token in tokens)
 
 
+SIGNS = "aAbBxdotsTnm1259.,'-\"/&@#$%<>()[]!?:;=_*+~^|\\`"
+SIGNS += "\u00e9\u00c9\u00fc\u72d7\u0915\u00bd\u2153\xb2\xb0\u20ac\xa3\xa2\u2013\u2014\u2026\u201c\u201d"
+SIGNS += "\u2018\u2019\xa0\u3000\u0301"
+PIECES = "the The dog Dog U.S. Mr. Co. no. a.m. etc. n't 's 'll ... http:// www. .com .jpg cannot 'tis Ph.D 80s '90s"
+PIECES += " -year-old AT&T 1/2 12 555- &amp; <b> J. A It"
+ATOMS = [*SIGNS, *PIECES.split(), *[" "] * 6]
 PLAIN_WORDS = ["a", "The", "DOG", "cannot", "Gonna", "etc", "Mass", "mass", "st", "No", "I", "pte", "runs", ","]
 
 
@@ -203,6 +210,19 @@ def test_the_short_cut_for_plain_captions_agrees_with_the_rules(words: list[str]
     caption = " ".join(words) + end
     by_rules = [token for token in ptb._tokenize(caption) if token not in PUNCTUATION]
     assert tokenize(caption) == by_rules
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(ATOMS), max_size=14), st.lists(st.sampled_from(PLAIN_WORDS), max_size=3))
+def test_what_is_remembered_of_words_agrees_with_the_rules(pieces: list[str], words: list[str]) -> None:
+    """Against the rules alone, at every place."""
+    caption = "".join(pieces) + " " + " ".join(words)
+    line, position, by_rules = caption + "\n", 0, list[str]()
+    while position < len(caption):
+        token, after = ptb._next(line, outline(line), position)
+        by_rules += [token] if line[position] != " " else []
+        position = after if line[position] != " " else position + 1
+    assert tokenize(caption) == [token for token in by_rules if token and token not in PUNCTUATION]
 
 
 @pytest.mark.parametrize("unit", ["a", "a,", "a.", "a'", "1/", "<a ", "&", "@a", "a-", ". ", "\u00e9", "\U0001f600"])
@@ -227,14 +247,6 @@ def _reference(jar: str, lines: list[str], folder: Path) -> list[list[str]]:
     )
     rows = done.stdout.decode("utf-8").split("\n")[: 2 * len(lines) : 2]
     return [[token for token in row.rstrip().split(" ") if token and token not in PUNCTUATION] for row in rows]
-
-
-SIGNS = "aAbBxdotsTnm1259.,'-\"/&@#$%<>()[]!?:;=_*+~^|\\`"
-SIGNS += "\u00e9\u00c9\u00fc\u72d7\u0915\u00bd\u2153\xb2\xb0\u20ac\xa3\xa2\u2013\u2014\u2026\u201c\u201d"
-SIGNS += "\u2018\u2019\xa0\u3000\u0301"
-PIECES = "the The dog Dog U.S. Mr. Co. no. a.m. etc. n't 's 'll ... http:// www. .com .jpg cannot 'tis Ph.D 80s '90s"
-PIECES += " -year-old AT&T 1/2 12 555- &amp; <b> J. A It"
-ATOMS = [*SIGNS, *PIECES.split(), *[" "] * 6]
 
 
 def test_equals_the_jar_where_there_is_one(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def test_samples_are_shown_from_all_over_an_evaluation(count, show, shown, tmp_p
     assert lines == ["", "step 3: loss 1.0000", "  (by x)", *(f"  sample {n}" for n in shown), ""]
 
 
+def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
+    task = SimpleNamespace(samples=[{"line": "a\x1b[2J\0 b"}], results={}, remark="")
+    trainer = SimpleNamespace(
+        sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
+    )
+    Samples(show=1, keep=0).on_validation_end(trainer, task)
+    assert capsys.readouterr().out.endswith("  a\\x1b[2J\\x00 b\n")
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_lines_are_folded_between_words_on_a_terminal_alone(width, monkeypatch):
     line = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))

@@ -31,6 +31,8 @@ def check_split(split: Split) -> None:
         raise UserError(
             "data.cache_features: these data have new images in every epoch; data.train_samples=N keeps to the same"
         )
+    if split.record(0).open_more:
+        raise UserError("data.cache_features: records of several images are not kept; set it to false")
     if split.record(0).read_stamp is None:
         raise UserError("data.cache_features: these records have no read_stamp, which shows that an image changed")
 

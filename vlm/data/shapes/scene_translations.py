@@ -1,22 +1,35 @@
 """Sentences about scenes in English, each with its German translation: pairs of texts that need no files."""
 
+from typing import Unpack
+
 from vlm.data.records import Record
 from vlm.data.shapes.drawn import Keys
 from vlm.data.shapes.german import FORMS
-from vlm.data.shapes.scene_source import SceneSource
+from vlm.data.shapes.scene_source import SceneOptions, SceneSource
 from vlm.data.shapes.scenes import statements
 from vlm.randomness import numpy_rng
 
 
 class SceneTranslations(SceneSource):
-    """One of the true statements about each scene, in one of the forms of `vlm.data.shapes.german`."""
+    """One of the true statements about each scene, in one of the forms of `vlm.data.shapes.german`.
+
+    Args:
+        hide_colors: Whether the English sentence calls each object colored, so that only the image shows how (Caglayan
+            et al. 2019, "Probing the Need for Visual Context").
+        options: As SceneSource takes them.
+    """
 
     holds = ("image", "text", "translation")
     name = "scenes in two languages"
+
+    def __init__(self, *, hide_colors: bool = False, **options: Unpack[SceneOptions]) -> None:
+        super().__init__(**options)
+        self._hidden = self.colors if hide_colors else []
 
     def sample(self, keys: Keys) -> Record:
         scene = self.scene(keys)
         true = statements(scene)
         which, form = numpy_rng("scene translation", *keys).random(2).tolist()
         english, german = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
-        return keys.record({"text": english, "translation": german}, scene)
+        text = " ".join("colored" if word in self._hidden else word for word in english.split())
+        return keys.record({"text": text, "translation": german}, scene)

@@ -1,6 +1,7 @@
 """Two files of texts, such as a text and its translation: line k of one belongs to line k of the other."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
 from vlm.data.sources.tables import read_text
@@ -21,7 +22,7 @@ class AlignedFiles(Source):
         UserError: A file is missing, is not UTF-8, or has another number of lines than the one beside it.
     """
 
-    holds = ("text", "translation")
+    holds: ClassVar[tuple[str, ...]] = ("text", "translation")
     name = "aligned files"
 
     def __init__(
@@ -61,7 +62,7 @@ class AlignedFiles(Source):
             if not path.is_file():
                 absent = "" if split == "train" else f", or data.source.{split}=null where there is none"
                 raise UserError(f"{path}: no such file; set data.root, data.source.{split} or the endings{absent}")
-        texts, translations = _lines(source), _lines(target)
+        texts, translations = read_lines(source), read_lines(target)
         if len(texts) != len(translations):
             longer, shorter = (source, target) if len(texts) > len(translations) else (target, source)
             fault = f"{longer}, line {min(len(texts), len(translations)) + 1}: {shorter.name} has no such line "
@@ -79,7 +80,7 @@ class AlignedFiles(Source):
         return whole
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     r"""The lines of a file without the spaces and tabs around them; ``\r\n`` ends a line, too."""
     lines = read_text(path).split("\n")
     return [line.strip(" \t\r") for line in (lines if lines[-1] else lines[:-1])]

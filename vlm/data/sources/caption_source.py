@@ -1,7 +1,7 @@
 """The base of sources of captioned images: images, splits, and what becomes of those that cannot be used."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,22 +21,20 @@ MAX_ABSENT = 0.01
 
 @dataclass(slots=True)
 class CaptionedImage:
-    """An image: its name, unique in the source, its path within the place, its split, and its captions or questions."""
+    """An image: its name, unique in the source, its path within the place, its split, and its captions or questions.
+
+    Of several images that belong together, the paths of those after the first are in `more`.
+    """
 
     name: str
     path: str
     split: str | None
     captions: dict[Any, None] = field(default_factory=dict)  # a set that keeps the order
+    more: Sequence[str] = ()
 
-
-def check_drawn(captions_per_image: int | None) -> None:
-    """Refuses a number of captions that leaves an image without any.
-
-    Raises:
-        UserError: It does.
-    """
-    if captions_per_image is not None and captions_per_image < 1:
-        raise UserError(f"data.source.captions_per_image={captions_per_image}: give at least 1, or null for all")
+    @property
+    def paths(self) -> list[str]:
+        return [self.path, *self.more]
 
 
 def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
@@ -58,6 +56,7 @@ class CaptionSource(Source):
         seed: Seed of which images are held out and which captions are drawn.
         captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
     Attributes:
+        separator: Parts the names of several images that belong together; None where each stands alone.
         place: Holds the images.
         base: Folder within it that the names of images are relative to.
     Raises:
@@ -65,9 +64,9 @@ class CaptionSource(Source):
     """
 
     holds = ("image", "captions")
+    separator: str | None = None
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
-        check_drawn(captions_per_image)
         self.root, self.base = Path(root), ""
         self.place = _place(self.root)
         self.seed, self.captions_per_image = seed, captions_per_image
@@ -84,8 +83,11 @@ class CaptionSource(Source):
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         captions = list(image.captions)
         known = {"captions": drawn_captions(captions, most, self.seed, epoch, image.name), "references": captions}
-        read = (partial(function, image.path) for function in (self.place.image, self.place.read, self.place.stamp))
-        return Record(image.name, known, *read)  # type: ignore[arg-type]
+        first, *more = (partial(self.place.image, path) for path in image.paths)
+        return Record(image.name, known, first, partial(self.place.read, image.path), partial(self._stamp, image), more)
+
+    def _stamp(self, image: CaptionedImage) -> str:
+        return " ".join(map(self.place.stamp, image.paths))
 
     def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
         """Takes the rows of a file, equal ones merged.
@@ -129,16 +131,22 @@ class CaptionSource(Source):
         return sorted(str(self.place.path / path) for path in images if path not in self._named)
 
     def _image(self, path: str, split: str | None) -> CaptionedImage:
-        """The image of this file, known by its path, so that a.jpg and ./a.jpg are the same."""
+        """The image of this file, or files, known by its path, so that a.jpg and ./a.jpg are the same."""
+        paths = [self._within(part.strip()) for part in (path.split(self.separator) if self.separator else [path])]
+        self._named.update(paths)
+        joined = " ".join(paths)
+        image = self._by_path.get(joined)
+        if image is None:
+            name = joined.removeprefix(f"{self.base}/") if self.base else joined
+            image = self._by_path[joined] = CaptionedImage(name.replace(os.sep, "/"), paths[0], split, more=paths[1:])
+        return image
+
+    def _within(self, path: str) -> str:
+        """A path within the place."""
         path = os.path.normpath(path)
         if os.path.isabs(path) and Path(path).is_relative_to(self.root):
             path = os.path.relpath(path, self.root)
-        self._named.add(path)
-        image = self._by_path.get(path)
-        if image is None:
-            name = path.removeprefix(f"{self.base}/") if self.base else path
-            image = self._by_path[path] = CaptionedImage(name.replace(os.sep, "/"), path, split)
-        return image
+        return path
 
     def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
         """Makes the splits: as the images say, or else by fractions.
@@ -169,17 +177,15 @@ class CaptionSource(Source):
 
     def _present(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
         """The images that are there; the others are named in `skipped`."""
-        absent = [image for image in images if not self.place.has(image.path)]
+        missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
+        absent = [str(self.place.path / path) for paths in missing.values() for path in paths]
         if len(absent) > MAX_ABSENT * len(images) and not is_lenient():
-            first = ", ".join(str(self.place.path / image.path) for image in absent[:3])
             raise UserError(
-                f"{file}: {len(absent)} of {len(images)} images are not there, such as {first}; "
+                f"{file}: {len(absent)} of {len(images)} images are not there, such as {', '.join(absent[:3])}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"
             )
-        lines = (f"{self.place.path / image.path}: named in {file}, but not there" for image in absent)
-        self.skipped += [Skipped(line, "no image") for line in lines]
-        gone = {image.path for image in absent}
-        return [image for image in images if image.path not in gone]
+        self.skipped += [Skipped(f"{path}: named in {file}, but not there", "no image") for path in absent]
+        return [image for image in images if not missing[image.name]]
 
 
 def _place(root: Path) -> Place:

@@ -1,6 +1,5 @@
 """Readers of the file formats that captioned images come in: each gives a `Row` a caption, in the file's order."""
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import SPLITS, Skipped
-from vlm.data.sources.tables import Cells, decode_text, parse_split, read_cells, read_text
+from vlm.data.sources.tables import Cells, decode_text, parse_json, parse_split, read_cells, read_text
 from vlm.data.store.places import Place
 from vlm.errors import UserError
 
@@ -110,7 +109,7 @@ def read_coco(path: Path) -> list[Row]:
         UserError: If the file is neither.
     """
     try:
-        content = json.loads(read_text(path))
+        content = parse_json(read_text(path))
         karpathy = any("sentences" in image for image in content["images"])
         return list(_karpathy_rows(content, path) if karpathy else _coco_rows(content))
     except KeyError as error:

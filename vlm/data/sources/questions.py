@@ -20,6 +20,7 @@ class QuestionTable(CaptionSource):
     Args:
         question_column: Name of the column of questions.
         answer_column: Name of the column of answers.
+        image_separator: Parts the names of several images that a question is about, such as ``|``; null for one.
         kind_column: Name of the column of kinds of question, which are scored apart too; null for none.
         questions_per_image: The most questions of an image that an epoch of ``train`` uses; None for all.
         others: As in Captions.
@@ -38,6 +39,7 @@ class QuestionTable(CaptionSource):
         val_path: str | None = None,
         test_path: str | None = None,
         image_column: str = "image",
+        image_separator: str | None = None,
         question_column: str = "question",
         answer_column: str = "answer",
         kind_column: str | None = None,
@@ -48,6 +50,7 @@ class QuestionTable(CaptionSource):
         questions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root_of(root, path), seed=seed, captions_per_image=questions_per_image)
+        self.separator = image_separator
         names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
         names |= {} if kind_column is None else {"kind": kind_column}
         self._columns = {f"{name}_column": column for name, column in names.items()}

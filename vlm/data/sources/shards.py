@@ -9,7 +9,7 @@ import numpy as np
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
-from vlm.data.sources.caption_source import check_drawn, drawn_captions
+from vlm.data.sources.caption_source import drawn_captions
 from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
 from vlm.data.store.shard_scan import open_index
@@ -61,7 +61,6 @@ class Shards(Source):
         seed: int = 0,
         captions_per_image: Count | None = None,
     ) -> None:
-        check_drawn(captions_per_image)
         check_fractions(val_fraction, test_fraction)
         self.root, self.needs, self._write_index = root, needs, write_index
         self.seed, self.captions_per_image = seed, captions_per_image

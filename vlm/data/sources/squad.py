@@ -1,12 +1,11 @@
 """Questions about passages whose answers are parts of them, in SQuAD's JSON (Rajpurkar et al. 2016, 2018)."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlm.data.hold_out import draw
-from vlm.data.sources.tables import read_text
+from vlm.data.sources.tables import parse_json, read_text
 from vlm.data.sources.text_source import Sample, TextSource
 from vlm.errors import Share, UserError
 
@@ -88,7 +87,7 @@ def _stands(answer: tuple[str, int], context: str) -> bool:
 def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Each question of a file with its place in the file and its context."""
     try:
-        whole = json.loads(read_text(path))
+        whole = parse_json(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); {LAYOUT}") from error
     for at, article in _entries(path, "", whole, "data"):

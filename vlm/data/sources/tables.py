@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -14,6 +15,7 @@ PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # what may part the c
 LINES = (".jsonl", ".ndjson")
 TABLES = (*PARTED, *LINES, ".json")
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Cells(NamedTuple):
@@ -56,6 +58,23 @@ def decode_text(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: is not UTF-8; save the file in UTF-8") from error
+
+
+def parse_json(text: str) -> Any:
+    r"""What a JSON text holds.
+
+    Raises:
+        ValueError: It is none, or has half of a surrogate pair (``\ud800``), which is no character.
+        RecursionError: It is nested too deeply.
+    """
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start].encode("unicode_escape").decode()
+            raise ValueError(f"{half} is half of a surrogate pair, no character") from error
+    return value
 
 
 def parse_split(value: str, path: Path, where: str) -> str:
@@ -188,14 +207,14 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield f"line {number}", json.loads(line)
+                yield f"line {number}", parse_json(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}, line {number}: not JSON ({error}); give one object a line") from error
 
 
 def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     try:
-        array = json.loads(text)
+        array = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: not JSON ({error}); give an array of objects, or one object a line as .jsonl"

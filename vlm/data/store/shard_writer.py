@@ -14,6 +14,7 @@ from vlm.data.images.image import SUFFIXES, ImageError
 from vlm.data.records import Record, Split
 from vlm.data.store.shard_list import FORMAT, MANIFEST
 from vlm.data.store.shard_scan import SUFFIX, build_index
+from vlm.errors import UserError
 
 Files = list[tuple[str, bytes]]  # of a sample: suffix and content of each
 
@@ -125,7 +126,13 @@ def record_files(record: Record) -> Files:
 
 
 def image_file(record: Record) -> tuple[str, bytes]:
-    """Suffix and content of an image's file: the very bytes where the data set has files, else a PNG."""
+    """Suffix and content of an image's file: the very bytes where the data set has files, else a PNG.
+
+    Raises:
+        UserError: The record holds several images.
+    """
+    if record.open_more:
+        raise UserError(f"{record.id}: holds several images, and a sample of a shard one; shard other data")
     if record.read_file is None:
         buffer = BytesIO()
         record.image().save(buffer, "PNG")

@@ -1,77 +1,41 @@
 """Fields of text that an encoder reads: a text or a pair of texts, words, and their tags."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from vlm.data.batch import IGNORE, InputRows, WordTags
-from vlm.data.fields import AugmentKey, Field
+from vlm.data.fields import AugmentKey, Field, TokenField
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.inputs import Encoded, encode_text, encode_words, input_rows
-from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import Range, UserError
+from vlm.errors import UserError
 
 REMEMBERED = 2**16  # words whose ids are kept
 
 
-class RememberedWords:
-    """The ids of words, remembered from sample to sample.
-
-    Args:
-        tokenizer: Encodes them.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._ids = tokenizer, dict[str, list[int]]()
-
-    def __call__(self, word: str) -> list[int]:
-        if word not in self._ids:
-            if len(self._ids) >= REMEMBERED:
-                self._ids.clear()
-            self._ids[word] = self._tokenizer.encode(word)
-        return self._ids[word]
-
-
-class EncodedField(Field):
+class EncodedField(TokenField):
     """Base of fields of text that an encoder reads.
 
     Args:
-        tokenizer: Learned from the training texts, with those of all fields that share it.
-        max_len: Longest row in tokens with its begin and end.
+        others: As in TokenField.
     Shapes:
         InputRows of tokens (B, L), segments (B, L)
     """
 
-    tokenizer: Tokenizer
     cuts = False  # whether the end of what is longer than a row is lost
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
-        self.tokenizer, self.max_len = tokenizer, max_len
-
-    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
-        self._train = splits["train"]
-
-    def texts(self) -> Iterator[str]:
-        return (text for record in self._train.records() for text in self.texts_of(record))
-
-    def texts_of(self, record: Record) -> Sequence[str]:
-        """The texts that are read of a record."""
-        raise TypeError(f"{type(self).__name__} reads no texts")
-
     def state(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer.state(), "max_len": self.max_len}
+        return super().state() | {"max_len": self.max_len}
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"vocab_size": self.tokenizer.vocab_size}
-
-    def fingerprint(self, record: Record) -> Sequence[str]:
-        return self.texts_of(record)
+    def pieces(self, word: str) -> list[int]:
+        """The ids of a word, remembered from sample to sample."""
+        if word not in self._ids:
+            if len(self._ids) >= REMEMBERED:
+                self._ids.clear()
+            self._ids[word] = self.tokenizer.encode(word)
+        return self._ids[word]
 
     def collate(self, values: Sequence[Encoded]) -> InputRows:
         return input_rows(values, self.tokenizer.pad_id)
@@ -110,23 +74,12 @@ class WordsField(EncodedField):
 
     needs = ("words",)
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
-        super().__init__(tokenizer=tokenizer, max_len=max_len)
-        self._pieces = RememberedWords(tokenizer)
-
-    def prepare(self) -> None:
-        self._pieces = RememberedWords(self.tokenizer)
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self._pieces = RememberedWords(self.tokenizer)
-
     def texts_of(self, record: Record) -> Sequence[str]:
         return ["".join(f" {word}" for word in record["words"])]
 
     def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
         words = record["words"]
-        return Encoded(encode_words(self.tokenizer, self.max_len, words, self._pieces), words if key is None else ())
+        return Encoded(encode_words(self.tokenizer, self.max_len, words, self.pieces), words if key is None else ())
 
 
 class TagField(Field):

@@ -8,7 +8,7 @@ import torch
 from vlm.data.batch import SpanRows
 from vlm.data.fields import AugmentKey
 from vlm.data.records import Record
-from vlm.data.text.input_fields import EncodedField, RememberedWords
+from vlm.data.text.input_fields import EncodedField
 from vlm.data.text.inputs import Encoded, input_rows
 from vlm.data.text.passages import Window, covering, encode_passage, word_places
 from vlm.data.text.tokenizer import Tokenizer
@@ -42,7 +42,6 @@ class PassageField(EncodedField):
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(6)], stride: Count) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
         self.stride = stride
-        self._pieces = RememberedWords(tokenizer)
 
     def texts(self) -> Iterator[str]:
         passage = None
@@ -52,7 +51,7 @@ class PassageField(EncodedField):
                 yield (passage := record["context"])
 
     def prepare(self) -> None:
-        self._pieces = RememberedWords(self.tokenizer)
+        super().prepare()
         self.abstains = any(not record["answers"] for record in self._train.records())
 
     def state(self) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class PassageField(EncodedField):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self._pieces, self.abstains = RememberedWords(self.tokenizer), bool(about["abstains"])
+        self.abstains = bool(about["abstains"])
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -76,7 +75,7 @@ class PassageField(EncodedField):
         question, context, answers = (record[name] for name in self.needs)
         words = word_places(context)
         windows = encode_passage(
-            self.tokenizer, self.max_len, self.stride, question, context, words=words, pieces=self._pieces
+            self.tokenizer, self.max_len, self.stride, question, context, words=words, pieces=self.pieces
         )
         text, start = answers[0] if answers else ("", 0)
         span = covering(words, start, start + len(text))

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlm.data.batch import TextRows
-from vlm.data.fields import AugmentKey, Field
+from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.records import Record, Source, Split
 from vlm.data.text.documents import Document
 from vlm.data.text.token_file import TokenFile, open_tokens
-from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.windows import RandomWindows, SlidingWindows, Window, Windows
 from vlm.errors import Count, UserError
 from vlm.randomness import numpy_rng
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     words: int
 
 
-class TextField(Field):
+class TextField(TokenField):
     """Documents as windows of tokens, each a token longer than what a model reads: the last one is only predicted.
 
     The documents of a split are encoded once into a file that is mapped into memory.
@@ -48,10 +48,9 @@ class TextField(Field):
 
     needs = ("document",)
     reads_whole = True
-    tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Count, stride: Count | None = None) -> None:
-        self.tokenizer, self.max_len = tokenizer, max_len
+        super().__init__(tokenizer=tokenizer, max_len=max_len)
         self.stride = max(1, max_len // 2) if stride is None else stride
         self._files: dict[str, TokenFile] = {}
         if not 1 <= self.stride <= max_len:
@@ -72,16 +71,9 @@ class TextField(Field):
             self.tokens(name)
         self.view("train", self._splits["train"], training=True)
 
-    def state(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer.state()}
-
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self._files.clear()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"vocab_size": self.tokenizer.vocab_size}
 
     def fingerprint(self, record: Record) -> Sequence[str]:
         window: Window = record["window"]

@@ -132,7 +132,7 @@ def _look(at: tuple[str, Split, int]) -> "Seen | str":
     name, split, index = at
     record = split.record(index)
     try:
-        image = record.image()
+        image, *_ = record.images()
     except ImageError as fault:
         return f"{name}: {fault}"
     return Seen(name, record.id, record.known.get("label"), image.size, fingerprint(image))

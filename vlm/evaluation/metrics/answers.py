@@ -12,32 +12,35 @@ from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.text_controls import MostFrequent
 
-# Of each question: its image, text, answer and kind, and what was answered beside its own image and under control.
-COLUMNS = ("image_id", "question", "answer", "kind", "predicted", "shuffled", "blank")
-CONTROLS = ("shuffled", "blank")
+COLUMNS = ("image_id", "question", "answer", "kind")
+CONTROLS = ("shuffled", "blank")  # beside another image, and beside none
 
 
 class AnswerMetric(RecordMetric):
     """The share of questions whose answer is word for word the right one.
 
     Attributes:
-        answers: The questions of the last `compute`, as ``COLUMNS``, sorted by image.
+        answers: The questions of the last `compute`, sorted by image: ``COLUMNS``, and the answers beside their own
+            image, "predicted", and under control.
     """
 
     answers: list[dict[str, Any]]
 
     def update(
-        self, ids: Sequence[str], questions: Sequence[Sequence[Question]], *answers: Sequence[Sequence[str]]
+        self,
+        ids: Sequence[str],
+        questions: Sequence[Sequence[Question]],
+        answers: Sequence[Sequence[str]],
+        column: str = "predicted",
     ) -> None:
-        """Adds the questions of some images.
+        """Adds the answers to the questions about some images.
 
         Args:
-            answers: Of each image's questions, the answers of the model, and then those under each of ``CONTROLS``.
+            column: "predicted", or one of ``CONTROLS``.
         """
-        for place, (id, asked) in enumerate(zip(ids, questions, strict=True)):
-            by_question = zip(*(of_images[place] for of_images in answers), strict=True)
-            rows = zip(asked, by_question, strict=True)
-            self.add((f"{id}#{n:04d}", id, *question, *texts) for n, (question, texts) in enumerate(rows))
+        for id, asked, texts in zip(ids, questions, answers, strict=True):
+            pairs = enumerate(zip(asked, texts, strict=True))
+            self.add((f"{id}#{n:04d}#{column}", n, column, text, id, *question) for n, (question, text) in pairs)
 
     def compute(self) -> dict[str, float]:
         """``accuracy``, and ``accuracy_KIND`` where questions are of several kinds.
@@ -45,13 +48,18 @@ class AnswerMetric(RecordMetric):
         Raises:
             UserError: Nothing was added.
         """
-        self.answers = [dict(zip(COLUMNS, row, strict=False)) for row in self.rows().values()]
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for number, column, text, *known in self.rows().values():
+            rows.setdefault((known[0], number), dict(zip(COLUMNS, known, strict=True)))[column] = text
+        self.answers = [row for row in rows.values() if "predicted" in row]  # not where the own image is unreadable
         if not self.answers:
             raise UserError("no question to score: no image could be read, or the split is empty", status=1)
         return self._accuracies("predicted")
 
     def controls(self, train: Iterable[Question]) -> dict[str, float]:
         """metric@constant, of the answer that each question has most often in train; metric@shuffled and @blank.
+
+        A control is over the questions that were asked under it.
 
         The first is what is known without any image. A question that train lacks has the most frequent answer of its
         kind there.
@@ -81,12 +89,10 @@ class AnswerMetric(RecordMetric):
         return kinds if len(kinds) > 1 else []
 
     def _accuracies(self, column: str) -> dict[str, float]:
-        right = [(row["kind"], row[column] == row["answer"]) for row in self.answers]
-        scores = {"accuracy": sum(hit for _, hit in right) / len(right)}
-        for kind in self.kinds():
-            hits = [hit for one, hit in right if one == kind]
-            scores[f"accuracy_{kind}"] = sum(hits) / len(hits)
-        return scores
+        right = [(row["kind"], row[column] == row["answer"]) for row in self.answers if column in row]
+        hits = {"accuracy": [hit for _, hit in right]}
+        hits |= {f"accuracy_{kind}": [hit for one, hit in right if one == kind] for kind in self.kinds()}
+        return {name: sum(found) / len(found) for name, found in hits.items() if found}
 
     def _start(self) -> None:
         super()._start()

@@ -19,13 +19,21 @@ Known differences, none of them in ordinary English captions:
 """
 
 import re
+from functools import lru_cache
 
-from vlm.evaluation.metrics.ptb_rules import A_LETTER, CONTRACTIONS, KEPT_STOP, outline, scanner, symbols
+from vlm.evaluation.metrics.ptb_rules import A_DIGIT, A_LETTER, CONTRACTIONS, KEPT_STOP, outline, scanner, symbols
 
 _PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 _CONTRACTIONS = frozenset(CONTRACTIONS.split())
 _PLAIN = re.compile("[A-Za-z, ]*[.]?[ ]*")
 _PLAIN_WORDS = re.compile(f"(?:[A-Za-z{A_LETTER}]+ +)+")
+# Parts of a line between blanks whose tokens are the same wherever they stand. Only tags, and numbers and stops before
+# others of their kind, reach across a blank; and a single letter with a stop, which is cut by what follows.
+_LETTERS = f"A-Za-z{A_LETTER}"
+_ALONE = re.compile(
+    f"(?:[^\\s<]{{0,39}}[^\\s<.]|(?:[^\\s<]{{0,39}}[^\\s\\w<.;'`\x91\x92\u2018\u2019\u201b])?[{_LETTERS}]{{2,40}}[.])"
+    f"(?= +[^ .0-9{A_DIGIT}]| *\n)"
+)
 
 
 def tokenize(caption: str) -> list[str]:
@@ -54,9 +62,7 @@ def _tokenize_plain(caption: str) -> list[str] | None:
 def _tokenize(caption: str) -> list[str]:
     # Rules look at what follows a token, and a caption is a line: something always follows.
     line = caption + "\n"
-    shape, known = outline(line), symbols()
-    tokens: list[str] = []
-    position = 0
+    shape, tokens, position = outline(line), list[str](), 0
     while position < len(caption):
         if line[position] == " ":
             position += 1
@@ -65,12 +71,30 @@ def _tokenize(caption: str) -> list[str]:
         if plain and _CONTRACTIONS.isdisjoint(words := line[position : plain.end()].lower().split()):
             tokens.extend(words)
             position = plain.end()
-            continue
-        end, token = _longest(line, shape, position)
-        if end > position or token in known:
-            tokens.append(token.lower())
-        position = max(end, position + 1)
+        elif alone := _ALONE.match(shape, position):
+            tokens.extend(_remembered(line[position : alone.end()]))
+            position = alone.end()
+        else:
+            token, position = _next(line, shape, position)
+            tokens.append(token)
     return [token for token in tokens if token]
+
+
+@lru_cache(maxsize=2**15)
+def _remembered(part: str) -> list[str]:
+    """The tokens of a part of a line that `_ALONE` matches: captions say the same again and again."""
+    line = f"{part} x\n"
+    shape, tokens, position = outline(line), list[str](), 0
+    while position < len(part):
+        token, position = _next(line, shape, position)
+        tokens.append(token)
+    return tokens
+
+
+def _next(line: str, shape: str, position: int) -> tuple[str, int]:
+    """The token at a position, empty where there is none, and the position behind it."""
+    end, token = _longest(line, shape, position)
+    return (token.lower() if end > position or token in symbols() else ""), max(end, position + 1)
 
 
 def _longest(line: str, shape: str, position: int) -> tuple[int, str]:

@@ -60,11 +60,11 @@ ff5b-ff65 ffe0-ffe1 ffe5-ffe6
 """
 
 # What stands in an outline for every letter, mark and digit that is not ASCII.
-A_LETTER, _A_MARK, _A_DIGIT = "\u00e9", "\u0301", "\u0660"
+A_LETTER, _A_MARK, A_DIGIT = "\u00e9", "\u0301", "\u0660"
 
 _LETTER = f"[A-Za-z{A_LETTER}]"
-_DIGIT = f"[0-9{_A_DIGIT}]"
-_ALNUM = f"[A-Za-z0-9{A_LETTER}{_A_DIGIT}]"
+_DIGIT = f"[0-9{A_DIGIT}]"
+_ALNUM = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}]"
 _WORD_LETTER = f"(?:[A-Za-z{A_LETTER}{_A_MARK}\xad]|&[aeiouAEIOU](?:acute|grave|uml);)"
 _PART = f"{_WORD_LETTER}(?:{_WORD_LETTER}|{_DIGIT})*"
 _WORD = f"{_PART}(?:[.!?]{_PART})*"
@@ -99,23 +99,25 @@ class Scanner(NamedTuple):
     """All rules in one pattern, which matches anywhere and tries each of them: one call is far cheaper than sixty.
 
     Args:
-        pattern: Groups 2n + 1 and 2n + 2 are the token of rule n with its context, and the token alone.
-        actions: Of each rule; it gives the token as it is printed.
+        pattern: A group a rule, of its token with the context; where there is one, the next group is the token alone.
+        tokens: For each group of the pattern, that of the token alone.
+        actions: For each group, the action of its rule, which gives the token as it is printed.
     """
 
     pattern: re.Pattern[str]
+    tokens: list[int]
     actions: list[Action]
 
     def longest(self, shape: str, position: int) -> tuple[int, Action] | None:
         """End of the token of the rule that wins at a position of an outline, and its action; None if none fits."""
         match = self.pattern.match(shape, position)
         assert match is not None
-        ends = [match.end(group) for group in range(1, 2 * len(self.actions), 2)]  # -1 where a rule does not fit
-        farthest = max(ends)
-        if farthest < 0:
+        lengths = list(map(len, match.groups("")))  # 0 where a rule does not fit
+        longest = max(lengths)
+        if not longest:
             return None
-        number = ends.index(farthest)
-        return match.end(2 * number + 2), self.actions[number]
+        number = lengths.index(longest)
+        return match.end(self.tokens[number]), self.actions[number]
 
 
 def outline(line: str) -> str:
@@ -132,7 +134,7 @@ def _kind(char: str) -> str:
         return A_LETTER
     if char in _marks():
         return _A_MARK
-    return _A_DIGIT if unicodedata.category(char) == "Nd" else char
+    return A_DIGIT if unicodedata.category(char) == "Nd" else char
 
 
 @cache
@@ -149,9 +151,25 @@ def symbols() -> frozenset[str]:
 @cache
 def scanner() -> Scanner:
     """All rules, in the order that settles ties."""
-    rules = [*_words(), *_addresses(), *_abbreviations(), *_numbers(), *_compounds(), *_signs()]
-    tried = (f"(?:(?=(({token})(?:{context})))|)" for token, context, _ in rules)
-    return Scanner(re.compile("".join(tried)), [action for *_, action in rules])
+    begun = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}{_A_MARK}\xad&"
+    kinds = [  # what each rule of a kind begins with: most of them need not be tried
+        (f"{begun}'\x92\u2019]", _words()),
+        ('<?[^ \t\n\r\x0c"<>]{0,256}[.@#:]', _addresses()),
+        ("[A-Za-z]{1,8}\\.", _abbreviations()),
+        ("[^a-z]", _numbers()),
+        (f"{begun}-]", _compounds()),
+        (f"[^A-Za-z0-9{A_LETTER}{A_DIGIT}]|x_", _signs()),
+    ]
+    tried, tokens, actions = list[str](), list[int](), list[Action]()
+    for beginning, rules in kinds:
+        tried.append(f"(?:(?={beginning})")
+        for token, context, action in rules:
+            tried.append(f"(?:(?=(({token})(?:{context})))|)" if context else f"(?:(?=({token}))|)")
+            groups = 2 if context else 1
+            tokens += groups * [len(tokens) + groups]
+            actions += groups * [action]
+        tried.append("|)")
+    return Scanner(re.compile("".join(tried)), tokens, actions)
 
 
 def _words() -> list[tuple[str, str, Action]]:
@@ -204,15 +222,14 @@ def _addresses() -> list[tuple[str, str, Action]]:
 
 def _abbreviations() -> list[tuple[str, str, Action]]:
     states, starts = _any(_STATES_IN_CAPITALS, capitalised=True), _any(_SENTENCE_STARTS, capitalised=True)
-    stopped = "(?=[A-Za-z]{1,8}\\.)"  # else sixty words are tried at each letter
-    common = f"{stopped}(?:(?i:{_any(_ABBREVIATIONS)}|ed\\.d|ph\\.d)|[Pp]?[Pp][Tt][ey][Ss]?|{states})\\."
+    common = f"(?:(?i:{_any(_ABBREVIATIONS)}|ed\\.d|ph\\.d)|[Pp]?[Pp][Tt][ey][Ss]?|{states})\\."
     return [
         (common, "(?s:..)", _keep),
         (common, "", _keep),
-        (f"{stopped}(?:(?i:{_any(_TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
+        (f"(?:(?i:{_any(_TITLES)})|[Mm][ft][Gg])\\.", "", _keep),
         ("(?:[A-Za-z]\\.)+", "", _keep),
         ("[A-Za-z]", f"\\.{_SPACE}+(?:{starts}{_SPACE}|{_TAG})", _keep),
-        (f"{stopped}(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{_DIGIT}", _keep),
+        (f"(?i:{_any(_NUMBERED)})\\.", f"{_SPACE}*{_DIGIT}", _keep),
     ]
 
 

@@ -19,7 +19,7 @@ def answer_sections(
         kinds: Kinds of the questions.
     """
     controls = [control for control in COLUMNS if f"accuracy{control}" in scores]
-    cells = [[kind, *(f"{scores[f'accuracy_{kind}{control}']:.1%}" for control in controls)] for kind in kinds]
+    cells = [[kind, *(_share(scores.get(f"accuracy_{kind}{control}")) for control in controls)] for kind in kinds]
     table = Table(["kind of question", *(COLUMNS[control] for control in controls)], cells)
     sections = [Section("Kinds of question", [table])] if cells else []
     wrong = [row for row in rows if row["predicted"] != row["answer"]]
@@ -28,6 +28,10 @@ def answer_sections(
         "Wrong answers": [wrong[at] for at in random_places(len(wrong))][:SHOWN],
     }
     return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
+
+
+def _share(score: float | None) -> str:
+    return "" if score is None else f"{score:.1%}"
 
 
 def _card(row: Mapping[str, Any]) -> Card:

@@ -3,8 +3,9 @@
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
+
+from vlm.inference.page import escape
 
 COLORS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)")
 WIDTH, HEIGHT = 360, 210

@@ -48,7 +48,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
         out: HTML file to write as well.
         seed: Of the resampling.
     Raises:
-        UserError: A folder holds no evaluation, there are fewer than two, or two have no image in common.
+        UserError: A folder holds no evaluation, there are fewer than two, or two have no image or no score in common.
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
@@ -56,6 +56,9 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
     output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
     differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
+    for run in runs[1:]:
+        if runs[0].scores.keys().isdisjoint(run.scores):
+            raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
     header, rows = lines(runs, differences)
     print(aligned([header, *rows]))
     if out is not None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 import lightning as L
 
 from vlm.atomic import write_text
-from vlm.errors import Range
+from vlm.errors import Range, printable
 from vlm.training.task import Task
 
 
@@ -41,7 +41,7 @@ class Samples(L.Callback):
         scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in task.results.items())
         remark = [f"  ({task.remark})"] if task.remark else []
         lines = [f"step {trainer.global_step}: {scores}", *remark, *lines]
-        print("\n".join(["", *map(folded, lines)]), flush=True)
+        print("\n".join(["", *(folded(printable(line)) for line in lines)]), flush=True)
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         kept = [

@@ -1,0 +1,158 @@
+"""The commands that read texts on faulty ones: each is named, and the others are done."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tiny_checkpoints import COMMANDS, FILES, STORY
+
+from vlm.cli import main
+from vlm.inference.masked_language_modeling import _words
+from vlm.inference.text_rows import note_cut
+
+
+@pytest.fixture
+def vlm(capsys):
+    """Runs a command with a tiny checkpoint; returns its status, the lines that it prints, and those on stderr."""
+
+    def run(task, *words):
+        command = [*words, "-c", str(FILES / f"{task}.ckpt"), "--device", "cpu", "--precision", "fp32"]
+        status = main.run(command)
+        said = capsys.readouterr()
+        return status, said.out.splitlines(), said.err.splitlines()
+
+    return run
+
+
+def test_a_text_without_a_gap_is_named_and_the_others_are_filled_in(vlm):
+    status, out, err = vlm("masked_language_modeling", "fill", "a [MASK] circle", "a red circle", "[MASK] " * 400)
+    assert status == 1 and len(out) == 1 and out[0].startswith("a [MASK] circle\t")
+    assert err[0].startswith("error: a red circle: has no [MASK]; put it")
+    assert err[1].startswith(f"error: {('[MASK] ' * 400)[:50]} ...: has ") and len(err) == 2
+
+
+def test_texts_of_which_none_has_a_gap_are_wrong_usage(vlm):
+    assert vlm("masked_language_modeling", "fill", "a red circle" * 99) == (
+        2,
+        [],
+        [f"error: {('a red circle' * 99)[:50]} ...: has no [MASK]; put it where a word is to be filled in"],
+    )
+
+
+def test_several_words_of_a_gap_stand_behind_a_tab(vlm):
+    status, (line,), _ = vlm("masked_language_modeling", "fill", "a [MASK] circle", "--top", "2")
+    text, filled, words = line.split("\t")
+    assert status == 0 and text == "a [MASK] circle" and filled.endswith("circle") and len(words.split()) == 4
+
+
+def test_of_tokens_that_differ_in_a_space_the_likelier_is_kept():
+    names = {1: " red", 2: "blue", 3: "red"}
+    filler = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: names[ids[0]]))
+    words = _words(filler, [0.6, 0.3, 0.1], [1, 2, 3])
+    assert list(words.items()) == [("red", 0.6), ("blue", 0.3)]
+
+
+def test_a_line_that_is_no_pair_is_named_and_the_others_are_classified(vlm, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"a red dot\ta dot\n{'x' * 100}\nx y\tx\n"))
+    status, out, err = vlm("text_classification", "classify", "--format", "jsonl")
+    assert status == 1 and [json.loads(line)["text"] for line in out] == ["a red dot", "x y"]
+    assert err == [
+        f"error: {'x' * 50} ...: this model reads pairs of texts; give TEXT<TAB>TEXT, or a --pair to each --text"
+    ]
+
+
+def test_lines_of_which_none_is_a_pair_are_wrong_usage(vlm):
+    status, out, (line,) = vlm("text_classification", "classify", "--text", "a", "--text", "b")
+    assert status == 2 and not out and line.startswith("error: a: this model reads pairs of texts")
+
+
+@pytest.mark.parametrize("count", [59, 60])
+def test_a_pair_that_is_not_read_whole_is_noted(count, vlm):
+    """Of bytes, 120 places hold the begin, two ends and 117 of the texts."""
+    status, out, err = vlm("text_classification", "classify", "--text", "a" * count, "--pair", "b" * 58)
+    assert status == 0 and len(out) == 1
+    assert err == [] if count == 59 else err[0].startswith("note: 1 of 1 texts: more than the 117 tokens")
+
+
+@pytest.mark.parametrize("task", ["span_answering", "image_questions"])
+def test_a_question_that_is_not_read_whole_is_noted(task, vlm, tmp_path):
+    file = tmp_path / ("story.txt" if task == "span_answering" else "image.png")
+    if task == "span_answering":
+        file.write_text(STORY)
+    else:
+        shutil.copy(FILES.parents[2] / "data" / "sample" / "test-0-000000.png", file)
+    question = "is there a red circle? " * 99
+    status, out, err = vlm(task, "answer", str(file), "--question", question, "--question", "is it red?")
+    assert status == 0 and len(out) == 2
+    part = "end" if task == "span_answering" else "beginning"
+    assert (
+        err[-1].startswith("note: 1 of 2 questions: more than the ") and f"the {part} of each was left out" in err[-1]
+    )
+
+
+def test_nothing_is_noted_of_texts_that_are_read_whole(capsys):
+    note_cut([3, 4], 4)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to ..."
+        ),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 9.00 GiB"),
+    ],
+)
+def test_a_want_of_memory_is_a_line_and_status_1(fault, monkeypatch, capsys):
+    def exhausted(checkpoint):
+        raise fault
+
+    monkeypatch.setattr("vlm.inference.info.describe", exhausted)
+    assert main.run(["info", "-c", "x.ckpt"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: out of memory; lower --batch-size")
+
+
+def test_other_faults_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr("vlm.inference.info.describe", lambda checkpoint: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main.run(["info", "-c", "x.ckpt"])
+
+
+def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--beam", "2", "--trace", "./results.txt", "--out", "results.txt"]
+    status, _, (line,) = vlm("translation", "translate", "--text", "a red circle", *options)
+    assert status == 2 and line == "error: --trace ./results.txt: is the file of --out, too; choose another"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(STORY)
+
+
+@pytest.mark.parametrize("task", COMMANDS)
+def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
+    status, _, err = vlm(task, *COMMANDS[task], "--out", "/dev/full")
+    assert status == 1 and len(err) == 1
+    assert err[0].startswith("error: --out /dev/full: cannot be written (No space left on device)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", COMMANDS)
+def test_a_full_stdout_is_a_line_and_status_1(task, story):
+    command = [*COMMANDS[task], "-c", str(FILES / f"{task}.ckpt"), "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-c", "from vlm.cli.main import main; main()", *command]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")

@@ -1,0 +1,39 @@
+"""The field of training images that lie on the device: their numbers, and what is drawn for their augmentation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import KeptImages
+from vlm.data.fields import AugmentKey, Field, ImageField
+from vlm.data.images.batched import NUMBERS, draw
+from vlm.data.images.image import ImageError
+from vlm.data.records import Record
+
+
+class KeptImageField(Field):
+    """Numbers of the augmentation of images that lie on the device, in the place of the images.
+
+    Args:
+        images: The field whose place it takes.
+        size: Width and height of the images.
+        faults: A reason for each image that could not be read, by index.
+    Shapes:
+        KeptImages of index (B,), numbers (B, NUMBERS)
+    """
+
+    def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
+        self.augment, self.size, self.faults = images.augment, size, faults
+
+    def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
+        assert key is not None, "images are kept for training alone"
+        index = int(key[2])
+        if index in self.faults:
+            raise ImageError(self.faults[index])
+        return index, torch.zeros(NUMBERS) if self.augment is None else draw(self.augment, self.size, key)
+
+    def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
+        index = torch.tensor([index for index, _ in values], dtype=torch.long)
+        return KeptImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))

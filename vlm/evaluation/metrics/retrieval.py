@@ -1,0 +1,156 @@
+"""Recall of texts by images and of images by texts, over a whole split; exact over any number of processes."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from math import comb
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.records import RecordMetric
+
+DEPTHS = (1, 5, 10)
+NAMES = tuple(f"{side}_recall_{depth}" for side in ("text", "image") for depth in DEPTHS)
+AT_ONCE = 512  # queries whose products with all candidates are in memory
+
+
+def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of wrong candidates before the first right one, and the candidate that stands first, of each query.
+
+    Of equals the wrong ones stand first, so that embeddings that are all the same find nothing.
+
+    Args:
+        of_query, of_candidate: The image that each belongs to; a candidate of the same image is right.
+    Shapes:
+        queries (Q, E), of_query (Q,), candidates (C, E), of_candidate (C,) -> (Q,), (Q,)
+    """
+    parts = []
+    for part, own in zip(queries.split(AT_ONCE), of_query.split(AT_ONCE), strict=True):
+        products, right = part @ candidates.T, own[:, None] == of_candidate  # (AT_ONCE, C)
+        best = products.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+        parts.append((((products >= best) & ~right).sum(1), products.argmax(1)))
+    one, other = zip(*parts, strict=True)
+    return torch.cat(one), torch.cat(other)
+
+
+class RetrievalMetric(RecordMetric):
+    """Recall among all images and captions of a split (Karpathy and Fei-Fei 2015): each image finds captions, each
+    caption images.
+
+    An image is right if any of its captions is among the first k, a caption if its image is.
+
+    Attributes:
+        captions: Of each image of the last `compute`, by its id.
+        ranks: Of each image, the number of captions of others before the first of its own.
+        first: The caption that each image finds first.
+    """
+
+    captions: dict[str, list[str]]
+    ranks: list[int]
+    first: list[str]
+
+    def update(
+        self, ids: Sequence[str], captions: Sequence[Sequence[str]], images: Tensor, texts: Sequence[Tensor]
+    ) -> None:
+        """Adds some images.
+
+        Args:
+            texts: Embeddings of each image's captions, and then of the same with their words in another order.
+        Shapes:
+            images (B, E), texts B times (2 * number of captions, E)
+        """
+        rows = zip(ids, captions, images.cpu(), texts, strict=True)
+        self.add((id, list(own), _packed(image), _packed(both.cpu())) for id, own, image, both in rows)
+
+    def compute(self) -> dict[str, float]:
+        """text_recall_K of images, image_recall_K of captions, and recall, the mean of all.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        rows = self.rows()
+        if not rows:
+            raise UserError("nothing to find: no image could be read, or the split is empty", status=1)
+        self.captions = {id: captions for id, (captions, _, _) in rows.items()}
+        self._images = torch.stack([_unpacked(image) for _, image, _ in rows.values()])  # (N, E)
+        pairs = [_unpacked(both).view(2, len(captions), -1) for captions, _, both in rows.values()]
+        self._texts, self._bags = torch.cat(pairs, dim=1)  # (M, E) each
+        self._owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([pair.shape[1] for pair in pairs]))
+        own, first = ranks(self._images, torch.arange(len(rows)), self._texts, self._owners)
+        texts = [caption for captions in self.captions.values() for caption in captions]
+        self.ranks, self.first = own.tolist(), [texts[place] for place in first.tolist()]
+        self._hits = self._hits_of(self._texts, self._owners)
+        return self._recalls(self._hits)
+
+    def loss(self, scale: float) -> float:
+        """The loss of all images with their first captions as one batch, in nats a pair."""
+        firsts = torch.searchsorted(self._owners, torch.arange(len(self._images)))
+        sides, total = (self._images, self._texts[firsts]), 0.0
+        places = torch.arange(len(self._images)).split(AT_ONCE)
+        for left, right in (sides, sides[::-1]):
+            for part, own in zip(left.split(AT_ONCE), places, strict=True):
+                total += F.cross_entropy(scale * part @ right.T, own, reduction="sum").item()
+        return total / 2 / len(self._images)
+
+    def controls(self) -> dict[str, float]:
+        """metric@chance, of candidates in any order; @shuffled, where captions count as another image's; @bag.
+
+        The last is of captions with their words in another order.
+        """
+        count = len(self._images)
+        shuffled = self._recalls(self._hits_of(self._texts, (self._owners + count // 2) % count))
+        bag = self._recalls(self._hits_of(self._bags, self._owners))
+        controls = {"chance": self._chance(), "shuffled": shuffled, "bag": bag}
+        return {f"{name}@{control}": value for control, values in controls.items() for name, value in values.items()}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """metric@low and metric@high: 95% intervals, by bootstrap over images with their captions."""
+        counts = self._hits
+
+        def score(draws: Floats) -> Floats:
+            sums = draws @ counts
+            return sums[:, :-1] / np.repeat(np.column_stack([draws.sum(1), sums[:, -1]]), len(DEPTHS), axis=1)
+
+        return intervals(NAMES, score, len(counts), seed=seed)
+
+    def _hits_of(self, texts: Tensor, owners: Tensor) -> Floats:
+        """Of each image, 1 if it finds a text of its own within each depth; its texts that find it; its texts.
+
+        Shapes:
+            texts (M, E), owners (M,) -> (N, 2 * depths + 1)
+        """
+        depths, places = torch.tensor(DEPTHS), torch.arange(len(self._images))
+        of_images = ranks(self._images, places, texts, owners)[0][:, None] < depths
+        of_texts = ranks(texts, owners, self._images, places)[0][:, None] < depths
+        sums = torch.zeros(len(places), len(DEPTHS) + 1, dtype=torch.float64)
+        sums.index_add_(0, owners, F.pad(of_texts.double(), (0, 1), value=1.0))
+        return torch.cat([of_images.double(), sums], dim=1).numpy()
+
+    def _recalls(self, hits: Floats) -> dict[str, float]:
+        sums = hits.sum(0)
+        shares = sums[:-1] / np.repeat([len(hits), sums[-1]], len(DEPTHS))
+        return _named(shares.tolist())
+
+    def _chance(self) -> dict[str, float]:
+        images, texts = len(self._images), len(self._owners)
+        sizes = [len(captions) for captions in self.captions.values()]
+        none = [[comb(texts - size, depth) / max(1, comb(texts, depth)) for size in sizes] for depth in DEPTHS]
+        by_image = [1 - sum(misses) / images for misses in none]
+        return _named([*by_image, *(min(1.0, depth / images) for depth in DEPTHS)])
+
+
+def _named(shares: Sequence[float]) -> dict[str, float]:
+    return {**dict(zip(NAMES, shares, strict=True)), "recall": sum(shares) / len(shares)}
+
+
+def _packed(rows: Tensor) -> str:
+    return b64encode(rows.float().numpy().tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.float32)
