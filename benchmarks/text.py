@@ -114,11 +114,11 @@ def bert(vocab_size: int, **more: Any) -> hf.BertConfig:
 
 def two_berts(vocab_size: int) -> hf.EncoderDecoderModel:
     decoder = hf.BertLMHeadModel(bert(vocab_size, is_decoder=True, add_cross_attention=True))
-    made = hf.EncoderDecoderModel(
+    model = hf.EncoderDecoderModel(
         hf.EncoderDecoderConfig.from_encoder_decoder_configs(bert(vocab_size), decoder.config)
     )
-    made.generation_config.update(decoder_start_token_id=BOS, bos_token_id=BOS, eos_token_id=None, pad_token_id=0)
-    return made
+    model.generation_config.update(decoder_start_token_id=BOS, bos_token_id=BOS, eos_token_id=None, pad_token_id=0)
+    return model
 
 
 def read(rows: InputRows) -> dict[str, Tensor]:
@@ -220,10 +220,17 @@ def train(task: str, *, batch: int, block: int, rounds: int, device: str) -> dic
     write, mean, model, peer, inputs = TASKS[task]
     with tempfile.TemporaryDirectory() as place:
         data = write(Path(place), Words(), mean)
-        given = [f"task={task}", *data, *model, *sizes_of(task), f"data.max_len={MAX_LEN}", f"data.batch_size={batch}"]
-        given += [f"tokenizer.vocab_size={VOCAB}", "optim.lr=1e-4", "schedule=constant", f"runs={place}/runs"]
-        given += ["trainer=gpu" if device == "cuda" else "trainer=cpu", "trainer.limit_val_batches=0", "test=false"]
-        run = Run(compose(given))
+        options = [
+            f"task={task}",
+            *data,
+            *model,
+            *sizes_of(task),
+            f"data.max_len={MAX_LEN}",
+            f"data.batch_size={batch}",
+        ]
+        options += [f"tokenizer.vocab_size={VOCAB}", "optim.lr=1e-4", "schedule=constant", f"runs={place}/runs"]
+        options += ["trainer=gpu" if device == "cuda" else "trainer=cpu", "trainer.limit_val_batches=0", "test=false"]
+        run = Run(compose(options))
         batches = list(islice(run.data.train_dataloader(), READ))
         run.data.train_dataloader = lambda: InTurn(batches)  # type: ignore[method-assign,assignment]
         theirs = peer(run.data.sizes["vocab_size"])
@@ -252,11 +259,11 @@ def decode(beam: int, texts: int, *, rounds: int, device: str) -> dict[str, floa
     decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
     options = {"attention_mask": seen, "max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
 
-    def written() -> list[list[int]]:
-        found = search(ours.decoder, ours.encode(tokens, seen), decoding, bos_id=BOS, eos_id=-1)
-        return [text[0].tokens for text in found]
+    def translations() -> list[list[int]]:
+        written = search(ours.decoder, ours.encode(tokens, seen), decoding, bos_id=BOS, eos_id=-1)
+        return [text[0].tokens for text in written]
 
-    return side_by_side(written, lambda: theirs.generate(tokens, **options)[:, 1:TOKENS].tolist(), rounds=rounds)
+    return side_by_side(translations, lambda: theirs.generate(tokens, **options)[:, 1:TOKENS].tolist(), rounds=rounds)
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ TASKS = {
     ],
     "photo_translation": [
         *[*SCENES, "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
+        *["model.image_encoder.stem=null", "model.image_encoder.patch_size=8"],
     ],
     "span_answering": [
         *("data.source.train_stories=160", "data.source.val_stories=8", "data.source.test_stories=12"),

@@ -1,7 +1,8 @@
 """Scenes that their objects tell apart, for retrieval."""
 
 from vlm.data.records import Part, Split
-from vlm.data.shapes.scene_captions import Shapes, ShapesSplit
+from vlm.data.shapes.drawn import DrawnSplit
+from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scenes import Kind
 from vlm.errors import UserError
 
@@ -12,7 +13,7 @@ class DistinctShapes(Shapes):
     """Scenes as Shapes draws them; in validation and test, no two hold the same objects.
 
     Args:
-        others: As in Shapes.
+        options: As in Shapes.
     Raises:
         UserError: As in Shapes.
     """
@@ -21,21 +22,20 @@ class DistinctShapes(Shapes):
 
     def open(self, name: str) -> Split:  # type: ignore[override]
         split = super().open(name)
-        return split if split.fresh else Part(split, distinct(split))
+        return split if split.fresh else Part(split, self._distinct(split))
 
+    def _distinct(self, split: DrawnSplit) -> list[int]:
+        """Numbers of the first scenes that hold objects which no earlier one holds, as many as the split is to have.
 
-def distinct(split: ShapesSplit) -> list[int]:
-    """Numbers of the first scenes that hold objects which no earlier one holds, as many as the split is to have.
-
-    Raises:
-        UserError: There are fewer.
-    """
-    chosen: dict[frozenset[Kind], int] = {}
-    for index in range(TRIES * len(split)):
-        chosen.setdefault(frozenset(kind for kind, _, _ in split.scene(0, index).objects), index)
-        if len(chosen) == len(split):
-            return list(chosen.values())
-    raise UserError(
-        f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes hold objects of their own; "
-        "ask for fewer, or add to data.source.shapes, data.source.colors or data.source.sizes"
-    )
+        Raises:
+            UserError: There are fewer.
+        """
+        chosen: dict[frozenset[Kind], int] = {}
+        for index in range(TRIES * len(split)):
+            chosen.setdefault(frozenset(kind for kind, _, _ in self.scene(split.keys(index)).objects), index)
+            if len(chosen) == len(split):
+                return list(chosen.values())
+        raise UserError(
+            f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes hold objects of their own; "
+            "ask for fewer, or add to data.source.shapes, data.source.colors or data.source.sizes"
+        )

@@ -80,5 +80,5 @@ def _known(folder: Path) -> dict[str, Path]:
     stems: dict[str, list[Path]] = {}
     for path in files:
         stems.setdefault(path.stem.partition("_")[0], []).append(path)
-    short = {stem: found[0] for stem, found in stems.items() if len(found) == 1}
+    short = {stem: paths[0] for stem, paths in stems.items() if len(paths) == 1}
     return short | {path.name: path for path in files}

@@ -61,7 +61,7 @@ def decode_text(data: bytes, path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    r"""What a JSON text holds.
+    r"""The value that a JSON text holds.
 
     Raises:
         ValueError: It is none, or has half of a surrogate pair (``\ud800``), which is no character.

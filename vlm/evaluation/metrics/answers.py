@@ -92,7 +92,7 @@ class AnswerMetric(RecordMetric):
         right = [(row["kind"], row[column] == row["answer"]) for row in self.answers if column in row]
         hits = {"accuracy": [hit for _, hit in right]}
         hits |= {f"accuracy_{kind}": [hit for one, hit in right if one == kind] for kind in self.kinds()}
-        return {name: sum(found) / len(found) for name, found in hits.items() if found}
+        return {name: sum(flags) / len(flags) for name, flags in hits.items() if flags}
 
     def _start(self) -> None:
         super()._start()
