@@ -32,7 +32,7 @@ def encoder_of(folder):
 def states(model, pixels):
     """All states after the final norm."""
     found = model(pixel_values=pixels).last_hidden_state
-    return model.post_layernorm(found) if hasattr(model, "post_layernorm") else found
+    return model.post_layernorm(found) if hasattr(model, "pre_layrnorm") else found
 
 
 @torch.no_grad()

@@ -169,7 +169,7 @@ def test_a_tokenizer_of_equal_size_with_other_ids_is_refused(name, tmp_path):
     assert len(pieces) == tokenizer.vocab_size
     same = folder(tmp_path, pieces, name)
     model = rebuild(decoder(vocab_size=len(pieces)))
-    with pytest.raises(UserError, match="holds a model of type 'bert'"):  # the tokens were let pass
+    with pytest.raises(UserError, match="holds a bert for a TextEncoder"):  # the tokens were let pass
         start_from(model, {"": same}, tokenizer)
     pieces[-2:] = pieces[:-3:-1]
     with pytest.raises(UserError, match=rf"model\.init_from: token 263 is 'e' in .*{name}, and 'd' in this run"):
@@ -178,5 +178,5 @@ def test_a_tokenizer_of_equal_size_with_other_ids_is_refused(name, tmp_path):
 
 def test_a_folder_without_a_tokenizer_passes(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(UserError, match="holds a model of type 'bert'"):
+    with pytest.raises(UserError, match="holds a bert for a TextEncoder"):
         start_from(rebuild(decoder()), {"": str(tmp_path)}, ByteTokenizer())

@@ -28,6 +28,11 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipImageProcessor,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     VisionEncoderDecoderModel,
     ViTConfig,
     ViTForImageClassification,
@@ -190,6 +195,11 @@ def _dinov2(kind, **options):
     return wide(kind(Dinov2Config(**sizes, mlp_ratio=3, image_size=40, patch_size=8, **options)))
 
 
+def _siglip(**options):
+    vision = {**SIZES, "image_size": 24, "patch_size": 8}
+    return wide(SiglipForImageClassification(SiglipConfig(vision_config=vision, **options)))
+
+
 SQUARE = {"height": 24, "width": 24}
 # Encoders of images with their processors; each cuts its images in a way of its own.
 ENCODERS = {
@@ -202,6 +212,7 @@ ENCODERS = {
         _vision(CLIPVisionModel, CLIPVisionConfig),
         CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SQUARE),
     ),
+    "siglip": lambda: (_vision(SiglipVisionModel, SiglipVisionConfig), SiglipImageProcessor(size=SQUARE)),
     "dinov2": lambda: (_dinov2(Dinov2Model), BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE)),
 }
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "a, b"}, "label2id": {"cat": 0, "dog": 1, "a, b": 2}}
@@ -212,6 +223,7 @@ CLASSIFIERS = {
         _vision(DeiTForImageClassificationWithTeacher, DeiTConfig, **LABELS),
         ENCODERS["deit"]()[1],
     ),
+    "siglip": lambda: (_siglip(**LABELS), ENCODERS["siglip"]()[1]),
     "dinov2": lambda: (_dinov2(Dinov2ForImageClassification, **LABELS), ENCODERS["dinov2"]()[1]),
 }
 

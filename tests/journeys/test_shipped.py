@@ -14,9 +14,12 @@ from pathlib import Path
 import hugging
 import pytest
 from journey import draw_classes
+from PIL import Image
 from small import TASKS as SMALL
 from tiny_checkpoints import STORY
+from torch import nn
 
+import vlm as vlm_api
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.data.shapes.scene_captions import Shapes
@@ -316,6 +319,20 @@ def drawn_samples(command: str) -> list[str]:
     if task:
         return [option for option in SMALL[task[1]] if option.startswith("data.source.")]
     return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
+
+
+def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's section "From Python", with a training that is made short."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) > 8
+    train, shown = vlm_api.train, []
+    small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
+    monkeypatch.setattr(vlm_api, "train", lambda *overrides, **more: train(*overrides, *small, **more), raising=False)
+    monkeypatch.setattr(Image.Image, "show", lambda self: shown.append(self.size))
+    values: dict = {}
+    exec(code, values)
+    assert len(values["captions"]) == 7 and {len(texts) for texts in values["captions"]} == {3}
+    assert shown and values["run"].best.is_file() and isinstance(values["module"], nn.Module)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

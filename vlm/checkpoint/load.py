@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint import hugging_face
+from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import SizeLimit, rebuild
+from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes
 from vlm.errors import UserError
 
@@ -25,10 +27,12 @@ BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
 def locate(place: str | os.PathLike) -> Path:
     """The file of a checkpoint: the place itself, or the best one of a run's folder where it is one.
 
+    A model of the Hugging Face hub is downloaded, and is then a folder.
+
     Raises:
-        UserError: It cannot be looked at, for want of permission or by its length.
+        UserError: It cannot be downloaded, or looked at, for want of permission or by its length.
     """
-    path = Path(place)
+    path = fetched(place)
     candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
     try:
         return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
@@ -47,6 +51,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     path = locate(path)
     if hugging_face.is_folder(path):
         return hugging_face.from_folder(str(path))
+    if is_specified(path):
+        return _checked(path, from_specification(path))
     if not path.is_file():
         raise UserError(
             f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
@@ -60,6 +66,11 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     except Exception as fault:
         reason = str(fault) if type(fault) is ValueError else type(fault).__name__
         raise UserError(f"{path}: is damaged or is no checkpoint of vlm ({reason}); use another") from fault
+    return _checked(path, checkpoint)
+
+
+def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
+    """The content of a file or folder, if it is a checkpoint of ours of sane sizes."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
     if checkpoint["format"] != FORMAT:

@@ -1,6 +1,7 @@
-"""`vlm score`: COCO's caption metrics of any two files in COCO's formats. It needs no checkpoint and no torch."""
+"""`vlm score`: COCO's caption metrics of captions in COCO's formats. It needs no checkpoint and no torch."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ NAMED = 10  # images without a caption or a reference that are named; JSON names
 
 @dataclass
 class Captioned:
-    """Two files brought together.
+    """Captions and references brought together.
 
     Attributes:
         predictions, references: Of the images that have both.
@@ -66,11 +67,7 @@ def score_files(
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references])
     captioned = bring_together(read_results(results), read_references(references))
-    named = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
-    for images, what, file in named:
-        report_missing(images, what, file, len(captioned.predictions))
-    if not captioned.predictions:
-        raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
+    report_all_missing(captioned, results, references)
     scores = score(captioned, java=java)
     with output:
         output.write(FORMS[form](captioned, scores, per_image))
@@ -91,14 +88,51 @@ def score(captioned: Captioned, *, java: bool) -> Scores:
     return scores
 
 
+def score_values(results: Any, references: Any, *, java: bool) -> dict[str, float]:
+    """The scores of captions in Python: files, what such files hold, or texts an image.
+
+    Args:
+        results: A path, a list of ``{"image_id", "caption"}``, or a caption an image: a dictionary or a list.
+        references: A path, ``{"annotations": [...]}`` or its list, or captions an image: a dictionary or a list.
+        java: Compute METEOR and SPICE where they can be.
+    Raises:
+        UserError: As `score_files`.
+    """
+    contents, names = [], ("results", "references")
+    for name, value in zip(names, (results, references), strict=True):
+        path = isinstance(value, str | os.PathLike)
+        contents.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
+    (one, predictions), (other, truths) = contents
+    captioned = bring_together(parse_results(one, predictions), parse_references(other, truths))
+    report_all_missing(captioned, one, other)
+    return score(captioned, java=java).corpus
+
+
+def _listed(value: Any) -> Any:
+    """Rows as COCO has them, of texts an image too: strings, or objects that have a text."""
+    if isinstance(value, Mapping) and "annotations" not in value:
+        pairs = list(value.items())
+    elif isinstance(value, Sequence) and not all(isinstance(row, Mapping) for row in value):
+        pairs = list(enumerate(value))
+    else:
+        return value
+    several = ((image, texts if isinstance(texts, list | tuple) else [texts]) for image, texts in pairs)
+    return [{"image_id": image, "caption": getattr(text, "text", text)} for image, texts in several for text in texts]
+
+
 def read_results(path: str) -> dict[str, str]:
     """The caption of each image of a file in COCO's result format.
 
     Raises:
         UserError: It is none, or has several captions of an image.
     """
+    return parse_results(path, _load(path))
+
+
+def parse_results(path: str, content: Any) -> dict[str, str]:
+    """As `read_results`, of what a file holds; the path is for messages."""
     captions: dict[str, str] = {}
-    for image, caption in _rows(path, _load(path), "results"):
+    for image, caption in _rows(path, content, "results"):
         if captions.setdefault(image, caption) != caption:
             raise UserError(f"{path}: image {image} has more than one caption; give one an image")
     return captions
@@ -110,7 +144,11 @@ def read_references(path: str) -> dict[str, list[str]]:
     Raises:
         UserError: It is none.
     """
-    content = _load(path)
+    return parse_references(path, _load(path))
+
+
+def parse_references(path: str, content: Any) -> dict[str, list[str]]:
+    """As `read_references`, of what a file holds; the path is for messages."""
     listed: Any = content
     captions: dict[str, list[str]] = {}
     if isinstance(content, dict):
@@ -157,6 +195,19 @@ def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequ
         without_caption=[image for image, texts in references.items() if texts and image not in predictions],
         without_reference=[*bare, *(image for image in predictions if image not in references)],
     )
+
+
+def report_all_missing(captioned: Captioned, results: str, references: str) -> None:
+    """Says on stderr which images could not be scored.
+
+    Raises:
+        UserError: None could.
+    """
+    named = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
+    for images, what, file in named:
+        report_missing(images, what, file, len(captioned.predictions))
+    if not captioned.predictions:
+        raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
 
 
 def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:

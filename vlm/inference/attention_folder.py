@@ -8,17 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
-from vlm.data.images.image import ImageError, Preprocess, load_image
+from vlm.data.images.image import ImageError, load_image
 from vlm.errors import UserError
-from vlm.inference.attention import Attention, has_class_token, read_attention, what_is_missing
-from vlm.inference.attention_picture import TILE, Band, bands_picture
-from vlm.inference.predictor import normalized
-
-BY_CLASS = "encoder, last layer: what the class token attends to, head by head"
-BY_PATCHES = "encoder, last layer: what the patches attend to on their mean, head by head (it has no class token)"
+from vlm.inference.attention_drawing import AttentionDrawing
 
 
 class AttentionFolder:
@@ -33,39 +27,26 @@ class AttentionFolder:
     """
 
     def __init__(self, captioner: Any, folder: str) -> None:
-        self.captioner, self.folder = captioner, Path(folder)
-        blank = captioner.pixels(Image.new("RGB", (1, 1)))[None].to(captioner.device)
-        missing = what_is_missing(captioner.model, normalized(captioner.model, captioner.preprocess, blank))
-        if len(missing) > 1:
-            raise UserError(f"--attention {folder}: {'; '.join(missing)}; leave it out for this model")
+        self.folder = Path(folder)
+        self.drawing = AttentionDrawing(captioner, f"--attention {folder}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
             raise _unwritable(self.folder, fault, 2) from fault
-        for line in missing:
+        for line in self.drawing.missing:
             print(f"--attention: {line}", file=sys.stderr)
-        self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
-        # What the model sees, only finer.
-        self.view = Preprocess(**{**captioner.preprocess.state(), "image_size": TILE})
 
     def __call__(self, path: str, pixels: Tensor, captions: Sequence[Any]) -> list[dict[str, Any]]:
         shown, names = self._shown(path, pixels), []
         for rank, caption in enumerate(captions, start=1):
-            attention = self._read(pixels, caption.tokens)
-            bands: list[Band] = [(caption.text, attention.words)]
-            bands += [(self.title, attention.heads)] if attention.heads else []
             name = picture_name(path, rank)
-            self._write(name, bands_picture(shown, bands))
+            self._write(name, self.drawing.png(pixels, caption, shown))
             names.append({"attention": str(self.folder / name)})
         return names
 
-    def _read(self, pixels: Tensor, tokens: Sequence[int]) -> Attention:
-        it = self.captioner
-        return read_attention(it.model, it.tokenizer, it.preprocess, pixels.to(it.device), tokens)
-
     def _shown(self, path: str, pixels: Tensor) -> Tensor:
         try:
-            return self.view(load_image(path))
+            return self.drawing.view(load_image(path))
         except ImageError:  # gone since it was captioned
             return pixels
 

@@ -13,7 +13,7 @@ from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.files import find_images
 from vlm.inference.info import preprocess_line
-from vlm.inference.inputs import default_workers, read_images
+from vlm.inference.inputs import default_workers, image_batches, open_image, read_images, several_images
 from vlm.inference.options import (
     DecodingOptions,
     Images,
@@ -69,6 +69,47 @@ class Captioner(Writer):
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         options: Any = {"batch_size": batch_size, "decoding": self.usual(), "workers": default_workers()}
         return caption_files(self, inputs, records, **options)
+
+    @classmethod
+    def several(cls, inputs: Any) -> tuple[list[Any], bool]:
+        return several_images(inputs)
+
+    def use(
+        self,
+        inputs: Sequence[Any],
+        *,
+        prefix: str = "",
+        batch_size: int = 32,
+        workers: int | None = None,
+        **decoding: Any,
+    ) -> list[Any]:
+        """The caption of each image, or its captions where `results` is more than 1, the best first.
+
+        Args:
+            inputs: Paths, images of Pillow, or arrays (H, W, 3).
+            prefix: Beginning of every caption.
+            batch_size: Images at a time; captions do not depend on it.
+            workers: Threads that read images ahead; by default one a CPU, up to 8.
+            decoding: Options of decoding.
+        """
+        search = self.searching(DecodingOptions(**decoding), prefix)
+        batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
+        return self.written(batches, search, rows=batch_size)
+
+    def attention(self, image: Any, **decoding: Any) -> Any:
+        """A picture of where the model looked while it wrote each word of an image's caption.
+
+        Args:
+            image: A path, an image of Pillow, or an array (H, W, 3).
+            decoding: Options of decoding.
+        Raises:
+            UserError: Nothing of this model's attention can be read.
+        """
+        from vlm.inference.attention_drawing import AttentionDrawing, AttentionPicture
+
+        drawing, opened = AttentionDrawing(self, "attention"), open_image(image)
+        (caption,) = self.use([opened], **{**decoding, "results": 1})
+        return AttentionPicture(caption, drawing.png(self.pixels(opened), caption, drawing.view(opened)))
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -135,9 +176,8 @@ def command(
     output = Output(model.out, inputs=[*paths, model.checkpoint], append=resume)
     records = _records(model.form, output)
     captioner = model.load(Captioner)
-    decoding.settle(captioner.decoding)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*paths, model.checkpoint], out=model.out)
-    search = decoding.search(decoding.rules(captioner.tokenizer, prefix), sample=bool(decoding.sample))
+    search = captioner.searching(decoding, prefix)
+    traced = Trace(trace, beam=search.beam, inputs=[*paths, model.checkpoint], out=model.out)
     observer = None if attention is None else _attention(captioner, attention)
     if resume:
         paths = _left_over(paths, records, results=decoding.results, attention=attention is not None)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from vlm.data.images.image import Preprocess
 from vlm.inference.files import find_images
 from vlm.inference.info import preprocess_line
-from vlm.inference.inputs import default_workers, read_images
+from vlm.inference.inputs import default_workers, image_batches, read_images, several_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
-from vlm.inference.output import Output, Records, ranked_record
+from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs, normalized
+from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
-from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."}
 
@@ -54,6 +54,24 @@ class ImageClassifier(Predictor):
         return classify_files(self, inputs, records, batch_size=batch_size, top=1, workers=default_workers())
 
     @classmethod
+    def several(cls, inputs: Any) -> tuple[list[Any], bool]:
+        return several_images(inputs)
+
+    def use(
+        self, inputs: Sequence[Any], *, top: int = 1, batch_size: int = 32, workers: int | None = None
+    ) -> list[Classes]:
+        """The likeliest classes of each image.
+
+        Args:
+            inputs: Paths, images of Pillow, or arrays (H, W, 3).
+            top: Classes of an image.
+            batch_size: Images at a time.
+            workers: Threads that read images ahead; by default one a CPU, up to 8.
+        """
+        batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
+        return [one for batch in batches for one in ranked(self.classes, self.classify(batch), top=top)]
+
+    @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield preprocess_line(about["preprocess"])
         yield f"classes     {', '.join(about['classes'])}"
@@ -79,15 +97,14 @@ def classify_files(
         workers: As in `read_images`.
     """
     failed = 0
-    prepack(classifier.model)
+    classifier.prepack(batch_size)
     for good, pixels, bad in read_images(paths, classifier.pixels, batch_size=batch_size, workers=workers):
         failed += bad
         if not good:
             continue
-        values, places = classifier.classify(pixels).topk(min(top, len(classifier.classes)))
-        for path, row, at in zip(good, values.tolist(), places.tolist(), strict=True):
-            ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
-            records.write(ranked_record(records.form, {"image": path}, ranked))
+        rankings = ranked(classifier.classes, classifier.classify(pixels), top=top)
+        for path, one in zip(good, rankings, strict=True):
+            records.write(ranked_record(records.form, {"image": path}, one))
     return 1 if failed else 0
 
 

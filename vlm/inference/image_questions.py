@@ -13,13 +13,12 @@ from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.captioning import Captioner
 from vlm.inference.files import find_images
-from vlm.inference.inputs import read_images
-from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
+from vlm.inference.inputs import image_batches, read_images
+from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.text_rows import note_cut
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.nn.step.packed import prepack, prepack_for_decoding
 
 COMMAND = {
     "name": "answer",
@@ -80,6 +79,27 @@ class Answerer(Captioner):
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         raise UserError("vlm predict: this model answers questions; use vlm answer IMAGES --question Q")
 
+    def use(  # type: ignore[override]  # a search has no part in it
+        self,
+        inputs: Sequence[Any],
+        *,
+        question: str | Sequence[str] = (),
+        batch_size: int = 32,
+        workers: int | None = None,
+    ) -> list[Any]:
+        """The answer to a question about each image, or the answers to several.
+
+        Args:
+            inputs: Paths, images of Pillow, or arrays (H, W, 3).
+            question: Question about each image, or a list of questions.
+            batch_size: Images at a time.
+            workers: Threads that read images ahead; by default one a CPU, up to 8.
+        """
+        questions = questions_of(question)
+        batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
+        rows = [answers for batch in batches for answers in self.answer(batch, questions)]
+        return [answers[0] for answers in rows] if isinstance(question, str) else rows
+
     @property
     def images(self) -> int:
         """Images that belong together: of a model of several images a record, so many files that follow each other."""
@@ -115,8 +135,7 @@ def answer_files(
     lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
     room = max(1, answerer.model.decoder.max_len - 1 - answerer.max_tokens)
     note_cut(lengths, room, names="questions", part="beginning")
-    prepack(answerer.model.encoder)
-    prepack_for_decoding(answerer.model.decoder, rows=min(batch_size, len(paths)) * len(questions))
+    answerer.prepack(min(batch_size, len(paths)) * len(questions))
     size = batch_size * together
     read = read_images(paths, answerer.pixels, batch_size=size, workers=workers)
     for start, (good, pixels, bad) in zip(range(0, len(paths), size), read, strict=True):

@@ -2,18 +2,21 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.errors import print_error
-from vlm.inference.files import progress
+from vlm.errors import UserError, print_error
+from vlm.inference.files import find_images, progress
 
 Read = Tensor | ImageError
+Pixels = Callable[[Image.Image], Tensor]  # makes of an image what the model reads; called from several threads
 
 CHUNK = 8  # images that a worker reads at once: handing them over one by one costs as much as reading a small one
 
@@ -24,15 +27,83 @@ def default_workers() -> int:
     return min(8, cpus)
 
 
+def several_images(inputs: Any) -> tuple[list[Any], bool]:
+    """Images in Python: paths, folders and patterns as on the command line, images of Pillow, arrays; one or many.
+
+    Returns:
+        Sources as `open_image` takes them, and whether it is one image alone.
+    Raises:
+        UserError: A folder or pattern holds no image.
+    """
+    if isinstance(inputs, str | os.PathLike):
+        paths = find_images([os.fspath(inputs)])
+        return paths, paths == [os.fspath(inputs)]
+    if isinstance(inputs, Image.Image) or (isinstance(inputs, np.ndarray) and inputs.ndim < 4):
+        return [inputs], True
+    if not isinstance(inputs, Iterable):
+        raise _no_image(inputs)
+    return [source for one in inputs for source in several_images(one)[0]], False
+
+
+def open_image(source: Any) -> Image.Image:
+    """The image of a path, of Pillow, or of an array: uint8 or floats from 0 to 1, (H, W) or (H, W, 3 or 4).
+
+    Raises:
+        ImageError: The file cannot be read.
+        UserError: It is none of these.
+    """
+    if isinstance(source, str | os.PathLike):
+        return load_image(source)
+    if isinstance(source, Image.Image):
+        return ImageOps.exif_transpose(source)
+    if not isinstance(source, np.ndarray) or source.ndim not in (2, 3) or source.shape[2:] not in ((), (3,), (4,)):
+        raise _no_image(source)
+    if source.dtype.kind == "f" and source.size and source.min() >= 0 and source.max() <= 1:
+        source = (source * 255).round().astype(np.uint8)
+    if source.dtype != np.uint8 or not source.size:
+        raise _no_image(source)
+    return Image.fromarray(np.ascontiguousarray(source))
+
+
+def _no_image(value: Any) -> UserError:
+    shown = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    return UserError(
+        f"images: {shown} is none; give a path, an image of Pillow, or an array (H, W, 3) of uint8 or of floats from 0 "
+        "to 1"
+    )
+
+
+def image_batches(sources: Sequence[Any], pixels: Pixels, *, batch_size: int, workers: int) -> Iterator[list[Tensor]]:
+    """Batches of images, each as the model reads it.
+
+    Args:
+        sources: As `open_image` takes them.
+        workers: As in `read_images`.
+    Raises:
+        ImageError, UserError: As `open_image`, for the first that is at fault.
+    """
+    images = _read_ahead(sources, pixels, workers, ahead=2 * batch_size) if workers else _read(sources, pixels)
+    batch: list[Tensor] = []
+    try:
+        for place, one in enumerate(images, start=1):
+            if isinstance(one, ImageError):
+                raise one
+            batch.append(one)
+            if len(batch) == batch_size or place == len(sources):
+                yield batch
+                batch = []
+    finally:
+        images.close()
+
+
 def read_images(
-    paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], *, batch_size: int, workers: int = 0
+    paths: Sequence[str], pixels: Pixels, *, batch_size: int, workers: int = 0
 ) -> Iterator[tuple[list[str], list[Tensor], int]]:
     """Reads image files in batches; a file that cannot be read is named on stderr and left out.
 
     Order, pixels and messages do not depend on the number of workers.
 
     Args:
-        pixels: Makes of an image what the model reads; called from several threads.
         workers: Threads that read ahead, by at most two batches; 0 reads each batch when it is asked for.
     Yields:
         The paths of a batch, their pixels, and how many could not be read; never an empty batch but for failures.
@@ -54,31 +125,27 @@ def read_images(
         images.close()
 
 
-def _read(
-    paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], stopped: Event | None = None
-) -> Generator[Read, None, None]:
-    for path in paths:
+def _read(sources: Sequence[Any], pixels: Pixels, stopped: Event | None = None) -> Generator[Read, None, None]:
+    for source in sources:
         if stopped is not None and stopped.is_set():
             return
         try:
-            yield pixels(load_image(path))
+            yield pixels(open_image(source))
         except ImageError as fault:
             yield fault
 
 
-def _read_ahead(
-    paths: Sequence[str], pixels: Callable[[Image.Image], Tensor], workers: int, *, ahead: int
-) -> Generator[Read, None, None]:
+def _read_ahead(sources: Sequence[Any], pixels: Pixels, workers: int, *, ahead: int) -> Generator[Read, None, None]:
     """The yield of `_read`, made by threads: decoding and resizing let others run meanwhile.
 
     Processes were measured too: no faster on small images, slower on large ones, which must come through a pipe.
     """
-    chunk = max(1, min(CHUNK, len(paths) // (4 * workers)))
+    chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
     stopped, waiting = Event(), deque[Future[list[Read]]]()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
     try:
-        for start in range(0, len(paths), chunk):
-            part = paths[start : start + chunk]
+        for start in range(0, len(sources), chunk):
+            part = sources[start : start + chunk]
             waiting.append(pool.submit(lambda part: list(_read(part, pixels, stopped)), part))
             if chunk * len(waiting) >= ahead:
                 yield from waiting.popleft().result()

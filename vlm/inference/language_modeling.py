@@ -108,6 +108,38 @@ class Generator(Predictor):
         """Rules with words as people write them, as in `rules_of_words`."""
         return rules_of_words(self.tokenizer, **options)
 
+    def use(self, inputs: Sequence[str], *, batch_size: int = 32, **decoding: Any) -> list[Any]:
+        """The text that goes on from each prompt, or the texts where `results` is more than 1, the best first.
+
+        Args:
+            inputs: Prompts; an empty one begins a document.
+            batch_size: Prompts at a time.
+            decoding: Options of decoding.
+        """
+        refuse_undecoded(inputs)
+        options = DecodingOptions(**decoding)
+        plan = self.planned(options)
+        if isinstance(plan, Decoding):
+            texts = [search_text(self, prompt, plan) for prompt in inputs]
+            return texts if plan.results > 1 else [best[0] if best else None for best in texts]
+        starts = range(0, len(inputs), batch_size)
+        drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
+        batches = (inputs[start : start + batch_size] for start in starts)
+        return [one for batch in batches for one in generate(self.model, self.tokenizer, batch, **drawing)]
+
+    def planned(self, options: DecodingOptions) -> Sampling | Decoding:
+        """The way of writing that some options ask for: token by token, or the best of a search."""
+        options.settle(self.decoding)
+        options.max_tokens = options.max_tokens or MAX_TOKENS
+        rules = options.rules(self.tokenizer)
+        sample = options.beam == 1 if options.sample is None else options.sample
+        if options.beam == options.results == options.groups == 1 and not rules.read_texts and not rules.required:
+            return options.sampling() if sample else replace(options.sampling(), temperature=0.0)
+        return options.search(rules, sample=sample)
+
+    def prepack(self, rows: int) -> None:
+        prepack_for_decoding(self.model, rows=rows)
+
 
 def generate_texts(
     generator: Generator,
@@ -121,7 +153,7 @@ def generate_texts(
 ) -> int:
     """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
     model, tokenizer = generator.model, generator.tokenizer
-    prepack_for_decoding(model, rows=min(batch_size, len(prompts)))
+    generator.prepack(min(batch_size, len(prompts)))
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         done = [Continuation(prompt, "", 0.0) for prompt in batch]
@@ -214,13 +246,9 @@ def command(
     output = Output(model.out, inputs=[model.checkpoint])
     records = Records(form=model.form, fields=Generator.fields, output=output)
     generator = model.load(Generator)
-    decoding.settle(generator.decoding)
-    decoding.max_tokens = decoding.max_tokens or MAX_TOKENS
-    rules = decoding.rules(generator.tokenizer)
-    sample = decoding.beam == 1 if decoding.sample is None else decoding.sample
+    plan = generator.planned(decoding)
+    options: Any = {"batch_size": model.batch_size, "max_tokens": decoding.max_tokens, "seed": decoding.seed}
     with output:
-        if decoding.beam == decoding.results == decoding.groups == 1 and not rules.read_texts and not rules.required:
-            options: Any = {"batch_size": model.batch_size, "max_tokens": decoding.max_tokens, "seed": decoding.seed}
-            sampling = decoding.sampling() if sample else replace(decoding.sampling(), temperature=0.0)
-            return generate_texts(generator, prompts, records, sampling=sampling, **options)
-        return search_texts(generator, prompts, records, decoding=decoding.search(rules, sample=sample))
+        if isinstance(plan, Decoding):
+            return search_texts(generator, prompts, records, decoding=plan)
+        return generate_texts(generator, prompts, records, sampling=plan, **options)

@@ -1,6 +1,7 @@
 """Filling in the gaps of texts with a trained model: load, encode, predict, format; the command `fill`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -11,12 +12,11 @@ from vlm.data.text.inputs import Input
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import ModelOptions, Option
+from vlm.inference.options import ModelOptions, Option, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import read_texts, rows_of
 from vlm.models.masked_language_model import MaskedLanguageModel
-from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "fill", "help": 'Fill in the gaps of texts such as "a [MASK] circle": one line a text.'}
 GAP = "[MASK]"
@@ -44,6 +44,19 @@ def pseudo_log_likelihood(
     return total
 
 
+@dataclass(frozen=True)
+class Filled:
+    """A text with its gaps filled in.
+
+    Args:
+        text: The text with the likeliest word in each gap.
+        gaps: Words of each gap with their probabilities, the likeliest first.
+    """
+
+    text: str
+    gaps: tuple[dict[str, float], ...]
+
+
 class GapFiller(Predictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
@@ -64,6 +77,19 @@ class GapFiller(Predictor):
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         return fill_texts(self, read_texts([], inputs), records, batch_size=batch_size, top=1)
+
+    def use(self, inputs: Sequence[str], *, top: int = 1, batch_size: int = 32) -> list[Filled]:
+        """The texts with their gaps filled in.
+
+        Args:
+            inputs: Texts with [MASK] for each word that is to be filled in.
+            top: Words of a gap.
+            batch_size: Texts at a time.
+        """
+        refuse_undecoded(inputs)
+        rows = list(map(self.encode, inputs))
+        starts = range(0, len(rows), batch_size)
+        return [one for start in starts for one in self.fill(rows[start : start + batch_size], top=top)]
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -93,6 +119,25 @@ class GapFiller(Predictor):
         samples = rows_of([[row] for row in rows], self.tokenizer.pad_id, self.device)
         return gap_probabilities(self.model, samples).cpu()
 
+    def fill(self, rows: Sequence[Input], *, top: int) -> list[Filled]:
+        """A batch of texts with the likeliest words in their gaps."""
+        values, places = self.probabilities(rows).topk(min(top, self.tokenizer.vocab_size))
+        gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
+        return [self._filled(row, [next(gaps) for _ in row.places]) for row in rows]
+
+    def _filled(self, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]) -> Filled:
+        ids, decode = list(row.ids), self.tokenizer.decode
+        for place, (_, best) in zip(row.places, gaps, strict=True):
+            ids[place] = best[0]
+        return Filled(decode(ids), tuple(self._words(*gap) for gap in gaps))
+
+    def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
+        """The likeliest words of a gap with their probabilities; of tokens that differ in a space, the likelier."""
+        words: dict[str, float] = {}
+        for value, id in zip(values, ids, strict=True):
+            words.setdefault(self.tokenizer.decode([id]).strip(), value)
+        return words
+
 
 def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, batch_size: int, top: int) -> int:
     """Fills in texts in batches and writes a record for each; returns the exit status.
@@ -112,35 +157,20 @@ def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, bat
             faults.append(fault)
     if not rows:
         raise faults[0]
-    for one in faults:
-        print_error(one)
-    prepack(filler.model.encoder)
+    for unread in faults:
+        print_error(unread)
+    filler.prepack(batch_size)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        values, ids = filler.probabilities([row for _, row in batch]).topk(top)
-        gaps = iter(zip(values.tolist(), ids.tolist(), strict=True))
-        for text, row in batch:
-            records.write(_record(filler, records.form, text, row, [next(gaps) for _ in row.places]))
+        filled = filler.fill([row for _, row in batch], top=top)
+        for (text, _), one in zip(batch, filled, strict=True):
+            records.write(_record(records.form, text, one))
     return 1 if faults else 0
 
 
-def _record(
-    filler: GapFiller, form: str, text: str, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]
-) -> dict[str, Any]:
-    ids = list(row.ids)
-    for place, (_, best) in zip(row.places, gaps, strict=True):
-        ids[place] = best[0]
-    words = [_words(filler, *gap) for gap in gaps]
-    tops = "  ".join(f"{word} {value:.4f}" for gap in words for word, value in gap.items())
-    return {"text": text, "filled": filler.tokenizer.decode(ids), "gaps": words if form == "jsonl" else tops}
-
-
-def _words(filler: GapFiller, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
-    """The likeliest words of a gap with their probabilities; of tokens that differ in a space alone, the likelier."""
-    words: dict[str, float] = {}
-    for value, id in zip(values, ids, strict=True):
-        words.setdefault(filler.tokenizer.decode([id]).strip(), value)
-    return words
+def _record(form: str, text: str, filled: Filled) -> dict[str, Any]:
+    tops = "  ".join(f"{word} {value:.4f}" for gap in filled.gaps for word, value in gap.items())
+    return {"text": text, "filled": filled.text, "gaps": list(filled.gaps) if form == "jsonl" else tops}
 
 
 def command(
@@ -157,5 +187,4 @@ def command(
     records = Records(form=model.form, fields=fields, output=output)
     filler = model.load(GapFiller)
     with output:
-        top = min(top, filler.tokenizer.vocab_size)
         return fill_texts(filler, lines, records, batch_size=model.batch_size, top=top)

@@ -1,7 +1,7 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -39,7 +39,12 @@ MOST_TEXTS = 1024  # of an input that are decoded side by side: memory and time 
 MANY_TEXTS = 128  # of which the user is warned
 MOST_TOKENS = 2**20
 
-Checkpoint = Annotated[str, Option("The model: a .ckpt file.", ("-c", "--checkpoint"), metavar="CKPT")]
+Checkpoint = Annotated[
+    str,
+    Option(
+        "A .ckpt file, a run's folder, a Hugging Face folder, or hf:ORG/NAME.", ("-c", "--checkpoint"), metavar="CKPT"
+    ),
+]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
@@ -65,13 +70,12 @@ class ModelOptions:
     out: Out = None
     trust: Trust = None
 
-    def load(self, kind: type[Loaded]) -> Loaded:
+    def load(self, kind: Callable[..., Loaded]) -> Loaded:
         """The predictor of the checkpoint, on the device and in the precision of the options."""
         from vlm.inference.predictor import choose_device, choose_precision
 
         device = choose_device(self.device)
-        make: Any = kind
-        return make(self.checkpoint, device=device, dtype=choose_precision(self.precision, device), trust=self.trust)
+        return kind(self.checkpoint, device=device, dtype=choose_precision(self.precision, device), trust=self.trust)
 
 
 # Values of options that neither the user nor the checkpoint sets.
@@ -180,6 +184,19 @@ def choose_workers(count: int | None) -> int:
     from vlm.inference.inputs import default_workers
 
     return default_workers() if count is None else count
+
+
+def questions_of(question: str | Sequence[str]) -> list[str]:
+    """The questions of the option `question` in Python: one, or several.
+
+    Raises:
+        UserError: There is none, or one is no UTF-8.
+    """
+    questions = [question] if isinstance(question, str) else list(question)
+    if not questions:
+        raise UserError("question: missing; give question=TEXT, or a list of questions")
+    refuse_undecoded(questions)
+    return questions
 
 
 def refuse_undecoded(prompts: Sequence[str]) -> None:

@@ -229,17 +229,15 @@ def _escaped(text: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
-def ranked_record(form: str, head: Mapping[str, Any], ranked: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """The record of an input and its classes with their probabilities, the likeliest first."""
-    name, probability = ranked[0]
-    if form == "text":
-        return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in ranked)}
-    record = {**head, "class": name, "probability": probability}
-    if form == "jsonl":
-        return {**record, "top": dict(ranked)}
-    for rank, (name, value) in enumerate(ranked[1:], start=2):
-        record |= {f"class_{rank}": name, f"probability_{rank}": value}
-    return record
+class Kept(Records):
+    """Records that are kept, as JSON has them, and written nowhere."""
+
+    def __init__(self) -> None:
+        self.form = "jsonl"
+        self.kept: list[dict[str, Any]] = []
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.kept.append(dict(record))
 
 
 def text_line(cells: Iterable[Any]) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.info import preprocess_line
-from vlm.inference.inputs import read_images
-from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile
+from vlm.inference.inputs import open_image, read_images, several_images
+from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Records
 from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.text_rows import read_texts
@@ -69,6 +69,27 @@ class PhotoTranslator(Translator):
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         raise UserError("vlm predict: this model reads a photo beside each text; use vlm translate --image FILE")
+
+    def use(
+        self, inputs: Sequence[str], *, image: Any = (), prefix: str = "", batch_size: int = 32, **decoding: Any
+    ) -> list[Any]:
+        """The translation of each text beside its image, or its translations where `results` is more than 1.
+
+        Args:
+            inputs: Texts.
+            image: Image of each text in turn, or one of all: paths, images of Pillow, or arrays (H, W, 3).
+            prefix: Beginning of every translation.
+            batch_size: Texts at a time; translations do not depend on it.
+            decoding: Options of decoding.
+        """
+        refuse_undecoded(inputs)
+        sources, alone = several_images(image)
+        if not alone and len(sources) != len(inputs):
+            raise UserError(f"image: {len(sources)} images of {len(inputs)} texts; give one a text, or one of all")
+        images = [self.pixels(open_image(source)) for source in sources]
+        pairs = list(zip(inputs, images * len(inputs) if alone else images, strict=True))
+        batches = (pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size))
+        return self.written(batches, self.searching(DecodingOptions(**decoding), prefix), rows=batch_size)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:

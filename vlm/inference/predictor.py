@@ -1,8 +1,9 @@
 """Trained models, ready to use: the base of all tasks' predictors."""
 
 import importlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +14,9 @@ from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.commands import commands
-from vlm.inference.output import Records
+from vlm.inference.output import Kept, Records
 from vlm.nn.precision import has_bfloat16
+from vlm.nn.step.packed import prepack
 
 
 class Predictor(ABC):
@@ -28,6 +30,7 @@ class Predictor(ABC):
         device: The device that it runs on.
         dtype: Of weights and states.
         trust: A package of the user's own whose classes may be built.
+        loaded: What the checkpoint holds, where it has been read before.
     Raises:
         UserError: The checkpoint is damaged, or of another task.
     """
@@ -42,8 +45,9 @@ class Predictor(ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         trust: str | None = None,
+        loaded: Mapping[str, Any] | None = None,
     ) -> None:
-        loaded = ckpt.read(path)
+        loaded = ckpt.read(path) if loaded is None else loaded
         self.device, self.dtype = device, dtype
         with refusing(path):
             about = loaded["vlm"]
@@ -78,6 +82,31 @@ class Predictor(ABC):
         """Writes a record for each input, as its own command does by default; returns the exit status."""
 
     @classmethod
+    def several(cls, inputs: Any) -> tuple[list[Any], bool]:
+        """The inputs that an argument of `use` stands for, and whether it is one alone."""
+        alone = isinstance(inputs, str | os.PathLike) or not isinstance(inputs, Iterable)
+        return ([inputs], True) if alone else (list(inputs), False)
+
+    def use(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[Any]:
+        """The records that `vlm predict` writes.
+
+        Args:
+            inputs: Inputs as on the command line.
+            batch_size: Inputs at a time.
+        """
+        records = Kept()
+        self.predict(self.inputs(inputs), records, batch_size=batch_size)
+        return records.kept
+
+    def prepack(self, rows: int) -> None:
+        """Lays the weights out for use on a CPU; values stay, but the model can be trained no more.
+
+        Args:
+            rows: Inputs, or texts, that are mostly computed at once.
+        """
+        prepack(self.model)
+
+    @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         """Lines of `vlm info` about what a checkpoint holds beside the model."""
         yield from ()
@@ -89,20 +118,35 @@ def task_of(path: str) -> str:
     Raises:
         UserError: The checkpoint is damaged.
     """
-    loaded = ckpt.read(path)
+    return _task(path, ckpt.read(path))
+
+
+def _task(path: str, loaded: Mapping[str, Any]) -> str:
     with refusing(path):
         return str(loaded["vlm"]["task"])
 
 
-def predictor_of(path: str, *, trust: str | None = None) -> type[Predictor]:
+def load_predictor(path: str, *, trust: str | None = None, **options: Any) -> Predictor:
+    """The predictor of a checkpoint of any task, which is read once.
+
+    Raises:
+        UserError: As `Predictor` and `predictor_of`.
+    """
+    loaded = ckpt.read(path)
+    return predictor_of(path, trust=trust, task=_task(path, loaded))(path, trust=trust, loaded=loaded, **options)
+
+
+def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
     """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
 
     A class of one's own is the predictor itself, or a task that names it as its `predictor`.
 
+    Args:
+        task: The task, where it has been read before.
     Raises:
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """
-    task = task_of(path)
+    task = task_of(path) if task is None else task
     if (ours := own_predictor(task)) is not None:
         return ours
     module, _, name = task.rpartition(".")

@@ -13,12 +13,11 @@ from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, print_error
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import Files, ModelOptions, Option, refuse_undecoded
+from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import note_cut, rows_of
 from vlm.models.text_classifiers import TokenClassifier
-from vlm.nn.step.packed import prepack
 
 COMMAND = {
     "name": "answer",
@@ -128,6 +127,20 @@ class SpanAnswerer(Predictor):
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
+    def use(self, inputs: Sequence[Any], *, question: str | Sequence[str] = (), batch_size: int = 32) -> list[Any]:
+        """The answer to a question about each text, or the answers to several.
+
+        Args:
+            inputs: Texts; a `Path` stands for the text in a file.
+            question: Question about each text, or a list of questions.
+            batch_size: Windows of a long text that are read at once.
+        """
+        questions, rows = questions_of(question), []
+        for source in inputs:
+            text = source if isinstance(source, str) else "".join(read_lines(Path(source)))
+            rows.append([self.answer(one, text, batch_size=batch_size) for one in questions])
+        return [answers[0] for answers in rows] if isinstance(question, str) else rows
+
     @torch.inference_mode()
     def answer(self, question: str, context: str, *, batch_size: int) -> Answer:
         """The answer to a question about a text.
@@ -157,7 +170,7 @@ def answer_files(
     """
     lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
     note_cut(lengths, answerer.max_len // 2, names="questions")
-    prepack(answerer.model)
+    answerer.prepack(batch_size)
     failed = 0
     for file in files:
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import read_texts, rows_of
 from vlm.models.text_classifiers import TokenClassifier
-from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "tag", "help": "Tag the words of texts: one line a text, WORD/TAG WORD/TAG ..."}
 
@@ -26,6 +25,14 @@ COMMAND = {"name": "tag", "help": "Tag the words of texts: one line a text, WORD
 def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
     """Probabilities of the tags of all words; validation, evaluation and `vlm tag` all go through here: (T, C)."""
     return model(rows.tokens, rows.segments, rows.types, rows.places).double().softmax(-1)
+
+
+class Tagged(NamedTuple):
+    """A word with its likeliest tag, and the probability of that."""
+
+    word: str
+    tag: str
+    probability: float
 
 
 class Tagger(Predictor):
@@ -47,6 +54,23 @@ class Tagger(Predictor):
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         refuse_undecoded(inputs)
         return tag_texts(self, list(map(split_words, inputs)), records, batch_size=batch_size)
+
+    def use(self, inputs: Sequence[str], *, words: bool = False, batch_size: int = 32) -> list[list[Tagged]]:
+        """The words of each text with their tags.
+
+        Args:
+            inputs: Texts.
+            words: Whether words are parted by spaces already; by default punctuation and n't are.
+            batch_size: Texts at a time.
+        """
+        refuse_undecoded(inputs)
+        sentences = [line.split() if words else split_words(line) for line in inputs]
+        starts = range(0, len(sentences), batch_size)
+        tagged = [tags for start in starts for tags in self.tag(sentences[start : start + batch_size])]
+        return [
+            [Tagged(word, *tag) for word, tag in zip(*both, strict=True)]
+            for both in zip(sentences, tagged, strict=True)
+        ]
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -70,7 +94,7 @@ class Tagger(Predictor):
 
 def tag_texts(tagger: Tagger, sentences: Sequence[Sequence[str]], records: Records, *, batch_size: int) -> int:
     """Tags sentences in batches and writes a record for each; returns the exit status."""
-    prepack(tagger.model)
+    tagger.prepack(batch_size)
     for start in range(0, len(sentences), batch_size):
         batch = sentences[start : start + batch_size]
         for words, tagged in zip(batch, tagger.tag(batch), strict=True):

@@ -13,11 +13,11 @@ from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
-from vlm.inference.output import Output, Records, ranked_record
+from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.inference.text_rows import note_cut, read_texts, rows_of
 from vlm.models.text_classifiers import SequenceClassifier
-from vlm.nn.step.packed import prepack
 
 COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."}
 
@@ -48,6 +48,22 @@ class TextClassifier(Predictor):
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         refuse_undecoded(inputs)
         return classify_texts(self, self.samples(inputs), records, batch_size=batch_size, top=1)
+
+    def use(
+        self, inputs: Sequence[str], *, pair: str | Sequence[str] = (), top: int = 1, batch_size: int = 32
+    ) -> list[Classes]:
+        """The likeliest classes of each text.
+
+        Args:
+            inputs: Texts.
+            pair: The second text of each, for a model of pairs.
+            top: Classes of a text.
+            batch_size: Texts at a time.
+        """
+        refuse_undecoded(inputs)
+        samples = self.samples(inputs, [pair] if isinstance(pair, str) else pair)
+        batches = (samples[start : start + batch_size] for start in range(0, len(samples), batch_size))
+        return [one for batch in batches for one in ranked(self.classes, self.classify(batch), top=top)]
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -106,15 +122,14 @@ def classify_texts(
         top: Classes of a text that are written, the most probable first.
     """
     good = classifier.readable(texts)
-    prepack(classifier.model)
+    classifier.prepack(batch_size)
     for start in range(0, len(good), batch_size):
         batch = good[start : start + batch_size]
-        values, places = classifier.classify(batch).topk(min(top, len(classifier.classes)))
-        for sample, row, at in zip(batch, values.tolist(), places.tolist(), strict=True):
-            ranked = [(classifier.classes[place], value) for place, value in zip(at, row, strict=True)]
+        rankings = ranked(classifier.classes, classifier.classify(batch), top=top)
+        for sample, one in zip(batch, rankings, strict=True):
             head = dict(zip(("text", "pair"), sample, strict=False))
             head = {"text": " | ".join(sample)} if records.form == "text" else head
-            records.write(ranked_record(records.form, head, ranked))
+            records.write(ranked_record(records.form, head, one))
     return 1 if len(good) < len(texts) else 0
 
 

@@ -59,6 +59,20 @@ class Translator(Writer):
         refuse_undecoded(inputs)
         return translate_texts(self, inputs, records, batch_size=batch_size, decoding=Decoding())
 
+    def use(self, inputs: Sequence[str], *, prefix: str = "", batch_size: int = 32, **decoding: Any) -> list[Any]:
+        """The translation of each text, or its translations where `results` is more than 1, the best first.
+
+        Args:
+            inputs: Texts.
+            prefix: Beginning of every translation.
+            batch_size: Texts at a time; translations do not depend on it.
+            decoding: Options of decoding.
+        """
+        refuse_undecoded(inputs)
+        search = self.searching(DecodingOptions(**decoding), prefix)
+        batches = (inputs[start : start + batch_size] for start in range(0, len(inputs), batch_size))
+        return self.written(batches, search, rows=batch_size)
+
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Any]) -> Context:
         return encode_texts(self.model, *self.rows(inputs))
@@ -140,9 +154,8 @@ def translate(
     output = Output(model.out, inputs=[*inputs, model.checkpoint])
     records = Records(form=model.form, fields=Translator.fields, output=output)
     translator = load()
-    decoding.settle(translator.decoding)
-    traced = Trace(trace, beam=decoding.beam, inputs=[*inputs, model.checkpoint], out=model.out)
-    search = decoding.search(decoding.rules(translator.tokenizer, prefix), sample=bool(decoding.sample))
+    search = translator.searching(decoding, prefix)
+    traced = Trace(trace, beam=search.beam, inputs=[*inputs, model.checkpoint], out=model.out)
     with output, traced:
         try:
             return translate_texts(

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,8 +114,28 @@ class Writer(Predictor):
 
     def usual(self) -> Decoding:
         """The search that the checkpoint comes with; the likeliest token at each step where it says nothing."""
-        options = DecodingOptions().settle(self.decoding)
-        return options.search(options.rules(self.tokenizer), sample=bool(options.sample))
+        return self.searching(DecodingOptions())
+
+    def searching(self, options: DecodingOptions, prefix: str = "") -> Decoding:
+        """The search of some options; what they leave open is as the checkpoint comes with it."""
+        options.settle(self.decoding)
+        return options.search(options.rules(self.tokenizer, prefix), sample=bool(options.sample))
+
+    def written(self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int) -> list[Any]:
+        """The text of each input of a queue, or its texts, best first, where several are asked for.
+
+        Args:
+            batches: As in `stream`.
+            rows: Inputs at a time.
+        """
+        results = list(self.stream(batches, decoding, rows=rows))
+        if (line := shortfall(map(len, results), decoding)) is not None:
+            warnings.warn(line, stacklevel=4)
+        return results if decoding.results > 1 else [texts[0] if texts else None for texts in results]
+
+    def prepack(self, rows: int) -> None:
+        prepack(self.model.encoder)
+        prepack_for_decoding(self.model.decoder, rows=rows)
 
     def write(self, inputs: Sequence[Any]) -> list[Text]:
         """The likeliest text of each input of a batch."""
@@ -187,8 +208,7 @@ def write_texts(
 
     counts: list[int] = []
     traces = None if trees is None else dict[int, Any]()
-    prepack(writer.model.encoder)
-    prepack_for_decoding(writer.model.decoder, rows=min(batch_size, count) * decoding.columns)
+    writer.prepack(min(batch_size, count) * decoding.columns)
     for place, texts in enumerate(writer.stream(inputs(), decoding, rows=batch_size, trees=traces)):
         added = [{}] * len(texts) if observer is None else observer(names[place], shown.pop(place), texts)
         for rank, (text, more) in enumerate(zip(texts, added, strict=True), start=1):

@@ -17,6 +17,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.training.data_module import Data
 from vlm.training.overrides import check_effective
+from vlm.training.task import Task
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
@@ -76,15 +77,51 @@ def _evaluate(
     """Evaluates a checkpoint, prints its scores and controls, and writes them where asked; returns the exit status.
 
     Raises:
+        UserError: As `evaluation_of`.
+    """
+    from vlm.inference.output import output_folder
+    from vlm.training.results import keep_results
+    from vlm.training.train import chose, table
+
+    folder = None if out is None else output_folder(out)
+    config, task, data, results = evaluation_of(
+        path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
+    )
+    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
+    print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
+    for reason in task.unread:
+        print_error(printable(reason))
+    if folder is not None:
+        try:
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
+        except OSError as fault:
+            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
+    return 1 if task.unread else 0
+
+
+def evaluation_of(
+    path: str,
+    overrides: list[str],
+    stack: ExitStack,
+    *,
+    split: str | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+    trust: str | None = None,
+) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
+    """Evaluates a checkpoint: the config, the task and the data that it was done with, and the results.
+
+    Args:
+        stack: Is closed once nothing of the data is read any more.
+    Raises:
         UserError: The checkpoint, its data or an override is at fault.
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
-    from vlm.inference.output import output_folder
     from vlm.training.check import check
-    from vlm.training.results import keep_results
     from vlm.training.run import build_data, build_task, build_trainer, check_fit, evaluate
-    from vlm.training.train import chose, quiet, table
+    from vlm.training.train import quiet
 
     quiet()
     if trust is not None:
@@ -100,7 +137,6 @@ def _evaluate(
     config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
-    folder = None if out is None else output_folder(out)
     data = build_data(config)
     with refusing(path):
         data.restore(loaded["vlm"])
@@ -109,18 +145,8 @@ def _evaluate(
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
-    trainer = build_trainer(config, Path(out or "."), logger=False, enable_progress_bar=False)
+    trainer = build_trainer(config, Path("."), logger=False, enable_progress_bar=False)
     results = evaluate(trainer, task, data, split)
     if not results:
         raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
-    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
-    print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
-    for reason in task.unread:
-        print_error(printable(reason))
-    if folder is not None:
-        try:
-            keep_results(folder, task, results, data)
-            print(f"report      {folder / 'report.html'}")
-        except OSError as fault:
-            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
-    return 1 if task.unread else 0
+    return config, task, data, results

@@ -2,9 +2,12 @@
 
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vlm.config.command import report, run
+from vlm.config.compose import compose
 from vlm.config.target import trust
 from vlm.errors import UserError
 from vlm.training import slurm
@@ -12,7 +15,9 @@ from vlm.training.check import check, check_suited
 from vlm.training.output import readers_may_leave
 from vlm.training.overrides import split_option
 from vlm.training.pretrained import spell_out
-from vlm.training.resume import resume_run
+from vlm.training.processes import broadcast_choice
+from vlm.training.resume import find, resume_run
+from vlm.training.run_folder import new_folder
 from vlm.training.train import train
 from vlm.tuning import tune
 
@@ -34,6 +39,29 @@ def main(argv: list[str] | None = None) -> int:
             return report(fault)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
+
+
+def fit(overrides: Sequence[str]) -> Path:
+    """Trains as overrides say, or goes on with a run, in this process; returns the run's folder.
+
+    Raises:
+        UserError: The config, the data or the machine is at fault.
+        KeyboardInterrupt: A signal stopped the run.
+    """
+    package, left = split_option(list(overrides), "trust")
+    if package:
+        trust(package)
+    where, left = split_option(left)
+    if where is not None:
+        folder = find(where).parent.parent
+        status = resume_run(where, left)
+    else:
+        config = compose(spell_out(left), check, check_suited)
+        folder = Path(broadcast_choice(lambda: str(new_folder(config))))
+        status = train(config, folder=folder)
+    if status:
+        raise KeyboardInterrupt
+    return folder
 
 
 def start(config: dict[str, Any]) -> int:

@@ -41,8 +41,10 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
 
 
 def _of_folder(folder: str, task: str | None) -> Iterator[str]:
+    from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
 
+    folder = str(fetched(folder))
     specified, about = describe_folder(folder)
     task = task or specified.task
     whole = task == specified.task

@@ -151,7 +151,7 @@ def test_one_augmentation_does_not_change_what_another_draws():
         ({"min_ratio": -1}, "min_ratio"),
         ({"color_jitter": 1}, "color_jitter"),
         ({"color_jitter": float("nan")}, "color_jitter"),
-        ({"resize": "zoom"}, "crop, squash, pad"),
+        ({"resize": "zoom"}, "crop, crop_down, squash, pad"),
         ({"image_size": 0}, "image_size"),
     ],
 )

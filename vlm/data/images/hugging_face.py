@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_json
+from vlm.models.pretrained.files import KEY, OWN, read_json
 
 FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
     "CLIP": {**CROPPED, **OPENAI},
     "Bit": {**CROPPED, **OPENAI},
+    "Siglip": {"resample": 3, "size": 224, **HALF},
     "Blip": {"resample": 3, "size": 384, **OPENAI},
 }
 
@@ -32,6 +33,8 @@ def read_preprocess(folder: str) -> Preprocess:
     Raises:
         UserError: There is none, it is damaged, or it does what ours does not.
     """
+    if own := (read_json(folder, OWN) or {}).get("preprocess"):
+        return Preprocess.from_state(own)
     config = read_json(folder, FILE) or (read_json(folder, BESIDE_TEXT) or {}).get("image_processor")
     if config is None:
         raise UserError(f"{KEY}: {folder} has no {FILE}; put the one beside that the model was trained with")

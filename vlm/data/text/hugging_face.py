@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import architecture_of, parts_of
-from vlm.models.pretrained.files import KEY, read_config, read_json, read_text
+from vlm.models.pretrained.files import KEY, OWN, read_config, read_json, read_text
 from vlm.models.pretrained.generation import special_ids
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
@@ -39,7 +41,7 @@ class _Pieces:
     special: set[int] = field(default_factory=set)
 
 
-def folder_tokenizer(folder: str) -> SubwordTokenizer:
+def folder_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer of a folder, with the special ids of its model.
 
     Raises:
@@ -53,8 +55,8 @@ def folder_tokenizer(folder: str) -> SubwordTokenizer:
     return read_tokenizer(folder, ids, architecture.added)
 
 
-def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[str] = ()) -> SubwordTokenizer:
-    """The tokenizer of a folder: tokenizer.json, or vocab.json with merges.txt, or vocab.txt.
+def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[str] = ()) -> Tokenizer:
+    """The tokenizer of a folder: the one that we exported, or tokenizer.json, vocab.json with merges.txt, or vocab.txt.
 
     Args:
         ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
@@ -62,6 +64,8 @@ def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[s
     Raises:
         UserError: There is none, it is damaged, or it does what ours do not.
     """
+    if own := (read_json(folder, OWN) or {}).get("tokenizer"):
+        return tokenizer_from_state(own)
     try:
         pieces = _read(folder)
         for piece in added:

@@ -64,7 +64,8 @@ class AnswerMetric(RecordMetric):
         The first is what is known without any image. A question that train lacks has the most frequent answer of its
         kind there.
         """
-        frequent = MostFrequent(((("text", text), ("kind", kind)), answer) for text, answer, kind in train)
+        pairs = (((("text", text), ("kind", kind)), answer) for text, answer, kind in train)
+        frequent = MostFrequent(pairs, of_equals=max)
         for row in self.answers:
             row["constant"] = frequent.value((("text", row["question"]), ("kind", row["kind"])))
         scores = {control: self._accuracies(control) for control in ("constant", *CONTROLS)}

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from vlm.evaluation.metrics.tagging import TaggingMetric
 
@@ -49,17 +49,26 @@ class MostFrequent:
 
     Args:
         samples: Keys of each sample, from the most special to the most general, and its value.
+        of_equals: The choice among equally frequent values: min for the first by name, max for the last.
     """
 
-    def __init__(self, samples: Iterable[tuple[Sequence[Hashable], str]]) -> None:
+    def __init__(
+        self,
+        samples: Iterable[tuple[Sequence[Hashable], str]],
+        *,
+        of_equals: Callable[[Iterable[str]], str] = min,
+    ) -> None:
         counts: defaultdict[Hashable, Counter[str]] = defaultdict(Counter)
         for keys, value in samples:
             for key in dict.fromkeys(keys):
                 counts[key][value] += 1
-        self._values = {key: min(own, key=lambda value: (-own[value], value)) for key, own in counts.items()}
+        most = {key: max(own.values()) for key, own in counts.items()}
+        self._values = {
+            key: of_equals(value for value, count in own.items() if count == most[key]) for key, own in counts.items()
+        }
 
     def value(self, keys: Iterable[Hashable]) -> str:
-        """The value of the first key that training has, of equally frequent ones the first by name; "" for none."""
+        """The value of the first key that training has; "" for none."""
         return next((self._values[key] for key in keys if key in self._values), "")
 
 

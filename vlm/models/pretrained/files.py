@@ -13,6 +13,7 @@ from torch import Tensor
 from vlm.errors import UserError
 
 MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
+OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
 KEY = "model.init_from"  # of the config; stands before each fault
 RENAMED = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in folders converted long ago
 _RENAMED = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")

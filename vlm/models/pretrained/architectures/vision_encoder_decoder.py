@@ -1,4 +1,4 @@
-"""A ViT or a DeiT joined to a GPT-2, each described by its own part of config.json."""
+"""A ViT, a DeiT or SigLIP's encoder joined to a GPT-2, each described by its own part of config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,12 @@ from torch import Tensor
 from vlm.models.pretrained.architecture import Architecture, Model
 from vlm.models.pretrained.architectures.deit import DEIT
 from vlm.models.pretrained.architectures.gpt2 import GPT2
+from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
 from vlm.models.pretrained.architectures.vit import VIT
 from vlm.models.pretrained.specs import captioner
 from vlm.models.pretrained.stack import Names, Part, Sources
 
-STACKS = {"encoder": {"vit": VIT, "deit": DEIT}, "decoder": {"gpt2": GPT2}}
+STACKS = {"encoder": {"vit": VIT, "deit": DEIT, "siglip_vision_model": SIGLIP_VISION}, "decoder": {"gpt2": GPT2}}
 PROJECTION = "enc_to_dec_proj"
 
 

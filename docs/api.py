@@ -1,0 +1,118 @@
+"""The page on the Python API: python docs/api.py writes docs/api.md from the docstrings."""
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import vlm
+from vlm.inference import (
+    image_questions,
+    language_modeling,
+    masked_language_modeling,
+    ranking,
+    span_answering,
+    tagging,
+    writing,
+)
+from vlm.inference.attention_drawing import AttentionPicture
+from vlm.inference.commands import commands
+from vlm.inference.options import DecodingOptions
+from vlm.inference.predictor import own_predictor
+
+HEAD = """# The Python API
+
+Made by `python docs/api.py` from the docstrings. `import vlm` costs milliseconds; torch loads with the first model.
+Whatever a user can put right is raised as `vlm.Error`, whose lines are those that the commands print.
+"""
+RESULTS = (
+    writing.Text,
+    ranking.Classes,
+    language_modeling.Continuation,
+    tagging.Tagged,
+    masked_language_modeling.Filled,
+    image_questions.Answer,
+    span_answering.Answer,
+    AttentionPicture,
+)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name in ("load", "train", "score"):
+        parts += entry(f"vlm.{name}", getattr(vlm, name))
+    parts += ["## Model\n", described(vlm.Model)]
+    parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
+    for command in {command.task: command for command in reversed(commands())}.values():
+        kind = own_predictor(command.task)
+        assert kind is not None
+        parts += entry(f"model.{command.name}", kind.use, 3, f", of {command.task.replace('_', ' ')}")
+    parts += ["### Options of decoding\n", options(), "## Run\n", described(vlm.Run)]
+    parts += entry("run.evaluate", vlm.Run.evaluate, 3)
+    parts.append("## Results\n")
+    for kind in RESULTS:
+        parts += [f"### {kind.__name__}, of {kind.__module__.rpartition('.')[2].replace('_', ' ')}\n", described(kind)]
+    return "\n".join(parts)
+
+
+def member(name: str) -> Any:
+    found = inspect.getattr_static(vlm.Model, name)
+    return found.fget if isinstance(found, property) else found
+
+
+def entry(name: str, function: Callable[..., Any], depth: int = 2, about: str = "") -> list[str]:
+    """A heading, the signature and the text of a function."""
+    takes = [str(one).partition(":")[0] for one in signature(function)]
+    shown = f"{name.removeprefix('vlm.').removeprefix('model.').removeprefix('run.')}({', '.join(takes)})"
+    code = textwrap.fill(shown, 116, subsequent_indent="    ", break_long_words=False)
+    head = [f"{'#' * depth} {name}{about}\n"]
+    plain = name in ("task", "module")  # properties
+    return [*head, *([] if plain else [f"```python\n{code}\n```\n"]), described(function)]
+
+
+def signature(function: Callable[..., Any]) -> Iterator[str]:
+    star = False
+    for name, one in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not star:
+            star = True
+            yield "*"
+        star = star or one.kind is inspect.Parameter.VAR_POSITIONAL
+        mark = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
+        yield f"{mark}{name}" + ("" if one.default is inspect.Parameter.empty else f"={_shown(one.default)}")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def described(thing: Any) -> str:
+    """A docstring in Markdown: its arguments and the like as lists."""
+    lines = []
+    for line in (inspect.getdoc(thing) or "").split("\n"):
+        if re.fullmatch(r"\w+:", line):
+            lines += ["", f"**{line[:-1]}**", ""]
+        elif match := re.match(r" {4}(\w[\w, ]*): (.*)", line):
+            lines.append(f"- `{match[1]}`: {match[2]}")
+        else:
+            lines.append(line.replace("    ", "  ", 1))
+    return re.sub("\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def options() -> str:
+    hints = get_type_hints(DecodingOptions, include_extras=True)
+    rows = [
+        f"| `{one.name}` | `{one.default}` | {hints[one.name].__metadata__[0].help} |"
+        for one in fields(DecodingOptions)
+    ]
+    return "\n".join(["| option | default | what |", "|---|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("api.md").write_text(page())

@@ -1,0 +1,212 @@
+"""The Python API: `vlm.load`, `vlm.train`, `vlm.score`. torch loads when one of them needs it, not before.
+
+Whatever a user can put right is raised as `vlm.Error`, whose one or two lines are those that the commands print.
+"""
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import UserError as Error
+from vlm.errors import did_you_mean, nearest
+from vlm.inference.commands import commands
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.tuning import tune
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vlm.inference.attention_drawing import AttentionPicture
+    from vlm.inference.predictor import Predictor
+
+__all__ = ["Error", "Model", "Run", "load", "score", "train"]
+
+Place = str | os.PathLike[str]
+
+
+class NoSuchUse(Error, AttributeError):
+    """A model is asked for what its task does not do."""
+
+
+class Model:
+    """A trained model of any task, ready to use.
+
+    It has one method that is named as the task's command: `caption`, `classify`, `generate`, `translate`, `tag`,
+    `answer` or `fill`. One input gives one result, a list gives a list. Options have the names of the command's own.
+
+    Args:
+        path: As in `load`.
+        options: As in `load`.
+    """
+
+    def __init__(self, path: Place, **options: Any) -> None:
+        self._options = ModelOptions(checkpoint=os.fspath(path), **options)
+        self._plain = False
+        self._predictor: Predictor = self._load()
+
+    def _load(self) -> Any:
+        from vlm.inference.predictor import load_predictor
+
+        return self._options.load(load_predictor)
+
+    @property
+    def task(self) -> str:
+        """The task's name, such as captioning."""
+        return self._predictor.task
+
+    @property
+    def module(self) -> "nn.Module":
+        """The plain nn.Module. Once it was asked for, the model computes with it as it is, slower on a CPU."""
+        if not self._plain:
+            self._predictor, self._plain = self._load(), True
+        return self._predictor.model
+
+    def predict(self, inputs: Any, **options: Any) -> Any:
+        """The result of one input, or a list of those of many, whatever the task: what its own method does."""
+        several, alone = self._predictor.several(inputs)
+        self._check(self._predictor.use, options)
+        if not self._plain:
+            self._predictor.prepack(len(several) * (options.get("beam") or 1))
+        results = self._predictor.use(several, **options)
+        return results[0] if alone else results
+
+    def attention(self, image: Any, **options: Any) -> "AttentionPicture":
+        """A picture of where a captioner looked while it wrote each word; `show` shows it, `save` writes it.
+
+        Args:
+            image: A path, an image of Pillow, or an array (H, W, 3).
+            options: Options of decoding.
+        """
+        draw = getattr(self._predictor, "attention", None)
+        if draw is None:
+            raise NoSuchUse(f"attention: a model for {self.task} has none that is drawn; load a captioner")
+        self._check(draw, options)
+        return draw(image, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._commands:
+            raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{self._commands[0]}")
+        return self.predict
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._commands]
+
+    def __repr__(self) -> str:
+        return f"vlm.load({self._options.checkpoint!r})  # model.{self._commands[0]}"
+
+    @cached_property
+    def _commands(self) -> list[str]:
+        """The names of the task's commands; of a task of the user's own, that of any."""
+        return [command.name for command in commands() if command.task == self.task] or ["predict"]
+
+    def _check(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        """Refuses options that a use does not have."""
+        known = inspect.signature(function).parameters
+        names = [name for name, one in known.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
+            names += DecodingOptions.__dataclass_fields__
+        for name in options:
+            if name not in names:
+                raise Error(f"{name}: unknown to {self._commands[0]}{did_you_mean(nearest(name, names))}")
+
+
+class Run:
+    """A training run that has come to its end.
+
+    Attributes:
+        folder: Its folder.
+        best: Its best checkpoint, for `load`.
+    """
+
+    def __init__(self, folder: Place) -> None:
+        from vlm.checkpoint.load import locate
+
+        self.folder = Path(folder)
+        self.best = locate(folder)
+
+    def evaluate(
+        self, split: str | None = None, *overrides: str, device: str = "auto", batch_size: int | None = None
+    ) -> dict[str, float]:
+        """The scores of the best checkpoint by name: "cider" the model's, "cider@shuffled" a control's.
+
+        Args:
+            split: train, val or test; by default test, where there is none val.
+            overrides: Config values, as KEY=VALUE.
+            device: auto, cpu, cuda or mps.
+            batch_size: Inputs at a time.
+        """
+        from vlm.training.evaluate import evaluation_of
+
+        options: Any = {"split": split, "device": device, "batch_size": batch_size}
+        with ExitStack() as stack:
+            *_, results = evaluation_of(str(self.best), list(overrides), stack, **options)
+        return {name.partition("/")[2]: value for name, value in results.items()}
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        return f"<run {self.folder}>"
+
+
+def load(path: Place, *, device: str = "auto", precision: str = "auto", trust: str | None = None) -> Model:
+    """Loads a trained model.
+
+    Args:
+        path: A checkpoint, a run or its folder, or a folder of Hugging Face.
+        device: auto, cpu, cuda or mps.
+        precision: auto, fp32 or bf16; auto is bf16 where the device computes in it.
+        trust: Package of your own whose classes may be loaded.
+    Raises:
+        Error: It is none, is damaged, or does not run here.
+    """
+    tune()
+    return Model(path, device=device, precision=precision, trust=trust)
+
+
+def train(*overrides: str, **sections: Any) -> Run:
+    """Trains a model as `vlm train` does, in a run's folder of its own, and tests the best checkpoint.
+
+    Args:
+        overrides: Config values as on the command line, such as "data=flickr8k" or "resume=last".
+        sections: The same as Python has them, such as trainer={"max_epochs": 3} or seed=1.
+    Raises:
+        Error: The config, the data or the machine is at fault.
+        KeyboardInterrupt: A signal stopped the run; resume=last goes on.
+    """
+    tune()
+    from vlm.training.fit import fit
+
+    return Run(fit([*overrides, *_overrides(sections)]))
+
+
+def score(results: Any, references: Any, *, java: bool = False) -> dict[str, float]:
+    """Scores captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr. It needs no model.
+
+    Args:
+        results: A file in COCO's result format or what it holds, or captions: a dictionary by image, or a list.
+        references: A file in COCO's annotation format or what it holds, or captions of each image, likewise.
+        java: METEOR and SPICE too, where pycocoevalcap and Java are there.
+    Raises:
+        Error: A file cannot be read, or no image has both.
+    """
+    from vlm.evaluation.score import score_values
+
+    return score_values(results, references, java=java)
+
+
+def _overrides(sections: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """KEY=VALUE for each value of nested sections."""
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            yield from _overrides(value, f"{above}{name}.")
+        else:
+            text = str(value) if isinstance(value, str | os.PathLike) else json.dumps(value, ensure_ascii=False)
+            yield f"{above}{name}={text}"

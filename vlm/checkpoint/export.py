@@ -1,0 +1,139 @@
+"""Checkpoints as folders for others: as Hugging Face lays models out, or as safetensors with our own specification."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vlm.checkpoint.decoding_defaults import NAMES
+from vlm.checkpoint.load import load_model, locate, read, weights
+from vlm.checkpoint.model_card import model_card
+from vlm.checkpoint.specification import FILE as SPECIFICATION
+from vlm.checkpoint.verify import refusing
+from vlm.data.images.hugging_face import RESAMPLINGS
+from vlm.data.images.image import Preprocess
+from vlm.data.text.export import tokenizer_files
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError
+from vlm.models.pretrained.export import described
+from vlm.models.pretrained.files import OWN
+
+FORMS = ("huggingface", "safetensors")
+WEIGHTS = "model.safetensors"
+
+
+def export(path: str, folder: str, *, form: str, trust: str | None = None) -> list[str]:
+    """Writes a checkpoint as a folder.
+
+    Args:
+        path: The checkpoint.
+        folder: It is made, or is empty.
+        form: "huggingface", which transformers loads with its own classes, or "safetensors", which vlm loads again.
+        trust: A package of the user's own whose classes may be built.
+    Returns:
+        The names of the files.
+    Raises:
+        UserError: The checkpoint is damaged, no class of Hugging Face computes its model, or the folder cannot be
+            written.
+    """
+    if form not in FORMS:
+        raise UserError(f"--to: {form!r} is unknown; choose {' or '.join(FORMS)}")
+    loaded = read(path)
+    with refusing(path):
+        model = load_model(loaded, trust=trust)  # before anything is written: the weights fit
+        if form == "safetensors":
+            tensors = weights(loaded)
+            files = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
+        else:
+            config, tensors = described(model)
+            files = _described_files(loaded["vlm"], config)
+        files["README.md"] = model_card(loaded, locate(path), form=form)
+    return _written(Path(folder), files, tensors)
+
+
+def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str]:
+    """The files beside the weights, by their names."""
+    files: dict[str, str] = {}
+    if "preprocess" in about:
+        processor = _processor(Preprocess.from_state(about["preprocess"]))
+        files["preprocessor_config.json"] = _json(processor)
+    if "classes" in about:
+        names = ["".join(name) for name in about["classes"]]
+        config |= {"id2label": {str(n): name for n, name in enumerate(names)}}
+        config |= {"label2id": {name: n for n, name in enumerate(names)}}
+    if "tokenizer" in about:
+        tokenizer = tokenizer_from_state(about["tokenizer"])
+        special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        config |= special
+        if "decoder" in config:
+            special["decoder_start_token_id"] = config["decoder_start_token_id"] = tokenizer.bos_id
+            config["decoder"] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
+        files["generation_config.json"] = _json(special | _generation(about))
+        files |= tokenizer_files(tokenizer)
+    own = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
+    return {"config.json": _json(config), **files, OWN: _json(own)}
+
+
+def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of decoding by their names; lengths count the begin token."""
+    stored = dict(about.get("decoding", {}))
+    options = {theirs: stored[ours] for theirs, (ours, *_) in NAMES.items() if ours in stored and "tokens" not in ours}
+    options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
+    options |= {"do_sample": True} if stored.get("sample") else {}
+    if "max_tokens" in about:  # a model that reads an input
+        longest = stored.get("max_tokens", about["max_tokens"])
+        options |= {"max_length": int(longest) + 1}
+        return options | ({"min_length": int(stored["min_tokens"]) + 1} if stored.get("min_tokens") else {})
+    return options | {f"{n}_new_tokens": stored[f"{n}_tokens"] for n in ("min", "max") if f"{n}_tokens" in stored}
+
+
+def _processor(preprocess: Preprocess) -> dict[str, Any]:
+    """preprocessor_config.json of a preprocessing.
+
+    Raises:
+        UserError: No processor of theirs does the same.
+    """
+    side, inner = preprocess.image_size, int(preprocess.image_size / preprocess.crop)
+    number = {name: number for number, name in RESAMPLINGS.items()}[preprocess.interpolation]
+    if preprocess.resize == "pad":
+        raise UserError(
+            "data.preprocess.resize: pad, with a grey border, is done by no processor of Hugging Face; export --to "
+            "safetensors"
+        )
+    shorter = preprocess.resize.startswith("crop")
+    crops, size = shorter or inner != side, {"height": inner, "width": inner}
+    cut = {"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}
+    scale = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True}
+    means = {"image_mean": list(preprocess.mean), "image_std": list(preprocess.std)}
+    kind = "CLIPImageProcessor" if crops else "ViTImageProcessor"
+    size = {"shortest_edge": inner} if shorter else size
+    return {"image_processor_type": kind, "do_resize": True, "size": size, "resample": number, **cut, **scale, **means}
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _written(folder: Path, files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Writes all files, the weights last: a folder without them is no model.
+
+    Raises:
+        UserError: The folder is not empty, or cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder}: is not empty; choose another folder, or empty it")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        part = folder / f"{WEIGHTS}.part"
+        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
+        os.replace(part, folder / WEIGHTS)
+    except OSError as fault:
+        raise UserError(f"{folder}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
+    return [*files, WEIGHTS]

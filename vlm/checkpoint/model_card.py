@@ -1,0 +1,109 @@
+"""The model card of an export: its README.md."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlm.checkpoint.load import weights
+
+PIPELINES = {
+    "captioning": "image-to-text",
+    "classification": "image-classification",
+    "language_modeling": "text-generation",
+}
+USE = {
+    "captioning": """model = transformers.VisionEncoderDecoderModel.from_pretrained(folder)
+processor = transformers.AutoImageProcessor.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+ids = model.generate(**processor(photo, return_tensors="pt"))
+tokenizer.batch_decode(ids, skip_special_tokens=True)""",
+    "classification": """model = transformers.AutoModelForImageClassification.from_pretrained(folder)
+processor = transformers.AutoImageProcessor.from_pretrained(folder)
+logits = model(**processor(photo, return_tensors="pt")).logits""",
+    "language_modeling": """model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+model.generate(**tokenizer("A", return_tensors="pt"))""",
+}
+
+
+def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
+    """The card of a checkpoint: use, data, training, scores, sizes, limits.
+
+    Args:
+        path: The checkpoint, in the folder of its run where there is one.
+        form: Of the export.
+    """
+    return "\n".join(_lines(loaded, path, form)) + "\n"
+
+
+def _lines(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
+    about = loaded["vlm"]
+    task, plain = str(about["task"]), form == "huggingface"
+    library, pipeline = "transformers" if plain else "vlm-lightning", PIPELINES.get(task)
+    yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
+    yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
+    yield from ("```python", *(["import transformers", "", USE[task]] if plain else _own_use()), "```", "")
+    yield from ("## Data and training", "", *_training(loaded), "")
+    yield from ("## Scores", "", *_scores(about, path), "")
+    yield from ("## Sizes", "", *_sizes(loaded), "")
+    yield from ("## Limits", "", *_limits(about))
+
+
+def _own_use() -> list[str]:
+    return ["import vlm", "", "model = vlm.load(folder)"]
+
+
+def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
+    about = loaded["vlm"]
+    if "config" not in about:
+        yield f"Weights of a {about.get('origin', 'model')} of Hugging Face, whose own card has them."
+        return
+    config = about["config"]
+    source, name = config["data"]["source"], config["name"]
+    yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
+    yield f"- command: `python train.py task={config['task_name']}`, in the run named {name}, with the values below"
+    yield f"- steps: {loaded.get('global_step', 0):,}, epochs begun: {loaded.get('epoch', -1) + 1}"
+    for group in ("optim", "schedule"):
+        values = {key: value for key, value in config[group].items() if not isinstance(value, dict | list)}
+        yield f"- {group}: " + ", ".join(f"{key.strip('_')} {value}" for key, value in values.items())
+    yield f"- batch: {config['data'].get('batch_size')} samples, seed {config['seed']}"
+
+
+def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """The table of the run's own evaluation where it lies beside the checkpoint, else of what the file holds."""
+    scores = dict(about.get("scores") or {})
+    for file in sorted(path.resolve().parent.parent.glob("evaluation/*/metrics.json")):
+        scores = json.loads(file.read_text(encoding="utf-8"))
+    if not scores:
+        yield "None are recorded."
+        return
+    split = next(iter(scores)).split("/")[0]
+    values = {name.partition("/")[2]: value for name, value in scores.items()}
+    kinds = {name.partition("@")[2] for name in values if "@" in name}
+    columns = [kind for kind in ("low", "high") if kind in kinds] + sorted(kinds - {"low", "high"})
+    intervals = " `low` and `high` bound the 95% interval." if "low" in kinds else ""
+    controls = " The other columns are controls." if kinds - {"low", "high"} else ""
+    yield f"On the {split} split.{intervals}{controls}"
+    yield from ("", f"| metric | model |{''.join(f' {kind} |' for kind in columns)}", "|---" * (len(columns) + 2) + "|")
+    for name in (name for name in values if "@" not in name):
+        cells = [values[name], *(values.get(f"{name}@{kind}") for kind in columns)]
+        yield f"| {name} | " + " | ".join("" if one is None else f"{one:.4f}" for one in cells) + " |"
+
+
+def _sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
+    about, tensors = loaded["vlm"], weights(loaded)
+    yield f"- parameters: {sum(tensor.numel() for tensor in tensors.values()):,}"
+    if "preprocess" in about:
+        yield f"- images: {about['preprocess']['image_size']} x {about['preprocess']['image_size']} pixels"
+    if "max_tokens" in about:
+        yield f"- texts: up to {about['max_tokens']} tokens"
+    if "classes" in about:
+        yield f"- classes: {len(about['classes'])}"
+
+
+def _limits(about: Mapping[str, Any]) -> Iterator[str]:
+    yield "- It knows what its training data show, and no more; other images and texts get answers all the same."
+    yield "- Its probabilities are not calibrated for other data. Try it on your own before you rely on it."
+    if about.get("origin"):
+        yield "- The limits of the weights that it started from hold too."

@@ -1,0 +1,44 @@
+"""The commands of Hugging Face folders: `vlm import` and `vlm export`. torch is imported only inside a command."""
+
+import os
+from typing import Annotated
+
+from vlm.errors import UserError
+from vlm.inference.options import Checkpoint, Option, Trust
+
+
+def import_folder(
+    folder: Annotated[str, Option("A Hugging Face folder, or hf:ORG/NAME.", positional=True)],
+    out: Annotated[str, Option("The checkpoint to write.", metavar="FILE")],
+) -> int:
+    """Make one checkpoint file of a Hugging Face folder."""
+    from vlm.checkpoint.hub import fetched
+    from vlm.checkpoint.hugging_face import from_folder, is_folder
+    from vlm.checkpoint.load import load_model
+    from vlm.checkpoint.save import write
+    from vlm.inference.info import describe
+    from vlm.inference.output import refuse_unwritable
+
+    place = fetched(folder)
+    if not is_folder(place):
+        raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
+    refuse_unwritable(os.path.realpath(out), f"--out {out}")
+    checkpoint = from_folder(str(place))
+    load_model(checkpoint)  # before anything is written
+    write(out, checkpoint)
+    print(describe(out))
+    return 0
+
+
+def export(
+    folder: Annotated[str, Option("The folder to write; it is made, or is empty.", metavar="DIR", positional=True)],
+    checkpoint: Checkpoint,
+    to: Annotated[str, Option("huggingface, for transformers; or safetensors, for vlm.")] = "huggingface",
+    trust: Trust = None,
+) -> int:
+    """Write a checkpoint as a folder for others: weights as safetensors, tokenizer, processor, model card."""
+    from vlm.checkpoint.export import export as write
+
+    for name in write(checkpoint, folder, form=to, trust=trust):
+        print(os.path.join(folder, name))
+    return 0

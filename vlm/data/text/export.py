@@ -1,0 +1,96 @@
+"""Tokenizers of ours as tokenizer.json, the file of the library `tokenizers`, for use outside."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.data.text.tokenizer_base import SPACE, Tokenizer
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """Name and text of each file of a tokenizer.
+
+    Texts give the same ids, but for those that hold a special token or U+2581, SentencePiece's mark of a space.
+    """
+    from tokenizers import AddedToken
+
+    library = _made(tokenizer)
+    special = {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
+    # Subwords of others have the special tokens that came with them.
+    taken = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
+    pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in taken)])
+    library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+    return {
+        "tokenizer.json": library.to_str(pretty=False),
+        "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False),
+    }
+
+
+def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:
+    return {
+        "pad_token": tokenizer.pad_id,
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "unk_token": tokenizer.unk_id,
+        "mask_token": tokenizer.mask_id,
+    }
+
+
+def _made(tokenizer: Tokenizer) -> Any:
+    """The library's tokenizer, without its special tokens."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    if isinstance(tokenizer, SubwordTokenizer):
+        library = Library.from_str(tokenizer._library.to_str())
+        library.decoder = decoders.WordPiece() if isinstance(tokenizer, WordPieceTokenizer) else decoders.ByteLevel()
+        return library
+    vocab = {tokenizer.piece(id): id for id in range(tokenizer.vocab_size)}
+    lower: list[Any] = [normalizers.Lowercase()] if tokenizer._options["lowercase"] else []
+    if isinstance(tokenizer, ByteTokenizer):
+        char_of = {byte: char for char, byte in BYTE_OF.items()}
+        vocab = {char_of[id - 3] if 3 <= id < 259 else tokenizer.piece(id): id for id in vocab.values()}
+        library = Library(models.BPE(vocab=vocab, merges=[]))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+        library.normalizer = normalizers.Sequence(lower)
+        return library
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        library = Library(_sentencepiece(tokenizer))
+        lower.append(normalizers.Replace(" ", SPACE))
+        library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        assert isinstance(tokenizer, CharTokenizer)
+        texts = {id: tokenizer.decode([id]) for id in vocab.values() if id >= 259}
+        vocab = {texts.get(id) or piece: id for piece, id in vocab.items()}
+        library = Library(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+        library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    library.normalizer = normalizers.Sequence(lower)
+    return library
+
+
+def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
+    """SentencePiece's model as one of the library's."""
+    from tokenizers import models
+
+    pieces = [tokenizer._model.id_to_piece(id) for id in range(tokenizer._model.get_piece_size())]
+    scores = [tokenizer._model.get_score(id) for id in range(len(pieces))]
+    bytewise = tokenizer._options["byte_fallback"]
+    if tokenizer._options["model_type"] == "unigram":
+        vocab = list(zip(pieces, scores, strict=True))
+        return models.Unigram(vocab, unk_id=tokenizer.unk_id, byte_fallback=bytewise)
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    usual = [id for id in range(len(pieces)) if not _special_piece(tokenizer._model, id)]
+    merges = []
+    for id in sorted(usual, key=lambda id: -scores[id]):
+        halves = ((pieces[id][:at], pieces[id][at:]) for at in range(1, len(pieces[id])))
+        known = [pair for pair in halves if pair[0] in ids and pair[1] in ids]
+        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return models.BPE(vocab=ids, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=bytewise)
+
+
+def _special_piece(model: Any, id: int) -> bool:
+    return model.is_control(id) or model.is_unknown(id) or model.is_byte(id)

@@ -1,0 +1,46 @@
+"""The likeliest classes of an input, as objects and as the records of the commands."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The likeliest classes of an input.
+
+    Args:
+        name: The likeliest one.
+        probability: Its probability.
+        top: Names and probabilities, the likeliest first; two classes may have one name.
+    """
+
+    name: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+
+
+def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterator[Classes]:
+    """The likeliest classes of each input of a batch.
+
+    Shapes:
+        probabilities (B, C)
+    """
+    values, places = probabilities.topk(min(top, len(classes)))
+    for row, at in zip(values.tolist(), places.tolist(), strict=True):
+        pairs = tuple((classes[place], value) for place, value in zip(at, row, strict=True))
+        yield Classes(*pairs[0], pairs)
+
+
+def ranked_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
+    """The record of an input and its classes."""
+    if form == "text":
+        return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}
+    record = {**head, "class": best.name, "probability": best.probability}
+    if form == "jsonl":
+        return {**record, "top": dict(best.top)}
+    for rank, (name, value) in enumerate(best.top[1:], start=2):
+        record |= {f"class_{rank}": name, f"probability_{rank}": value}
+    return record
