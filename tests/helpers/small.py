@@ -39,7 +39,7 @@ TASKS = {
     "photo_translation": [
         *SCENES,
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6", "data.augment.min_scale=0.8"],
+        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"],
     ],
     "text_classification": [
         *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],

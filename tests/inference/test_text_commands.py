@@ -11,7 +11,7 @@ import pytest
 from tiny_checkpoints import COMMANDS, FILES, STORY
 
 from vlm.cli import main
-from vlm.inference.masked_language_modeling import _words
+from vlm.inference.masked_language_modeling import GapFiller
 from vlm.inference.text_rows import note_cut
 
 
@@ -52,7 +52,7 @@ def test_several_words_of_a_gap_stand_behind_a_tab(vlm):
 def test_of_tokens_that_differ_in_a_space_the_likelier_is_kept():
     names = {1: " red", 2: "blue", 3: "red"}
     filler = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: names[ids[0]]))
-    words = _words(filler, [0.6, 0.3, 0.1], [1, 2, 3])
+    words = GapFiller._words(filler, [0.6, 0.3, 0.1], [1, 2, 3])
     assert list(words.items()) == [("red", 0.6), ("blue", 0.3)]
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from small import TASKS as SMALL
 from tiny_checkpoints import STORY
 from torch import nn
+from transformers import BertModel
 
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
@@ -335,6 +336,17 @@ def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.Mon
     assert shown and values["run"].best.is_file() and isinstance(values["module"], nn.Module)
 
 
+# Folders of Hugging Face, and data that they are trained on.
+FOLDERS = {
+    "FOLDER": hugging.saved_captioner,
+    "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
+    "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
+    "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
+    "birds": lambda folder: draw_classes(folder, {"wren": (200, 90, 40), "tit": (60, 90, 200)}, count=20),
+    "train.conll": lambda path: path.write_text("a\tDET\nwren\tNOUN\n\n" * 40),
+}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
     program, *arguments = shlex.split(command, comments=True)
@@ -348,8 +360,9 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")
     if "data=webdataset" in command:
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
-    if "FOLDER" in command:
-        hugging.saved_captioner(place / "FOLDER")
+    for name, save in FOLDERS.items():
+        if name in command:
+            save(place / name)
     wrong = "dpeth" in command
     if program == "vlm":
         assert vlm(arguments) == 0
@@ -361,9 +374,9 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
             "trainer.max_epochs=1",
             "trainer.accelerator=cpu",
         ]
-        sizes = (
-            ["data.max_len=32"] if "model=pretrained" in command else ["model.size.dim=32", "model.size.num_heads=2"]
-        )
+        sizes = ["model.size.dim=32", "model.size.num_heads=2"]
+        if "model=pretrained" in command:
+            sizes = [] if "task=classification" in command else ["data.max_len=32"]
         small += sizes
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)

@@ -123,7 +123,10 @@ def test_wrong_usage_is_status_2(options, said, classified: Path, capsys) -> Non
 
 def test_a_command_of_two_tasks_refuses_other_models(tagged: Path, classified: Path, capsys) -> None:
     assert vlm(["classify", "-c", best(tagged), "--text", "x", *CPU]) == 2
-    assert "holds a model for tagging, not for classification or text_classification" in capsys.readouterr().err
+    assert (
+        "holds a model for tagging, not for classification or contrastive or text_classification"
+        in capsys.readouterr().err
+    )
     assert vlm(["tag", "-c", best(classified), "--text", "x", *CPU]) == 2
     assert "use `vlm classify`" in capsys.readouterr().err
 

@@ -277,7 +277,8 @@ def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
     assert refused(joined(), path) == [
-        f"{path}: its encoder is of type 'swin' where vit or deit can be read; choose another folder"
+        f"{path}: its encoder is of type 'swin' where vit or deit or siglip_vision_model can be read; "
+        "choose another folder"
     ]
 
 
