@@ -11,7 +11,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.nn.mask import causal_within, with_prefix
+from vlm.nn.mask import Texts, causal_within, with_prefix
 
 V, D, WIDTH, DEPTH, N, MAX_LEN = 31, 24, 32, 2, 3, 20
 VISION = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40}
@@ -128,6 +128,9 @@ def test_the_mask_of_a_row():
     drawn = [["".join(str(int(sees)) for sees in line) for line in row[0]] for row in mask]
     assert drawn[0] == ["110000", "110000", "111000", "111100", "110010", "110001"]
     assert drawn[1] == ["100000", "100000", "101000", "101100", "101110", "101111"]
+    texts = Texts(segments, torch.tensor([0, 2, 3, 4, 8], dtype=torch.int32))
+    assert with_prefix(texts, prefix, count=2, length=4, device=segments.device).equal(mask)
+    assert with_prefix(None, None, count=1, length=1, device=segments.device).int().tolist() == [[[[1, 0], [1, 1]]]]
     causal = with_prefix("causal", None, count=2, length=2, device=segments.device)
     assert causal.int().tolist() == [[[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]]]
 

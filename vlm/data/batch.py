@@ -68,7 +68,7 @@ def _moves(value: Any) -> bool:
 def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
     """The token that each position has to predict: the next one of its own segment.
 
-    This is the one place of the package where labels are shifted.
+    Labels are shifted here alone. Inputs of language models are cut to match where windows are made.
 
     Args:
         segments: None where each row is one segment.

@@ -91,7 +91,7 @@ class Beam:
             going.append(self._going(*candidates[-1], group, vocab))
         self._unread.append((candidates, vocab))
         tokens, parents, totals = (torch.cat(parts, 1) for parts in zip(*going, strict=True))
-        tokens, parents = self._force(tokens, parents, totals)
+        tokens, parents = self._take(tokens, parents, totals)
         if self.required is not None:
             self.required.append(tokens, parents)
         return tokens, parents
@@ -169,8 +169,8 @@ class Beam:
         rank = (before & (bank[:, :, None] == bank[:, None])).sum(1)
         return rank * (required.lengths.sum() + 1) - bank
 
-    def _force(self, tokens: Tensor, parents: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps the beams of texts within the prefix, with the prefix in the place of their tokens."""
+    def _take(self, tokens: Tensor, parents: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes the totals over and counts the step; within the prefix, beams stay and its tokens replace theirs."""
         if self.prefix:
             within = (self.ages < len(self.prefix))[:, None]
             forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)][:, None]

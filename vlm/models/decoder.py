@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         """A state for decoding `rows` sequences of up to max_len tokens; the context's keys are computed here, once.
 
         Args:
-            starts: Index of each row's first token, (rows,): texts of different lengths, aligned at their ends.
+            starts: Step of each text's first token, (rows / beams,): texts of other lengths are aligned at their ends.
             beams: How many sequences next to each other share a text or context; by default rows / B, or 1 without
                 context.
         Raises:

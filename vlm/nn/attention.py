@@ -212,7 +212,7 @@ class SelfAttention(nn.Module):
         position: PositionInfo = NO_POSITIONS,
     ) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, 3N, L, K)
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, heads of all three, L, K)
         q, k, v = position.add(qkv).split(heads, dim=1)
         if self.cosine is not None:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
@@ -237,8 +237,8 @@ class CrossAttention(nn.Module):
         context_dim: Width of the context's states.
         others: As in SelfAttention.
     Shapes:
-        keys_values: states (B, S, context_dim) -> k, v (B, N, S, K)
-        forward: x (B, L, D), k and v (B, N, S, K), mask (B, S) or None -> (B, L, D)
+        keys_values: states (B, S, context_dim) -> k, v (B, num_kv_heads, S, K)
+        forward: x (B, L, D), k and v (B, num_kv_heads, S, K), mask (B, S) or None -> (B, L, D)
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class CrossAttention(nn.Module):
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(states).unflatten(-1, (2, self.num_kv_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return (k if self.cosine is None else self.cosine.keys(k)), v  # each (B, N, S, K)
+        return (k if self.cosine is None else self.cosine.keys(k)), v  # each (B, num_kv_heads, S, K)
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         k, v = keys_values

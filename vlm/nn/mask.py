@@ -42,7 +42,7 @@ def has_text_kernel(device: torch.device) -> bool:
 def within(segments: Tensor) -> Tensor:
     """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
 
-    Padding is a segment too: it sees itself, so that no row of weights is empty, and nothing sees it.
+    Padding is a segment too: it sees only itself, so that no row of weights is empty, and no text sees it.
 
     Shapes:
         segments (B, L) -> bool mask (B, 1, L, L)
@@ -79,14 +79,17 @@ def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, d
         b   1 1  0 0  1
 
     Args:
-        text: Mask of the text alone, (B, 1, L, L) or "causal".
+        text: Mask of the text alone; one that is no tensor is written out.
         prefix: States of the prefix that may be attended to, (B, S); None for all.
         count: Number S of states.
         length: Number L of tokens.
     Shapes:
         -> bool mask (B or 1, 1, S + L, S + L)
     """
-    own = text if isinstance(text, Tensor) else causal_tail(length, length, device)[None, None]
+    if isinstance(text, Texts):
+        text = causal_within(text.segments)
+    whole = torch.ones(length, length, dtype=torch.bool, device=device)
+    own = text if isinstance(text, Tensor) else (whole if text is None else whole.tril())[None, None]
     states = torch.ones(1, count, dtype=torch.bool, device=device) if prefix is None else prefix
     # The columns of the prefix are the same for all rows of the mask.
     return F.pad(own, (count, 0, count, 0)) | F.pad(states, (0, length))[:, None, None]

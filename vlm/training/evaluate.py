@@ -129,7 +129,6 @@ def evaluation_of(
     loaded = ckpt.read(path)
     with refusing(path):
         config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
-        config = with_writable_cache(config, stack)
     config = override(config, overrides, verify=partial(check_effective, unread=unread))
     check(config)
     if batch_size is not None:
@@ -137,7 +136,7 @@ def evaluation_of(
     config["test"] = True  # the run may have left it unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
-    data = build_data(config)
+    data = build_data(with_writable_cache(config, stack))  # made for a config that has passed all checks
     with refusing(path):
         data.restore(loaded["vlm"])
     split = split or data.final_split
