@@ -125,6 +125,13 @@ def causes(fault: BaseException | None) -> Iterator[BaseException]:
         fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """True for an error that a Ctrl-C became on its way; OmegaConf hides what an error came from."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def is_out_of_memory(fault: BaseException) -> bool:
     """True for a fault that is a want of memory, of the host or of a device, as Python, the system or torch has it."""
     chain = list(causes(fault))

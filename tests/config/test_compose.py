@@ -1,5 +1,6 @@
 """Composing, and overrides of configs that were saved."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from vlm.config import compose as composing
-from vlm.config.compose import compose, override
+from vlm.config.compose import compose, explained, override
 from vlm.errors import UserError
 
 
@@ -84,3 +85,14 @@ class TestOverride:
         option, key = str(caught.value).splitlines()
         assert option.startswith("data=flikr8k: unknown; choose from captions")
         assert key == "data.rot: unknown; did you mean root?"
+
+
+def test_an_interrupt_within_omegaconf_stays_one():
+    """OmegaConf's blocks that restore flags fail where Ctrl-C strikes, and it hides what was raised before."""
+    with pytest.raises(KeyboardInterrupt), explained(argparse.Namespace()):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            error = AttributeError("'NoneType' object has no attribute '_invalidate_flags_cache'")
+            error.__cause__ = None
+            raise error

@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from vlm.config.links import FORMULAS, links
 from vlm.config.override import apply, parse, plain, quote, update
 from vlm.config.untrusted import check_hydra, readable
-from vlm.errors import UserError, did_you_mean, nearest
+from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
 
 Check = Callable[[dict[str, Any]], None]
 
@@ -236,6 +236,8 @@ def explained(options: Namespace) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise UserError(f"{_not_utf8(options)}: is not UTF-8; save it as UTF-8") from error
     except Exception as error:  # Hydra, OmegaConf and the YAML reader have many
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         raise UserError(_describe(error)) from error
 
 
