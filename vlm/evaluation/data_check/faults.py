@@ -61,7 +61,7 @@ class Faults:
     """Faults by kind, each a line, beside how many things of the kind were looked at.
 
     Attributes:
-        found: Lines by kind.
+        by_kind: Lines by kind.
         looked_at: How many images, captions or documents could have had the fault.
     """
 

@@ -142,3 +142,16 @@ def side(size: Any) -> int:
             raise ValueError(f"{size} is no square")
         return size[0]
     return size
+
+
+def stack_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a stack of blocks, by the names that BERT and ViT share, with the defaults of both."""
+    dim = config.get("hidden_size", 768)
+    return {
+        "dim": dim,
+        "depth": config.get("num_hidden_layers", 12),
+        "num_heads": config.get("num_attention_heads", 12),
+        "mlp_ratio": config.get("intermediate_size", 3072) / dim,
+        "activation": ACTIVATION_NAMES.get(config.get("hidden_act", "gelu")),
+        "norm_eps": config.get("layer_norm_eps", 1e-12),
+    }

@@ -7,7 +7,6 @@ from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.pretrained.architecture import Architecture, Model
 from vlm.models.pretrained.specs import Spec, class_names, part_of
 from vlm.models.pretrained.stack import (
-    ACTIVATION_NAMES,
     Names,
     Part,
     Sources,
@@ -16,6 +15,7 @@ from vlm.models.pretrained.stack import (
     layers,
     modules,
     same,
+    stack_sizes,
     tied,
 )
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
@@ -36,14 +36,7 @@ ABSOLUTE = {"position_embedding_type": "absolute"}
 
 def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of a stack that is laid out as BERT's."""
-    dim = config.get("hidden_size", 768)
-    return {
-        "dim": dim,
-        "depth": config.get("num_hidden_layers", 12),
-        "num_heads": config.get("num_attention_heads", 12),
-        "mlp_ratio": config.get("intermediate_size", 3072) / dim,
-        "activation": ACTIVATION_NAMES.get(config.get("hidden_act", "gelu")),
-        "norm_eps": config.get("layer_norm_eps", 1e-12),
+    return stack_sizes(config) | {
         "pre_norm": False,
         "embed_norm": True,
         "vocab_size": config.get("vocab_size", 30522),

@@ -8,7 +8,7 @@ import torch
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Model
 from vlm.models.pretrained.specs import classifier
-from vlm.models.pretrained.stack import ACTIVATION_NAMES, Names, Part, Sources, Stack, Table, layers, modules, side
+from vlm.models.pretrained.stack import Names, Part, Sources, Stack, Table, layers, modules, side, stack_sizes
 from vlm.models.vit import ViT
 
 LAYERS: Table = {
@@ -23,14 +23,7 @@ NEEDED = {"qkv_bias": True, "num_channels": 3}
 
 
 def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    dim = config.get("hidden_size", 768)
-    return {
-        "dim": dim,
-        "depth": config.get("num_hidden_layers", 12),
-        "num_heads": config.get("num_attention_heads", 12),
-        "mlp_ratio": config.get("intermediate_size", 3072) / dim,
-        "activation": ACTIVATION_NAMES.get(config.get("hidden_act", "gelu")),
-        "norm_eps": config.get("layer_norm_eps", 1e-12),
+    return stack_sizes(config) | {
         "image_size": side(config.get("image_size", 224)),
         "patch_size": side(config.get("patch_size", 16)),
         "class_token": True,
