@@ -150,6 +150,7 @@ def run(kind: str, batch_size: int, out: Path, *, accumulate: int = 1, ranks: in
         precision="64-true",
         max_epochs=2,
         accumulate_grad_batches=accumulate,
+        log_every_n_steps=1,
         callbacks=[watch],
         use_distributed_sampler=False,
         num_sanity_val_steps=0,

@@ -169,9 +169,10 @@ class Task(L.LightningModule):
         weights = self._step.weights
         means = dict(zip(weights, totals / counts, strict=True))
         self.step_loss = torch.stack([weight * means[name] for name, weight in weights.items()]).sum()
-        self.log("train/loss", self.step_loss)
-        if len(means) > 1:
-            self.log_dict({f"train/loss_{name}": mean for name, mean in means.items()})
+        if self.trainer._logger_connector.should_update_logs:  # a log of each step would cost 2% of it
+            self.log("train/loss", self.step_loss)
+            if len(means) > 1:
+                self.log_dict({f"train/loss_{name}": mean for name, mean in means.items()})
 
     def configure_gradient_clipping(
         self,
