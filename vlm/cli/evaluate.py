@@ -38,7 +38,7 @@ def score(
 
 
 def compare(
-    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs.", positional=True)],
+    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs, or last.", positional=True)],
     out: Annotated[str | None, Option("HTML page to write as well.", metavar="FILE")] = None,
     seed: Annotated[int, Option("Seed of the resampling.")] = 0,
 ) -> int:

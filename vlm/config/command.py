@@ -30,7 +30,7 @@ Main = Callable[[dict[str, Any]], int | None]
 
 
 class Sweep(NamedTuple):
-    """What is done with the jobs of a sweep.
+    """A way of running the jobs of a sweep, and of ending it.
 
     Args:
         run: Runs one, of what gives its config, the overrides in which the jobs differ, and the file for its record.

@@ -149,14 +149,3 @@ def clean(folder: Path) -> None:
     """Removes what a process left that was killed while it wrote."""
     for place in (folder, folder / "checkpoints"):
         remove_unfinished(place)
-
-
-def run_folders(runs: Path) -> list[Path]:
-    """The runs with checkpoints in a folder of runs, or of runs of one name, the one that saved last first."""
-    checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
-    saved: dict[Path, float] = {}
-    for path in checkpoints:
-        folder = path.parent.parent
-        if path.is_file():  # and no link to nothing
-            saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
-    return sorted(saved, key=lambda folder: saved[folder], reverse=True)
