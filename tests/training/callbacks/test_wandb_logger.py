@@ -29,7 +29,7 @@ def test_without_the_package_a_line_says_how_to_get_it(tmp_path, monkeypatch, ca
 def test_a_run_offline_has_its_scores_its_config_and_its_samples_with_images(tmp_path):
     wandb = pytest.importorskip("wandb")
     assert main(["-m", "logger=wandb", "logger.wandb.offline=true", "seed=1,2", *QUICK, f"runs={tmp_path}"]) == 0
-    wandb.finish()
+    wandb.teardown()  # waits until all is written
     for folder in (tmp_path / "captioning").iterdir():  # each job is a run of its own
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         assert len(list(folder.glob("wandb/offline-run-*/files/media/images/val/*.png"))) == 4
