@@ -1,7 +1,6 @@
 """A run that was interrupted and resumed ends with bitwise the weights of one that was not."""
 
 import csv
-import os
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from journey import only_run, same_weights
+from journey import interrupt_at, only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.training import compiling
-from vlm.training.callbacks.first_batch import ShowFirstBatch
 from vlm.training.fit import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
@@ -28,18 +26,6 @@ def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("whole")
     assert main([*small, *DROPOUT, f"runs={runs}"]) == 0
     return only_run(runs) / "checkpoints" / "last.ckpt"
-
-
-def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends this process a signal in the middle of an optimiser step."""
-    sent: list[int] = []
-
-    def send(audit, trainer, *args) -> None:
-        if trainer.global_step == step and not sent:
-            sent.append(signum)
-            os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(ShowFirstBatch, "on_train_batch_start", send)
 
 
 @pytest.mark.parametrize(
