@@ -183,6 +183,7 @@ def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path,
     assert spoken & set(words.values()) and not spoken & set(words)
 
 
+@pytest.mark.slow  # test_tasks.py has it of each task
 def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, capsys) -> None:
     heart = ["debug=overfit", "optim.lr=1e-2", "data.source.captions_per_image=1"]
     heart += ["trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
