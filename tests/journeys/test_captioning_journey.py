@@ -165,6 +165,7 @@ def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path:
         assert before.split(" -> ")[1] == after.split(" -> ")[0]  # each target is the next input
 
 
+@pytest.mark.slow  # a command of the README trains from a table too
 def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path, read_captions, small, capsys) -> None:
     words = {"red": "rotes", "blue": "blaues", "green": "grünes", "yellow": "gelbes", "circle": "Kreisförmiges"}
     table = tmp_path / "bilder.csv"

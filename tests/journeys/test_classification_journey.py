@@ -196,6 +196,7 @@ def test_eight_images_are_learnt_by_heart(class_folders: Path, small_classes, tm
     assert len(results(tmp_path / "out", "predictions")) == 8
 
 
+@pytest.mark.slow
 def test_a_classifier_of_ones_own_pictures_with_every_recipe(class_folders, small_classes, tmp_path, capsys) -> None:
     common = [value for value in small_classes if "data.source." not in value]
     recipe = ["task.mixup=0.2", "task.cutmix=1.0", "task.label_smoothing=0.1", "data.augment.policy=randaugment"]
