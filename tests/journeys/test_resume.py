@@ -32,7 +32,7 @@ def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("step", "signum", "status", "workers"),
     [
         pytest.param(3, signal.SIGINT, 130, 0, marks=pytest.mark.slow, id="in the first epoch"),
-        pytest.param(5, signal.SIGTERM, 143, 0, id="at an epoch's last batch"),
+        pytest.param(5, signal.SIGTERM, 143, 0, marks=pytest.mark.slow, id="at an epoch's last batch"),
         pytest.param(10, signal.SIGTERM, 143, 2, id="with workers"),
     ],
 )
@@ -79,14 +79,10 @@ def wholes(small_classes: list[str], small_text: list[str], tmp_path_factory: py
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "step", "workers"),
-    [
-        pytest.param("classification", 3, 0, marks=pytest.mark.slow),
-        ("classification", 10, 2),
-        pytest.param("language_modeling", 2, 0, marks=pytest.mark.slow),
-        ("language_modeling", 6, 0),
-    ],
+    [("classification", 3, 0), ("classification", 10, 2), ("language_modeling", 2, 0), ("language_modeling", 6, 0)],
 )
 def test_resume_of_other_tasks_is_exact(task, step, workers, wholes, tmp_path, monkeypatch) -> None:
     options, whole = wholes[task]
@@ -105,6 +101,7 @@ def test_resume_of_other_tasks_is_exact(task, step, workers, wholes, tmp_path, m
     assert results[0].read_text() == results[1].read_text()
 
 
+@pytest.mark.slow
 def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
     classes, text = (ckpt.read(wholes[task][1]) for task in ("classification", "language_modeling"))
     assert classes["global_step"] == 18 and classes["ema"]
@@ -114,6 +111,7 @@ def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
     assert 0 < batches < 8
 
 
+@pytest.mark.slow
 def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path, monkeypatch) -> None:
     options = [*small, *DROPOUT, "trainer.accumulate_grad_batches=4", "callbacks=ema", "callbacks.progress=null"]
     options += ["trainer.max_epochs=2"]
@@ -194,7 +192,7 @@ def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_p
 
     file = tmp_path / "resnet10t.pth"
     torch.save(timm.create_model("resnet10t").state_dict(), file)
-    plain = [text for text in small_classes if "patch_size" not in text]
+    plain = [*(text for text in small_classes if "patch_size" not in text), "data.source.train_scenes=24"]
     timm_run = [*plain, "model/encoder=timm", "model.encoder.name=resnet10t", f"model.encoder.weights={file}"]
     assert main([*timm_run, "trainer.max_epochs=1", f"runs={tmp_path / 'runs'}"]) == 0
     file.unlink()
