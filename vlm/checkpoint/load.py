@@ -17,27 +17,21 @@ from vlm.checkpoint import hugging_face
 from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import SizeLimit, rebuild
+from vlm.checkpoint.runs import in_run
 from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes
 from vlm.errors import UserError
 
-BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
-
 
 def locate(place: str | os.PathLike) -> Path:
-    """The file of a checkpoint: the place itself, or the best one of a run's folder where it is one.
+    """The file of a checkpoint: the place itself, the best one of a run's folder, or that of the newest run of `last`.
 
     A model of the Hugging Face hub is downloaded, and is then a folder.
 
     Raises:
         UserError: It cannot be downloaded, or looked at, for want of permission or by its length.
     """
-    path = fetched(place)
-    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-    try:
-        return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
+    return in_run(fetched(place))
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

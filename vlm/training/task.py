@@ -99,6 +99,7 @@ class Task(L.LightningModule):
 
     name = ""  # of a task of vlm, as checkpoints and configs have it; others stand there as package.module.Class
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
+    smaller_is_better: Sequence[str] = ("loss",)  # of the metrics that rank the runs of a sweep
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
     remark = ""  # on how the scores of the last evaluation, of training too, are to be read
