@@ -1,13 +1,19 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
+
+import torch
 
 from vlm.data.batch import Batch
-from vlm.errors import Count
+from vlm.data.records import Split
+from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
+from vlm.evaluation.metrics.reward import CaptionFaults, CaptionReward
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
 from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
@@ -15,8 +21,13 @@ from vlm.inference.captioning import encode_pixels
 from vlm.inference.writing import likeliest
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.step.replay import StepperPool
+from vlm.randomness import key
 from vlm.training.data_module import Data
+from vlm.training.feature_cache import as_read
+from vlm.training.fsdp import Sharded
 from vlm.training.image_text import ImageTextTask
+from vlm.training.losses import Term
+from vlm.training.self_critical import advantages, draw_captions, reward_loss, rows_of
 from vlm.training.show import caption_line, example_image
 from vlm.training.task import TaskOptions
 
@@ -24,10 +35,12 @@ LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
 class Captioning(ImageTextTask):
-    """Trains by next-token prediction, validates by captioning freely.
+    """Trains by next-token prediction, or on a metric of drawn captions; validates by captioning freely.
 
     Args:
         val_captions: Images that a validation captions; None for all.
+        reward: Metric that training raises, or the weights of several; None for next-token prediction.
+        reward_samples: Captions of an image that are drawn for it.
         others: As in ImageTextTask; fields are images, and captions.
     """
 
@@ -42,11 +55,50 @@ class Captioning(ImageTextTask):
         model: VisionLanguageModel,
         max_tokens: Count,
         val_captions: Count | None = None,
+        reward: Literal["cider", "bleu4", "rouge_l"] | dict[str, float] | None = None,
+        reward_samples: Annotated[int, Range(2)] = 5,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
-        self.val_captions = val_captions
+        self.val_captions, self.reward_samples = val_captions, reward_samples
         self.captions = CaptionMetric()
+        self.rewarded: Mapping[str, float] | None = {reward: 1.0} if isinstance(reward, str) else reward
+        self.fields["captions"].compares = self.rewarded is not None  # type: ignore[attr-defined]
+        if self.rewarded and self.label_smoothing:
+            raise UserError("task.label_smoothing: has no part in training on task.reward; leave one of them out")
+
+    def on_fit_start(self) -> None:
+        """Counts the training captions for the reward."""
+        if self.rewarded is None:
+            return
+        if isinstance(self.trainer.strategy, Sharded):
+            raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")
+        self.reward = CaptionReward(self.rewarded, (record["references"] for record in self._train().records()))
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return super().loss(batch) if self.rewarded is None else self._reward_loss(batch)
+
+    def _reward_loss(self, batch: Batch) -> dict[str, Term]:
+        images, tokenizer, captions = as_read(batch["images"], self.preprocess), self.tokenizer, batch["captions"]
+        self.model.eval()
+        drawing = {"count": self.reward_samples, "max_tokens": self.max_tokens}
+        seed = key(self.seed, "reward", self.global_step)
+        drawn = draw_captions(self.model, images, tokenizer, ids=batch.ids, seed=seed, **drawing)
+        self.train()
+        rewards = self.reward([list(map(tokenizer.decode, texts)) for texts in drawn], captions.references)
+        rows = rows_of(drawn, tokenizer).to(self.device)
+        weights = advantages(torch.from_numpy(rewards)).float().to(self.device)
+        self.log("train/reward", float(rewards.mean()))
+        hidden = self.model(images, rows.tokens, rows.segments)
+        return {"reward": Term(*reward_loss(hidden, rows, weights, self.model.head_parts))}
+
+    @cached_property
+    def _faults(self) -> CaptionFaults:
+        texts = chain.from_iterable(record["references"] for record in self._train().records())
+        return CaptionFaults(texts, self.captions.units)
+
+    def _train(self) -> Split:
+        return self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -70,10 +122,13 @@ class Captioning(ImageTextTask):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
+        if self.rewarded is not None:
+            results |= self._faults.shares(self.captions.predictions.values())
+            people = self._faults.shares(chain.from_iterable(self.captions.references.values()))
+            results |= {f"{name}@references": share for name, share in people.items()}
         if final:
-            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
-            results |= caption_controls(self.captions, train, seed=self.seed)
-            results["novelty"] = novelty(self.captions.predictions.values(), train)
+            results |= caption_controls(self.captions, self._train(), seed=self.seed)
+            results["novelty"] = novelty(self.captions.predictions.values(), self._train())
             results |= self.captions.intervals(seed=self.seed)
         return results
 
