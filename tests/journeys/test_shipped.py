@@ -108,7 +108,8 @@ OPTIONS = [options for task in TASKS for options in options_of(task)]
 MARKED = [pytest.param(row, marks=() if "task=captioning" in row else SLOW) for row in OPTIONS]
 ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
-BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [block for page in PAGES for language, block in FENCED.findall(page.read_text()) if not language]
 TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 COMMANDS = sorted(
     {

@@ -13,14 +13,13 @@ def import_folder(
 ) -> int:
     """Make one checkpoint file of a Hugging Face folder, or of adapters and their base."""
     from vlm.checkpoint.adapters import as_one
-    from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import from_folder, is_folder
-    from vlm.checkpoint.load import load_model, read
+    from vlm.checkpoint.load import load_model, locate, read
     from vlm.checkpoint.save import write
     from vlm.inference.info import describe
     from vlm.inference.output import refuse_unwritable
 
-    place = fetched(folder)
+    place = locate(folder)
     adapted = place.is_file()
     if not adapted and not is_folder(place):
         raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
