@@ -12,6 +12,7 @@ from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, print_error
+from vlm.inference.files import progress
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
@@ -154,7 +155,8 @@ class SpanAnswerer(Predictor):
         words = word_places(context)
         windows = encode_passage(self.tokenizer, self.max_len, self.stride, question, context, words=words)
         spans: list[Span] = []
-        for start in range(0, len(windows), batch_size):
+        starts = range(0, len(windows), batch_size)
+        for start in progress(starts, len(starts), "batches"):
             spans += self._spans(windows[start : start + batch_size])
         firsts = [window.first for window in windows]
         return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
