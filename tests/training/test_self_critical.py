@@ -14,13 +14,13 @@ from tiny_checkpoints import FILES
 from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
+from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.nn.vocabulary_loss import Head
-from vlm.tasks.captioning import Captioning
 from vlm.training.fit import main
 from vlm.training.fsdp import Sharded
-from vlm.training.self_critical import advantages, draw_captions, reward_loss, rows_of
+from vlm.training.self_critical import SelfCritical, advantages, draw_captions, reward_loss, rows_of
 
 CHECKPOINT = str(FILES / "captioning.ckpt")
 REWARDED = ["task.reward=cider", "task.reward_samples=3"]
@@ -108,9 +108,12 @@ def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
 
 
 def test_weights_in_parts_are_refused() -> None:
-    task: Any = SimpleNamespace(rewarded={"cider": 1.0}, trainer=SimpleNamespace(strategy=Sharded()))
+    field, trainer = SimpleNamespace(), SimpleNamespace(strategy=Sharded())
+    task: Any = SimpleNamespace(
+        label_smoothing=0.0, tokenizer=None, written="captions", fields={"captions": field}, trainer=trainer
+    )
     with pytest.raises(UserError, match=r"task.reward: captions are drawn with whole weights; use trainer=ddp"):
-        Captioning.on_fit_start(task)
+        SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
 
 
 @pytest.mark.parametrize(

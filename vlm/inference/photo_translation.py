@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.image_predictor import ImagePredictor, image_keys
@@ -23,25 +24,21 @@ COMMAND = {"name": "translate", "help": "Translate texts: lines of files or of s
 
 
 def encode_with_photos(
-    model: TextAndImageToText,
-    preprocess: Preprocess,
-    tokens: Tensor,
-    segments: Tensor,
-    pixels: Tensor | None,
+    model: TextAndImageToText, preprocess: Preprocess, texts: InputRows, pixels: Tensor | None
 ) -> Context:
-    """The context of rows of a text each, beside its image.
+    """The context of texts, each beside its image.
 
     Args:
         pixels: The images; None for images of the mean colour, which is 0 once normalised.
     Shapes:
-        tokens (B, S), segments (B, S), pixels uint8 (B, 3, H, W) -> states (B, S + cells, D)
+        texts of B samples, pixels uint8 (B, 3, H, W) -> states (B, S + cells, D)
     """
     if pixels is None:
         size, weight = preprocess.image_size, next(model.parameters())
-        images = weight.new_zeros(len(tokens), 3, size, size)
+        images = weight.new_zeros(len(texts.counts), 3, size, size)
     else:
         images = normalized(model, preprocess, pixels)
-    return encode_texts(model, tokens, segments, images=images)
+    return encode_texts(model, texts, images=images)
 
 
 class PhotoTranslator(ImagePredictor, Translator):
@@ -90,7 +87,7 @@ class PhotoTranslator(ImagePredictor, Translator):
     def encode(self, inputs: Sequence[tuple[str, Tensor]]) -> Context:
         texts, images = zip(*inputs, strict=True)
         pixels = torch.stack(images).to(self.device)
-        return encode_with_photos(self.model, self.preprocess, *self.rows(texts), pixels)
+        return encode_with_photos(self.model, self.preprocess, self.rows(texts), pixels)
 
     def keys(self, inputs: Sequence[tuple[str, Tensor]]) -> list[str]:
         texts, images = zip(*inputs, strict=True)

@@ -18,6 +18,7 @@ from vlm.inference.options import Files, ModelOptions, Option, questions_of, ref
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import note_cut, rows_of
+from vlm.models.context import Context
 from vlm.models.text_classifiers import TokenClassifier
 
 COMMAND = {
@@ -53,11 +54,13 @@ class Answer(NamedTuple):
 
 
 def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
-    """Scores of start and end; -inf of tokens where none can be: (B, L, 2)."""
+    """Scores of start and end in each window; -inf of tokens where none can be: (B, L, 2)."""
     assert rows.places is not None
     logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
     scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
-    return scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+    scores = scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+    windows = Context(scores).apart(rows.layout)
+    return windows.states.masked_fill(~windows.seen[..., None], -torch.inf)
 
 
 def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:

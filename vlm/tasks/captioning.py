@@ -1,19 +1,13 @@
 """Image captioning: the model reads an image and writes what a person would say of it."""
 
 from collections.abc import Mapping
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
 
-import torch
-
 from vlm.data.batch import Batch
-from vlm.data.records import Split
-from vlm.errors import Count, Range, UserError
+from vlm.errors import Count, Range
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
-from vlm.evaluation.metrics.reward import CaptionFaults, CaptionReward
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
 from vlm.inference.attention import word_maps
 from vlm.inference.attention_picture import attention_picture
@@ -21,13 +15,10 @@ from vlm.inference.captioning import encode_pixels
 from vlm.inference.writing import likeliest
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.step.replay import StepperPool
-from vlm.randomness import key
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import as_read
-from vlm.training.fsdp import Sharded
 from vlm.training.image_text import ImageTextTask
 from vlm.training.losses import Term
-from vlm.training.self_critical import advantages, draw_captions, reward_loss, rows_of
+from vlm.training.self_critical import SelfCritical
 from vlm.training.show import caption_line, example_image
 from vlm.training.task import TaskOptions
 
@@ -39,8 +30,8 @@ class Captioning(ImageTextTask):
 
     Args:
         val_captions: Images that a validation captions; None for all.
-        reward: Metric that training raises, or the weights of several; None for next-token prediction.
-        reward_samples: Captions of an image that are drawn for it.
+        reward, reward_samples: Metric that training raises, or the weights of several, and captions of an image that
+            are drawn for it; None for next-token prediction.
         others: As in ImageTextTask; fields are images, and captions.
     """
 
@@ -60,45 +51,11 @@ class Captioning(ImageTextTask):
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
-        self.val_captions, self.reward_samples = val_captions, reward_samples
-        self.captions = CaptionMetric()
-        self.rewarded: Mapping[str, float] | None = {reward: 1.0} if isinstance(reward, str) else reward
-        self.fields["captions"].compares = self.rewarded is not None  # type: ignore[attr-defined]
-        if self.rewarded and self.label_smoothing:
-            raise UserError("task.label_smoothing: has no part in training on task.reward; leave one of them out")
-
-    def on_fit_start(self) -> None:
-        """Counts the training captions for the reward."""
-        if self.rewarded is None:
-            return
-        if isinstance(self.trainer.strategy, Sharded):
-            raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")
-        self.reward = CaptionReward(self.rewarded, (record["references"] for record in self._train().records()))
+        self.val_captions, self.captions = val_captions, CaptionMetric()
+        self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        return super().loss(batch) if self.rewarded is None else self._reward_loss(batch)
-
-    def _reward_loss(self, batch: Batch) -> dict[str, Term]:
-        images, tokenizer, captions = as_read(batch["images"], self.preprocess), self.tokenizer, batch["captions"]
-        self.model.eval()
-        drawing = {"count": self.reward_samples, "max_tokens": self.max_tokens}
-        seed = key(self.seed, "reward", self.global_step)
-        drawn = draw_captions(self.model, images, tokenizer, ids=batch.ids, seed=seed, **drawing)
-        self.train()
-        rewards = self.reward([list(map(tokenizer.decode, texts)) for texts in drawn], captions.references)
-        rows = rows_of(drawn, tokenizer).to(self.device)
-        weights = advantages(torch.from_numpy(rewards)).float().to(self.device)
-        self.log("train/reward", float(rewards.mean()))
-        hidden = self.model(images, rows.tokens, rows.segments)
-        return {"reward": Term(*reward_loss(hidden, rows, weights, self.model.head_parts))}
-
-    @cached_property
-    def _faults(self) -> CaptionFaults:
-        texts = chain.from_iterable(record["references"] for record in self._train().records())
-        return CaptionFaults(texts, self.captions.units)
-
-    def _train(self) -> Split:
-        return self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+        return super().loss(batch) if self.critic is None else self.critic.loss(batch)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -114,21 +71,18 @@ class Captioning(ImageTextTask):
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
-        samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
-        for id, image, caption, references, loss in samples:
+        for id, image, caption, references, loss in zip(batch.ids, pixels, texts, rows.references, losses, strict=True):
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
-        if self.rewarded is not None:
-            results |= self._faults.shares(self.captions.predictions.values())
-            people = self._faults.shares(chain.from_iterable(self.captions.references.values()))
-            results |= {f"{name}@references": share for name, share in people.items()}
+        results |= self.critic.faults(self.captions) if self.critic else {}
         if final:
-            results |= caption_controls(self.captions, self._train(), seed=self.seed)
-            results["novelty"] = novelty(self.captions.predictions.values(), self._train())
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= caption_controls(self.captions, train, seed=self.seed)
+            results["novelty"] = novelty(self.captions.predictions.values(), train)
             results |= self.captions.intervals(seed=self.seed)
         return results
 

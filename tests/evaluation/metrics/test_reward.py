@@ -36,7 +36,7 @@ def test_an_unknown_metric_is_named() -> None:
 
 
 def test_faults_are_repeated_pairs_and_ends_within_a_phrase() -> None:
-    faults = CaptionFaults(["a dog on the grass", "the dog", "a cat of a man", *["the end"] * 2], WORDS)
+    faults = CaptionFaults(["a dog on the grass", "the dog", "a cat of a man", *["the end"] * 2])
     assert faults.shares(["a dog on a", "a dog a dog", "the dog", "the the the"]) == {
         "repeated": 0.5,  # "a dog" and "the the"
         "bad_endings": 0.5,  # "a" and "the" end no caption

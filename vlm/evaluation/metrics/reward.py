@@ -10,7 +10,7 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import Floats
-from vlm.evaluation.metrics.tokens import Units, units_of
+from vlm.evaluation.metrics.tokens import units_of
 
 RARELY = 0.01  # share of a word's uses that end a caption
 
@@ -50,12 +50,12 @@ class CaptionFaults:
 
     Args:
         corpus: The training captions.
-        units: Words, or characters.
     """
 
-    def __init__(self, corpus: Iterable[str], units: Units) -> None:
-        self.units, self._used, self._ends = units, Counter[str](), Counter[str]()
-        for tokens in filter(None, map(units.cut, corpus)):
+    def __init__(self, corpus: Iterable[str]) -> None:
+        captions = list(corpus)
+        self.units, self._used, self._ends = units_of(captions), Counter[str](), Counter[str]()
+        for tokens in filter(None, map(self.units.cut, captions)):
             self._used.update(set(tokens))
             self._ends[tokens[-1]] += 1
 
