@@ -2,19 +2,27 @@
 
     python benchmarks/pretrained_equality.py vit_gpt2 blip_base git_base bert_base ...    # without a name, all of them
 
-Each model is made as its published config.json describes it, its weights drawn wide (standard deviation 0.2, so that
-logits do not tie), saved by `transformers` in its own layout, and read by both, each in a process of its own. A line a
-model: the largest difference of logits (or of states, of an encoder), beside the largest of each side from the same in
-float64, of which such weights make more than 1e-4; their standard deviation and the least margin of the first two; how
-many greedy and beam-4 texts of 8 images are equal; the largest difference of pixels; the peak memory of both.
+Each model is made as its published config.json describes it, with random weights, saved by `transformers` in its own
+layout, and read by both, each in a process of its own. Weights are drawn twice:
+
+    even    embeddings, biases and the spread of norms with a standard deviation of 0.2, which keeps logits from tying;
+            matrices with 1 over the root of their inputs, which keeps activations as large as they were.
+            Logits and texts are compared in float32, texts from the image files on.
+    wide    all with 0.2. Scores of attention then have a deviation of some 30, so that each query takes one key or
+            another, and every layer multiplies the error of rounding by about 3. After 24 of them float32 is far from
+            float64 on either side, whoever computes it; so logits and texts are compared in float64, of equal pixels.
+
+A line a model and drawing: the largest difference of logits (or of states, of an encoder) in the type compared; that of
+float32 on either side from float64, as such and as a share of their standard deviation; the least margin of the first
+two; how many greedy and beam-4 texts of 8 images are equal; the largest difference of pixels.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -27,9 +35,12 @@ from hugging import END, caption_logits, photos, wide, written
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 BEAMS, TOKENS = (1, 4), 16
 SIDES = ("made", "theirs", "ours")
+TYPES = {"even": torch.float32, "wide": torch.float64}  # that a drawing of weights is compared in
+FEW = 2  # images of an encoder alone, which writes no texts
 Parts = list[Any]  # all that is saved of a model, the model first
 
 
@@ -106,32 +117,50 @@ SEERS = {"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "
 MODELS: dict[str, Callable[[], Parts]] = CAPTIONERS | READERS | SEERS
 
 
-@torch.inference_mode()
-def make(name: str, folder: Path) -> dict[str, Any]:
-    """Saves a model; inputs, and its logits in float64."""
+@torch.no_grad()
+def even_out(model: nn.Module) -> None:
+    """Draws matrices anew so that what goes through them stays as large as it was."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d | Conv1D) and id(module.weight) not in tables:
+            inputs = len(module.weight) if isinstance(module, Conv1D) else module.weight[0].numel()
+            module.weight.normal_(std=inputs**-0.5)
+
+
+def make(name: str, draw: str, folder: Path) -> dict[str, Any]:
+    """Saves a model; returns its inputs."""
     torch.manual_seed(0)
     model, *others = MODELS[name]()
+    if draw == "even":
+        even_out(model)
     for part in (model, *others):
         part.save_pretrained(folder / "model")
-    paths = photos(folder / "photos")
+    paths = photos(folder / "photos", 8 if name in CAPTIONERS else FEW)
     results: dict[str, Any] = {"tokens": torch.randint(5, 30000, (len(paths), 12)), "kind": type(model).__name__}
     if name not in READERS:
         results["pixels"] = others[-1]([Image.open(path) for path in paths], return_tensors="pt").pixel_values
-    exact = {key: value.double() if key == "pixels" else value for key, value in results.items()}
-    return results | {"logits": logits_of(name, model.double(), exact)}
+    return results
+
+
+def in_both(logits: Callable[[dict[str, Any]], Tensor], model: nn.Module, known: dict[str, Any]) -> dict[str, Tensor]:
+    """Logits in float32 and in float64, in which the model stays."""
+    results = {"logits": logits(known)}
+    model.double()
+    exact = {key: value.double() if key == "pixels" else value for key, value in known.items()}
+    return results | {"exact": logits(exact)}
 
 
 @torch.inference_mode()
-def theirs(name: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
+def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Logits and texts of `transformers`, of the folder that it saved."""
     model = getattr(t, known["kind"]).from_pretrained(folder / "model").eval()
-    results: dict[str, Any] = {"logits": logits_of(name, model, known)}
+    results: dict[str, Any] = {}
     if name in CAPTIONERS:
         tokenizer, options = t.AutoTokenizer.from_pretrained(folder / "model"), {"max_length": TOKENS}
-        results["texts"] = {
-            beam: written(model, tokenizer, known["pixels"], num_beams=beam, **options) for beam in BEAMS
-        }
-    return results
+        model, pixels = model.to(TYPES[draw]), known["pixels"].to(TYPES[draw])
+        results["texts"] = {beam: written(model, tokenizer, pixels, num_beams=beam, **options) for beam in BEAMS}
+        model.float()
+    return results | in_both(partial(logits_of, name, model), model, known)
 
 
 def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
@@ -148,36 +177,51 @@ def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 
 
 @torch.inference_mode()
-def ours(name: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
+def ours(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Logits and texts of ours, of the same inputs."""
     from vlm.checkpoint.load import load_model, read
+
+    place = str(folder / "model")
+    if name in SEERS:
+        seer = open_seer(place)
+        return in_both(lambda known: states_of(seer(known["pixels"])), seer, known)
+    model = load_model(read(place))
+    results = in_both(partial(our_logits, name, model), model, known)
+    del model  # there need not be two at a time
+    return results | (our_texts(draw, folder, known) if name in CAPTIONERS else {})
+
+
+def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
+    """Logits of a model of ours that reads tokens."""
+    tokens = known["tokens"]
+    if name in CAPTIONERS:
+        return model.head(model(known["pixels"], tokens))
+    if name == "bert_base":
+        hidden = model(tokens, None, None, torch.arange(tokens.numel()))
+        return model.head.logits(hidden).unflatten(0, tokens.shape)
+    return model.head(model(tokens))
+
+
+def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Texts of ours, of the image files where float32 is compared and of the same pixels where float64 is."""
     from vlm.data.images.image import load_image
     from vlm.inference.captioning import Captioner
     from vlm.inference.options import DecodingOptions
 
-    place, tokens = str(folder / "model"), known["tokens"]
-    if name in CAPTIONERS:
-        captioner = Captioner(place)
-        images = [captioner.pixels(load_image(path)) for path in sorted(map(str, (folder / "photos").iterdir()))]
-        results: dict[str, Any] = {"texts": {}, "pixels": captioner.preprocess.normalize(torch.stack(images))}
-        model = captioner.model
-        results["logits"] = model.head(model(known["pixels"], tokens))
-        for beam in BEAMS:
-            settled = DecodingOptions(beam=beam, max_tokens=TOKENS - 1).settle(captioner.decoding)
-            decoding = settled.search(settled.rules(captioner.tokenizer), sample=False)
-            results["texts"][beam] = [texts[0].text for texts in captioner.stream([images], decoding, rows=len(images))]
-        return results
-    if name in READERS:
-        model = load_model(read(place))
-        if name == "bert_base":
-            hidden = model(tokens, None, None, torch.arange(tokens.numel()))
-            return {"logits": model.head.logits(hidden).unflatten(0, tokens.shape)}
-        return {"logits": model.head(model(tokens))}
-    return {"logits": seen(place, known["pixels"])}
+    captioner = Captioner(str(folder / "model"), dtype=TYPES[draw])
+    images = [captioner.pixels(load_image(path)) for path in sorted(map(str, (folder / "photos").iterdir()))]
+    if draw == "wide":  # the last bit of a pixel would change texts
+        captioner.encode = lambda inputs: captioner.model.encode(known["pixels"].double())  # type: ignore[method-assign]
+    results: dict[str, Any] = {"texts": {}, "pixels": captioner.preprocess.normalize(torch.stack(images))}
+    for beam in BEAMS:
+        settled = DecodingOptions(beam=beam, max_tokens=TOKENS - 1).settle(captioner.decoding)
+        decoding = settled.search(settled.rules(captioner.tokenizer), sample=False)
+        results["texts"][beam] = [texts[0].text for texts in captioner.stream([images], decoding, rows=len(images))]
+    return results
 
 
-def seen(place: str, pixels: Tensor) -> Tensor:
-    """Logits of a classifier, or states of an encoder alone."""
+def open_seer(place: str) -> nn.Module:
+    """A classifier, or an encoder alone."""
     from vlm.checkpoint.hugging_face import describe_folder
     from vlm.checkpoint.load import load_model, read
     from vlm.checkpoint.rebuild import rebuild
@@ -185,23 +229,31 @@ def seen(place: str, pixels: Tensor) -> Tensor:
 
     specified, _ = describe_folder(place)
     if specified.model is not None:
-        return load_model(read(place))(pixels)
+        return load_model(read(place))
     encoder: nn.Module = rebuild(specified.parts["encoder"])
     load_hugging_face(encoder, place)
-    return encoder.eval()(pixels).states
+    return encoder.eval()
 
 
-def compare(name: str) -> bool:
+def states_of(output: Any) -> Tensor:
+    """Logits as they are, or the states of a context."""
+    return output if isinstance(output, Tensor) else output.states
+
+
+def compare(name: str, draw: str) -> bool:
     """Runs both sides in processes of their own and prints a line; False where they differ."""
     with tempfile.TemporaryDirectory() as folder:
         for side in SIDES:
-            subprocess.run([sys.executable, __file__, name, "--side", side, "--folder", folder], check=True)
-        exact, a, b = (torch.load(Path(folder) / side, weights_only=True) for side in SIDES)
-    difference = (a["logits"] - b["logits"]).abs().max().item()
-    errors = [(results["logits"] - exact["logits"]).abs().max().item() for results in (a, b)]
-    first, second = exact["logits"].topk(2).values.unbind(-1)
-    words = [f"difference {difference:.1e}, from float64 theirs {errors[0]:.1e}, ours {errors[1]:.1e}"]
-    words += [f"deviation {exact['logits'].std().item():.2f}, margin {(first - second).min().item():.1e}"]
+            inner = ["--side", side, "--draw", draw, "--folder", folder]
+            subprocess.run([sys.executable, __file__, name, *inner], check=True)
+        inputs, a, b = (torch.load(Path(folder) / side, weights_only=True) for side in SIDES)
+    compared = "logits" if draw == "even" else "exact"
+    exact, difference = a["exact"], (a[compared] - b[compared]).abs().max().item()
+    deviation, (first, second) = exact.std().item(), exact.topk(2).values.unbind(-1)
+    errors = [(results["logits"] - exact).abs().max().item() for results in (a, b)]
+    shares = [f"{error:.1e} ({error / deviation:.1e})" for error in errors]
+    words = [f"difference {difference:.1e}, float32 from float64 theirs {shares[0]}, ours {shares[1]}"]
+    words += [f"deviation {deviation:.2f}, margin {(first - second).min().item():.1e}"]
     equal = difference <= 1e-4
     for beam in BEAMS if name in CAPTIONERS else ():
         pairs = list(zip(a["texts"][beam], b["texts"][beam], strict=True))
@@ -209,9 +261,9 @@ def compare(name: str) -> bool:
         words.append(f"{'greedy' if beam == 1 else f'beam {beam}'} {same} of {len(pairs)} texts, {kinds} kinds")
         equal &= same == len(pairs)
     if "pixels" in b:
-        words.append(f"pixels {(exact['pixels'] - b['pixels']).abs().max().item():.1e}")
-    memory = ", ".join(f"{side} {results['peak'] / 2**20:.2f} GiB" for side, results in (("theirs", a), ("ours", b)))
-    print(f"{name}: {'equal' if equal else 'NOT EQUAL'}; {'; '.join(words)}; peak memory {memory}", flush=True)
+        words.append(f"pixels {(inputs['pixels'] - b['pixels']).abs().max().item():.1e}")
+    kind = str(TYPES[draw]).removeprefix("torch.")
+    print(f"{name} {draw} {kind}: {'equal' if equal else 'NOT EQUAL'}; {'; '.join(words)}", flush=True)
     return equal
 
 
@@ -219,19 +271,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", choices=TYPES, help="one drawing of the weights alone")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in MODELS]:
         parser.error(f"{unknown[0]} is none of {', '.join(MODELS)}")
     if options.side is None:
-        return 0 if all([compare(name) for name in options.names or MODELS]) else 1
-    [name], folder = options.names, options.folder
+        draws = TYPES if options.draw is None else [options.draw]
+        return 0 if all([compare(name, draw) for name in options.names or MODELS for draw in draws]) else 1
+    [name], draw, folder = options.names, options.draw, options.folder
     if options.side == SIDES[0]:
-        results = make(name, folder)
+        results = make(name, draw, folder)
     else:
         known = torch.load(folder / SIDES[0], weights_only=True)
-        results = (theirs if options.side == "theirs" else ours)(name, folder, known)
-    results["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+        results = (theirs if options.side == "theirs" else ours)(name, draw, folder, known)
     torch.save(results, folder / options.side)
     return 0
 

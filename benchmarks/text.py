@@ -1,14 +1,16 @@
 """Text tasks: ours against Hugging Face's BERT of the same sizes, a training step each, and translation's decoding.
 
-    python benchmarks/text.py [--only tagging] [--block 5] [--rounds 8] [--device cuda] [--out FILE.json]
+    python benchmarks/text.py [--only tagging] [--bucket 1] [--block 5] [--rounds 8] [--device cuda]
 
 Ours is a step of `python train.py task=T`, with Lightning, logging and progress bar. The peer is a bare step of
 BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMaskedLM or an
-EncoderDecoderModel of two BERTs, as transformers has them: autocast, clipping, fused AdamW. Both take the same batches
-of token ids, which are in memory, padded to the longest text, and both compute in bfloat16 where the machine has
-instructions for it. Blocks of steps of both alternate in one process; ratios are medians over blocks. Decoding is
-against `generate`, from the same texts and with weights in the same type, 32 tokens forced on both by having no end
-token. Words are drawn by Zipf's law, texts have lengths of about those of reviews, sentences, passages and captions.
+EncoderDecoderModel of two BERTs, as transformers has them: autocast, clipping, fused AdamW. Both take the same texts,
+as ids in memory, and both compute in bfloat16 where the machine has instructions for it. Ours lie in rows that they
+share; the peer has a row a text, padded to the longest, made before the time counts. Texts of a batch are of about one
+length, as both would sort them; with --bucket 1 they are as drawn, which is what transformers' Trainer does by default.
+Blocks of steps of both alternate in one process; ratios are medians over blocks. Decoding is against `generate`, from
+the same texts and with weights in the same type, 32 tokens forced on both by having no end token. Words are drawn by
+Zipf's law, texts have lengths of about those of reviews, sentences, passages and captions.
 """
 
 import argparse
@@ -121,16 +123,25 @@ def two_berts(vocab_size: int) -> hf.EncoderDecoderModel:
     return model
 
 
+def apart(rows: InputRows, values: Tensor, fill: int) -> Tensor:
+    """Values of tokens, each text in a row of its own that is padded to the longest."""
+    own = values.masked_fill(rows.segments == 0, fill)
+    if rows.layout is not None:
+        own = own.flatten()[rows.layout.clamp(min=0)].masked_fill(rows.layout < 0, fill)
+    return own[:, : max(map(len, rows.ids()))].contiguous()
+
+
 def read(rows: InputRows) -> dict[str, Tensor]:
-    types = {} if rows.types is None else {"token_type_ids": rows.types}
-    return {"input_ids": rows.tokens, "attention_mask": (rows.segments > 0).long(), **types}
+    types = {} if rows.types is None else {"token_type_ids": apart(rows, rows.types, 0)}
+    seen = apart(rows, torch.ones_like(rows.tokens), 0)
+    return {"input_ids": apart(rows, rows.tokens, 0), "attention_mask": seen, **types}
 
 
 def labelled(rows: InputRows, labels: Tensor) -> dict[str, Tensor]:
     """Labels of some tokens; -100 of all others."""
     every = torch.full_like(rows.tokens, -100)
     every.view(-1)[rows.places] = labels
-    return {**read(rows), "labels": every}
+    return {**read(rows), "labels": apart(rows, every, -100)}
 
 
 def translated(batch: Batch) -> dict[str, Tensor]:
@@ -208,6 +219,14 @@ def peer_step(model: nn.Module, batches: Iterator[dict[str, Tensor]], device: st
     return step
 
 
+def shapes(batches: list[Batch], padded: list[dict[str, Tensor]]) -> str:
+    """Rows and padding of the texts that are read, of both."""
+    fields = [next(value for value in one.values.values() if isinstance(value, InputRows)) for one in batches]
+    own = [one.segments > 0 for one in fields], [one["attention_mask"] > 0 for one in padded]
+    counts = [(sum(map(len, one)), 1 - sum(s.sum() for s in one) / sum(s.numel() for s in one)) for one in own]
+    return " and ".join(f"in {rows} rows with {padding:.0%} padding" for rows, padding in counts)
+
+
 def sizes_of(task: str) -> list[str]:
     depths = [
         f"model.size.{side}_depth={DEPTH}" for side in ("encoder", *(["decoder"] if task == "translation" else []))
@@ -215,7 +234,7 @@ def sizes_of(task: str) -> list[str]:
     return [f"model.size.dim={DIM}", f"model.size.num_heads={HEADS}", f"model.size.dropout={DROPOUT}", *depths]
 
 
-def train(task: str, *, batch: int, block: int, rounds: int, device: str) -> dict[str, float]:
+def train(task: str, *, batch: int, bucket: int, block: int, rounds: int, device: str) -> dict[str, float]:
     """A training step of both."""
     write, mean, model, peer, inputs = TASKS[task]
     with tempfile.TemporaryDirectory() as place:
@@ -227,6 +246,7 @@ def train(task: str, *, batch: int, block: int, rounds: int, device: str) -> dic
             *sizes_of(task),
             f"data.max_len={MAX_LEN}",
             f"data.batch_size={batch}",
+            f"data.bucket={bucket}",
         ]
         options += [f"tokenizer.vocab_size={VOCAB}", "optim.lr=1e-4", "schedule=constant", f"runs={place}/runs"]
         options += ["trainer=gpu" if device == "cuda" else "trainer=cpu", "trainer.limit_val_batches=0", "test=false"]
@@ -234,12 +254,13 @@ def train(task: str, *, batch: int, block: int, rounds: int, device: str) -> dic
         batches = list(islice(run.data.train_dataloader(), READ))
         run.data.train_dataloader = lambda: InTurn(batches)  # type: ignore[method-assign,assignment]
         theirs = peer(run.data.sizes["vocab_size"])
-        taken = map(inputs, InTurn(batches))
+        padded = [inputs(one) for one in batches]
+        taken = cycle(padded)
         timed = Interleaved(peer_step(theirs, taken, device), block=block, rounds=rounds, device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
         weights = [sum(p.numel() for p in one.parameters()) for one in (run.task.model, theirs)]
-    print(f"{task}: weights {weights[0]:,} and {weights[1]:,}", flush=True)
+    print(f"{task}: weights {weights[0]:,} and {weights[1]:,}; texts {shapes(batches, padded)}", flush=True)
     return timed.result()
 
 
@@ -270,17 +291,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*TASKS, "decoding"], default=[*TASKS, "decoding"])
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--bucket", type=int, default=32, help="batches that are sorted by length together")
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
     quiet()
-    rows = {
-        task: train(task, batch=args.batch, block=args.block, rounds=args.rounds, device=args.device)
-        for task in args.only
-        if task != "decoding"
-    }
+    options = {name: getattr(args, name) for name in ("batch", "bucket", "block", "rounds", "device")}
+    rows = {task: train(task, **options) for task in args.only if task != "decoding"}
     if "decoding" in args.only:
         rows |= {name: decode(*sizes, rounds=args.rounds, device=args.device) for name, sizes in BEAMS.items()}
     report(rows, args.out)

@@ -160,7 +160,7 @@ def load(path: Place, *, device: str = "auto", precision: str = "auto", trust: s
     """Loads a trained model.
 
     Args:
-        path: A checkpoint, a run or its folder, or a folder of Hugging Face.
+        path: A checkpoint, a run or its folder, `last` for the newest, or a folder of Hugging Face.
         device: auto, cpu, cuda or mps.
         precision: auto, fp32 or bf16; auto is bf16 where the device computes in it.
         trust: Package of your own whose classes may be loaded.

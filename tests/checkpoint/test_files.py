@@ -20,7 +20,10 @@ def floats(value):
     return [], value
 
 
-@pytest.mark.parametrize("task", tiny.TASKS)
+FIRST, *REST = tiny.TASKS
+
+
+@pytest.mark.parametrize("task", [FIRST, *(pytest.param(task, marks=pytest.mark.slow) for task in REST)])
 def test_a_checkpoint_of_this_format_gives_what_it_gave(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tiny.FILES / f"{task}.ckpt"

@@ -8,9 +8,13 @@ import hub_server
 import hugging
 import huggingface_hub
 import pytest
+import torch
 
 import vlm
+from vlm.checkpoint.base import find_base
 from vlm.checkpoint.hub import fetched
+from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as command
 from vlm.errors import printable
 from vlm.training.pretrained import spell_out
@@ -64,7 +68,22 @@ def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
 def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], folder: Path) -> None:
     found, local = (spell_out(["model=pretrained", f"model.path={place}"]) for place in ("hf:org/tiny", folder))
     cached = str(fetched("hf:org/tiny"))
-    assert [text.replace(cached, "X") for text in found] == [text.replace(str(folder), "X") for text in local]
+    assert "model.init_from=hf:org/tiny" in found  # which other machines know too
+    same = [text.replace(cached, "X").replace("hf:org/tiny", "X") for text in found]
+    assert same == [text.replace(str(folder), "X") for text in local]
+    model = load_model(read(folder))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in before.items()})
+    start_from(model, {"": "hf:org/tiny"})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_base_of_adapters_is_not_downloaded(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    with pytest.raises(vlm.Error, match="hf:org/tiny: cannot be downloaded"):
+        find_base("hf:org/tiny", tmp_path / "best.ckpt")
+    assert not hub[1]
+    cached = fetched("hf:org/tiny")
+    assert find_base("hf:org/tiny", tmp_path / "best.ckpt") == cached
 
 
 def test_without_the_library_a_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,10 @@ OPTIONS = {
 
 
 @torch.no_grad()
-def step_logprobs(decoder, context, text):
-    return decoder.head(decoder(torch.tensor([text]), None, context))[0, -1].log_softmax(-1).tolist()
+def step_logprobs(decoder, context, texts):
+    """Log-probabilities of the next token after each of some texts of one length, for one image."""
+    rows = Context(context.states.expand(len(texts), -1, -1), context.mask.expand(len(texts), -1))
+    return decoder.head(decoder(torch.tensor(texts), None, rows))[:, -1].log_softmax(-1).tolist()
 
 
 def holds(text, words):
@@ -75,13 +77,13 @@ def every_text(decoder, context, decoding):
     limit -= len(rules.prefix)
     found, memory = {}, {}
     for length in range(1, steps + 1):
+        texts = [(BOS, *rules.prefix, *tokens) for tokens in product(range(V), repeat=length - 1)]
+        memory |= zip(texts, step_logprobs(decoder, context, texts), strict=True)
         for tokens in product(range(V), repeat=length):
             if EOS in tokens[:-1] or (length < steps and tokens[-1] != EOS):
                 continue
             text, total, logprobs = [BOS, *rules.prefix], 0.0, []
             for token in tokens:
-                if tuple(text) not in memory:
-                    memory[tuple(text)] = step_logprobs(decoder, context, text)
                 score = rule_score(memory[tuple(text)][token], token, text, rules)
                 if score is None:
                     break
@@ -127,8 +129,10 @@ def naive_beam(decoder, context, decoding, steps):
         taken = []
         for number, beams in enumerate(groups):
             grown = []
-            for tokens, total in beams:
-                for token, logprob in enumerate(step_logprobs(decoder, context, [BOS, *tokens])):
+            texts = [(BOS, *tokens) for tokens, _ in beams]
+            rows = step_logprobs(decoder, context, texts) if texts else []
+            for (tokens, total), row in zip(beams, rows, strict=True):
+                for token, logprob in enumerate(row):
                     penalty = decoding.diversity * taken.count(token)
                     grown.append((total + logprob - penalty, (*tokens, token), total + logprob))
             grown.sort(reverse=True)

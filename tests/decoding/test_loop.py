@@ -116,8 +116,11 @@ def test_finished_images_make_room(make_decoder, context):
 RULES = {"no_repeat_ngram": 2, "min_tokens": 1, "repetition_penalty": 1.3, "banned": ((3, 4), (5, 6, 7))}
 
 
+OTHERS = [pytest.param(names, marks=pytest.mark.slow) for names in (("no_repeat_ngram",), ("banned",))]
+
+
 @pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "results": 2}, {"beam": 2}])
-@pytest.mark.parametrize("names", [("no_repeat_ngram",), ("banned",), tuple(RULES)])
+@pytest.mark.parametrize("names", [tuple(RULES), *OTHERS])
 def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_context, names, options):
     """With many rows, texts that ended early wait for longer than a text lasts until others join."""
     decoder, context = make_decoder(V, MAX_LEN, sharpness=0.5), make_context(120)

@@ -18,6 +18,24 @@ from vlm.decoding.search import search
 from vlm.nn.step.fixed_state import FixedDecodeState
 from vlm.nn.step.replay import StepperPool
 
+LONG = 24  # steps, so that most of them are replayed
+ALL_RULES = Rules(no_repeat_ngram=2, repetition_penalty=1.2, min_tokens=2, banned=((3,), (4, 5)), prefix=(6,))
+REQUIRED = (((8, 9), (10,)), ((9, 9, 11),))
+LONG_SEARCHES = {
+    **SEARCHES,
+    "all rules": {"rules": ALL_RULES},
+    "sample, all rules": {"sampling": Sampling(), "results": 2, "rules": ALL_RULES},
+    "required, all rules": {"beam": 4, "results": 2, "rules": replace(ALL_RULES, required=REQUIRED)},
+    "sample, required": {"sampling": Sampling(), "results": 2, "rules": Rules(prefix=(6,), required=REQUIRED)},
+    "groups, all rules": {"beam": 4, "groups": 2, "results": 3, "rules": ALL_RULES},
+}
+SLOW = pytest.mark.slow
+KINDS = [
+    pytest.param(name, positions, marks=() if positions == "learned" or name == "beam" else SLOW)
+    for name in LONG_SEARCHES
+    for positions in POSITIONS
+]
+
 
 @pytest.fixture
 def context(make_context):
@@ -39,8 +57,7 @@ class Fixed:
         return self.decoder.step(tokens, state)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name, positions", [case for case in KINDS if case.values[0] in SEARCHES])
 def test_texts_are_those_of_growing_states(make_decoder, context, name, positions):
     decoder = make_decoder(V, MAX_LEN, sharpness=0.5, positions=POSITIONS[positions]())
     decoding, end = Decoding(**SEARCHES[name]), {"eos_id": common_token(decoder, context)}
@@ -125,32 +142,13 @@ def test_every_step_launches_the_same(make_decoder, context, positions, beams):
     assert all(calls == steps[0] for calls in steps[1:])
 
 
-LONG = 24  # steps, so that most of them are replayed
-ALL_RULES = Rules(no_repeat_ngram=2, repetition_penalty=1.2, min_tokens=2, banned=((3,), (4, 5)), prefix=(6,))
-REQUIRED = (((8, 9), (10,)), ((9, 9, 11),))
-LONG_SEARCHES = {
-    **SEARCHES,
-    "all rules": {"rules": ALL_RULES},
-    "sample, all rules": {"sampling": Sampling(), "results": 2, "rules": ALL_RULES},
-    "required, all rules": {"beam": 4, "results": 2, "rules": replace(ALL_RULES, required=REQUIRED)},
-    "sample, required": {"sampling": Sampling(), "results": 2, "rules": Rules(prefix=(6,), required=REQUIRED)},
-    "groups, all rules": {"beam": 4, "groups": 2, "results": 3, "rules": ALL_RULES},
-}
-SLOW = pytest.mark.slow
-KINDS = [
-    pytest.param(name, positions, marks=() if positions == "learned" or name == "beam" else SLOW)
-    for name in LONG_SEARCHES
-    for positions in POSITIONS
-]
-
-
 def positions_of(name):
     sizes = {"relative": {"num_heads": 2, "max_len": LONG}, "each layer": {"head_dim": 8, "max_len": LONG}}
     return type(made)(**sizes[name]) if (made := POSITIONS[name]()) and name in sizes else made
 
 
 @pytest.mark.parametrize("name, positions", KINDS)
-@pytest.mark.parametrize("rows", [4, IMAGES])  # with and without others that join
+@pytest.mark.parametrize("rows", [4, pytest.param(IMAGES, marks=SLOW)])  # with and without others that join
 def test_replayed_texts_are_those_of_launched_steps(make_decoder, context, name, positions, rows, monkeypatch, caplog):
     decoder = make_decoder(V, LONG, sharpness=0.5, positions=positions_of(positions))
     decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}

@@ -1,13 +1,16 @@
 """What the journeys' tests compare."""
 
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from vlm.checkpoint import load as ckpt
 from vlm.randomness import numpy_rng
+from vlm.training.callbacks.first_batch import ShowFirstBatch
 
 
 def only_run(runs: Path) -> Path:
@@ -37,3 +40,15 @@ def same_weights(one: Path, other: Path) -> bool:
         for name in x
     ]
     return weights and all(moments) and a["global_step"] == b["global_step"]
+
+
+def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends this process a signal in the middle of an optimiser step."""
+    sent: list[int] = []
+
+    def send(audit, trainer, *args) -> None:
+        if trainer.global_step == step and not sent:
+            sent.append(signum)
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(ShowFirstBatch, "on_train_batch_start", send)

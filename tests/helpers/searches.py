@@ -13,7 +13,7 @@ from vlm.decoding.search import search
 from vlm.models.context import Context
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
 
-V, MAX_LEN, BOS, IMAGES = 23, 9, 1, 13
+V, MAX_LEN, BOS, IMAGES = 23, 9, 1, 9
 POSITIONS = {
     "learned": lambda: None,
     "rotary": lambda: RotaryPositions(head_dim=8),

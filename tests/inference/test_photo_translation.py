@@ -8,6 +8,7 @@ import pytest
 from tiny_checkpoints import FILES, IMAGES
 
 from vlm.cli.main import run
+from vlm.inference import inputs, photo_translation
 
 CHECKPOINT = str(FILES / "photo_translation.ckpt")
 TEXTS = ["a small colored circle", "there is a large colored cross", "you can see a large colored circle"]
@@ -32,10 +33,9 @@ def beside(texts, images):
 
 @pytest.mark.parametrize("options", [[], ["--beam", "3", "--results", "2"], ["--sample", "--seed", "4"]])
 def test_translations_do_not_depend_on_the_batch(translate, options):
-    alone = [
-        row for pair in zip(TEXTS, IMAGES, strict=True) for row in translate(*beside([pair[0]], [pair[1]]), *options)
-    ]
-    for size in ("1", "2", "32"):
+    alone = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", "1")
+    assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
+    for size in ("2", "32"):
         rows = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", size)
         assert [(row["text"], row["translation"]) for row in rows] == [
             (row["text"], row["translation"]) for row in alone
@@ -49,6 +49,14 @@ def test_the_photo_counts_and_one_may_be_for_all_texts(translate):
     assert first["logprob"] != second["logprob"]
     both = translate(*beside(TEXTS[:1] * 2, IMAGES[:1]))
     assert [row["logprob"] for row in both] == pytest.approx([first["logprob"]] * 2)
+
+
+def test_a_photo_of_all_texts_is_read_once(translate, monkeypatch):
+    opened, read = [], inputs.open_image
+    for module in (photo_translation, inputs):
+        monkeypatch.setattr(module, "open_image", lambda source: opened.append(source) or read(source))
+    assert len(translate(*beside(TEXTS, IMAGES[:1]))) == len(TEXTS)
+    assert opened == IMAGES[:1]
 
 
 def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate, tmp_path, capsys):

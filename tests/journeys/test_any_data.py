@@ -83,7 +83,7 @@ def shards(tmp_path) -> list[str]:
     return ["data=webdataset", f"data.root={tmp_path / 'set'}"]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["captioning", pytest.param("classification", marks=pytest.mark.slow)])
 def test_shards_with_captions_and_classes_train_either_task(shards, task, tmp_path):
     assert train(task, tmp_path / "runs", *shards) == 0
 
@@ -108,7 +108,7 @@ def test_a_source_that_does_not_hold_what_the_task_reads_is_refused(own, tmp_pat
     assert "label" in said and len(said.splitlines()) <= 2
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_record_that_lacks_a_value_is_named(own, workers, tmp_path, capsys):
     text = SOURCE.replace("known = {", "known = {} if index == 15 else {")
     (tmp_path / "lacking_pictures.py").write_text(text)

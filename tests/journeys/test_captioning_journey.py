@@ -165,6 +165,7 @@ def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path:
         assert before.split(" -> ")[1] == after.split(" -> ")[0]  # each target is the next input
 
 
+@pytest.mark.slow  # a command of the README trains from a table too
 def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path, read_captions, small, capsys) -> None:
     words = {"red": "rotes", "blue": "blaues", "green": "grünes", "yellow": "gelbes", "circle": "Kreisförmiges"}
     table = tmp_path / "bilder.csv"
@@ -183,6 +184,7 @@ def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path,
     assert spoken & set(words.values()) and not spoken & set(words)
 
 
+@pytest.mark.slow  # test_tasks.py has it of each task
 def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, capsys) -> None:
     heart = ["debug=overfit", "optim.lr=1e-2", "data.source.captions_per_image=1"]
     heart += ["trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]

@@ -104,6 +104,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     assert all(kind in page for kind in planted)
 
 
+@pytest.mark.slow  # test_tasks.py has it of each task
 def test_the_shapes_have_no_faults(tmp_path: Path, capsys) -> None:
     assert vlm(["check-data", "--limit", "60", f"runs={tmp_path}"]) == 0
     said = capsys.readouterr().out

@@ -182,6 +182,7 @@ def test_info_says_what_the_file_holds(trained_classifier: Path, capsys) -> None
     assert f"{count:,} parameters" in lines["model"] and "Classifier" in said and "tokenizer" not in lines
 
 
+@pytest.mark.slow  # test_tasks.py has it of each task
 def test_eight_images_are_learnt_by_heart(class_folders: Path, small_classes, tmp_path: Path) -> None:
     common = [value for value in small_classes if "data.source." not in value]
     data = ["data=image_folder", f"data.root={class_folders}", "data.augment.min_scale=1.0"]
@@ -195,6 +196,7 @@ def test_eight_images_are_learnt_by_heart(class_folders: Path, small_classes, tm
     assert len(results(tmp_path / "out", "predictions")) == 8
 
 
+@pytest.mark.slow
 def test_a_classifier_of_ones_own_pictures_with_every_recipe(class_folders, small_classes, tmp_path, capsys) -> None:
     common = [value for value in small_classes if "data.source." not in value]
     recipe = ["task.mixup=0.2", "task.cutmix=1.0", "task.label_smoothing=0.1", "data.augment.policy=randaugment"]

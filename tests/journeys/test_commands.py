@@ -20,8 +20,13 @@ def checkpoints(request: pytest.FixtureRequest) -> dict[str, str]:
     return {command: str(run / "checkpoints" / "best.ckpt") for command, run in runs.items()}
 
 
-@pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
-@pytest.mark.parametrize("command", RUNS)
+FORMS = ["text", "jsonl", "csv"]
+FIRST = list(zip(RUNS, FORMS, strict=True))  # each command once, and each form
+PAIRS = [(command, form) for command in RUNS for form in FORMS]
+OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS if pair not in FIRST]
+
+
+@pytest.mark.parametrize(("command", "form"), [*FIRST, *OTHERS])
 def test_predict_is_the_command_of_its_task(command, form, checkpoints, photos: Path, capsys) -> None:
     images = [str(path) for path in sorted(photos.glob("*.png"))[:3]]
     inputs = ["A red", "A large blue c"] if command == "generate" else images

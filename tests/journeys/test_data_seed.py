@@ -15,6 +15,9 @@ TASKS = {
     "language_modeling": [f"data.source.{split}_documents=3" for split in ("train", "val", "test")],
 }
 SPLITS = ("train", "val", "test")
+SLOW = pytest.mark.slow
+EACH = [task if task == "captioning" else pytest.param(task, marks=SLOW) for task in TASKS]
+SHIPPED = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
 
 
 def drawn(task, tmp_path, *overrides):
@@ -35,7 +38,7 @@ def drawn(task, tmp_path, *overrides):
     ] if task != "language_modeling" else []
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EACH)
 def test_another_seed_of_the_run_has_the_same_data_in_another_order(task, tmp_path):
     default, order = drawn(task, tmp_path)
     other, reordered = drawn(task, tmp_path, "seed=1")
@@ -43,7 +46,7 @@ def test_another_seed_of_the_run_has_the_same_data_in_another_order(task, tmp_pa
     assert not order or order != reordered
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EACH)
 def test_another_seed_of_the_data_has_other_data(task, tmp_path):
     assert drawn(task, tmp_path, "data.seed=1")[0] != drawn(task, tmp_path)[0]
 
@@ -64,6 +67,6 @@ def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
     assert (held[0] == held[1]) == (key == "seed")
 
 
-@pytest.mark.parametrize("task", sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")))
+@pytest.mark.parametrize("task", [SHIPPED[0], *(pytest.param(task, marks=SLOW) for task in SHIPPED[1:])])
 def test_the_data_of_every_task_go_by_their_own_seed(task):
     assert compose([f"task={task}", "seed=7", "data.seed=3"])["data"]["source"]["seed"] == 3

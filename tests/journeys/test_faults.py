@@ -44,8 +44,8 @@ def test_a_few_bad_images_are_skipped_and_named(broken, small, tmp_path, capsys)
     assert said.count("skipped: ") == 1 and "test" in said
 
 
-def elsewhere(overrides, said):
-    """A case whose like `tests/configuration` tries too, in less time."""
+def alike(overrides, said):
+    """A case whose like another one tries too."""
     return pytest.param(overrides, said, marks=pytest.mark.slow)
 
 
@@ -53,30 +53,27 @@ def elsewhere(overrides, said):
     ("overrides", "said"),
     [
         (["optim.lrr=1"], "optim.lrr: unknown; did you mean lr?"),
-        elsewhere(["data=flikr8k"], "did you mean flickr8k?"),
-        elsewhere(["model.encoder.depth=deep"], "model.encoder.depth"),
-        (["model.encoder.num_heads=5"], "num_heads"),
-        (["model.encoder.patch_size=15"], "patch_size"),
+        alike(["model.encoder.depth=deep"], "model.encoder.depth"),
+        alike(["model.encoder.num_heads=5"], "num_heads"),
+        alike(["model.encoder.patch_size=15"], "patch_size"),
         (["data=flickr8k", "data.root=nowhere"], "nowhere"),
         (["data=captions"], "data.root"),
-        (["data.batch_size=0"], "data.batch_size"),
-        elsewhere(["optim.lr=fast"], "optim.lr"),
-        elsewhere(["seed=one"], "seed"),
-        (["callbacks.checkpoints.mode=most"], "callbacks.checkpoints.mode"),
-        (["tokenizer.model_type=words"], "tokenizer.model_type"),
-        (["task=classification", "data=image_folder"], "data.root: has no value; give data.root="),
+        alike(["data.batch_size=0"], "data.batch_size"),
+        alike(["callbacks.checkpoints.mode=most"], "callbacks.checkpoints.mode"),
+        alike(["tokenizer.model_type=words"], "tokenizer.model_type"),
+        alike(["task=classification", "data=image_folder"], "data.root: has no value; give data.root="),
         (["task=classification", "data=image_folder", "data.root=nowhere"], "data.root=nowhere: no such folder"),
-        (["task=classification", "data=image_tar"], "data.path: has no value; give data.path="),
-        (["task=classification", "data=image_tar", "data.path=no.tar"], "data.path=no.tar: no such file"),
-        (["task=classification", "task.mixup=-1"], "task.mixup"),
-        (["task=classification", "data.augment.policy=strong"], "policy='strong'"),
+        alike(["task=classification", "data=image_tar"], "data.path: has no value; give data.path="),
+        alike(["task=classification", "data=image_tar", "data.path=no.tar"], "data.path=no.tar: no such file"),
+        alike(["task=classification", "task.mixup=-1"], "task.mixup"),
+        alike(["task=classification", "data.augment.policy=strong"], "policy='strong'"),
         (["task=classification", "data=mnist"], "model.encoder.patch_size: 16 does not divide image_size, 28"),
         (["task=classification", "model.pool=class"], "class_token=true"),
         (["task=language_modeling", "data=text"], "data.path=FILE"),
-        (["task=language_modeling", "data=text", "data.path=no.txt"], "data.path=no.txt: no such file"),
-        (["task=language_modeling", "data=text", "data.root=nowhere"], "data.root=nowhere: no such folder"),
+        alike(["task=language_modeling", "data=text", "data.path=no.txt"], "data.path=no.txt: no such file"),
+        alike(["task=language_modeling", "data=text", "data.root=nowhere"], "data.root=nowhere: no such folder"),
         (["task=language_modeling", "data.stride=100"], "data.stride"),
-        elsewhere(["task=captoining"], "did you mean captioning?"),
+        alike(["task=captoining"], "did you mean captioning?"),
     ],
 )
 def test_a_wrong_config_is_status_2_and_creates_nothing(overrides, said, small, tmp_path, capsys) -> None:

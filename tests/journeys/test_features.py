@@ -40,6 +40,7 @@ def close(one: Path, other: Path) -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) -> None:
     options = [
         *small,

@@ -209,6 +209,7 @@ def test_info_says_what_the_file_holds(trained_text: Path, capsys) -> None:
     assert "Decoder" in said and "preprocess" not in lines and "classes" not in lines
 
 
+@pytest.mark.slow  # test_tasks.py has it of each task
 def test_eight_windows_are_learnt_by_heart(small_text: list[str], tmp_path: Path) -> None:
     heart = ["debug=overfit", "trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
     assert main([*small_text, *heart, "model.size.dim=64", f"runs={tmp_path / 'runs'}"]) == 0
@@ -222,7 +223,10 @@ def test_eight_windows_are_learnt_by_heart(small_text: list[str], tmp_path: Path
 TEXT = "Grüße aus 東京 — the quick brown fox\njumps over the lazy dog.\n" * 12
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bytes", "sentencepiece"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("char", "sentencepiece")]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", *OTHERS])
 def test_a_model_of_ones_own_text(tokenizer: str, small_text: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "mine.txt").write_text(TEXT, encoding="utf-8")
     common = [value for value in small_text if not value.startswith("data.source.")]

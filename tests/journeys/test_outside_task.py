@@ -68,9 +68,9 @@ def test_it_is_used(trained, capsys) -> None:
 
 def test_it_is_not_used_without_trust(trained) -> None:
     checkpoint = str(trained / "checkpoints" / "best.ckpt")
-    program = "import sys; from vlm.cli.main import run; sys.exit(run(sys.argv[1:]))"
-    for command in (["predict", "1,0,0,1"], ["evaluate"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command, "-c", checkpoint], capture_output=True, text=True
-        )
-        assert done.returncode == 2 and "--trust" in done.stderr and "Traceback" not in done.stderr
+    program = "import sys; from vlm.cli.main import run; own = ['-c', sys.argv[1]]; "
+    program += "print(run(['predict', '1,0,0,1', *own]), run(['evaluate', *own]))"
+    done = subprocess.run([sys.executable, "-c", program, checkpoint], capture_output=True, text=True)
+    said = done.stderr.split("error: ")[1:]
+    assert done.stdout == "2 2\n" and len(said) == 2 and all("--trust" in fault for fault in said)
+    assert "Traceback" not in done.stderr

@@ -1,7 +1,6 @@
 """A run that was interrupted and resumed ends with bitwise the weights of one that was not."""
 
 import csv
-import os
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from journey import only_run, same_weights
+from journey import interrupt_at, only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.training import compiling
-from vlm.training.callbacks.first_batch import ShowFirstBatch
 from vlm.training.fit import main
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
@@ -30,23 +28,11 @@ def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(runs) / "checkpoints" / "last.ckpt"
 
 
-def interrupt_at(step: int, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends this process a signal in the middle of an optimiser step."""
-    sent: list[int] = []
-
-    def send(audit, trainer, *args) -> None:
-        if trainer.global_step == step and not sent:
-            sent.append(signum)
-            os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(ShowFirstBatch, "on_train_batch_start", send)
-
-
 @pytest.mark.parametrize(
     ("step", "signum", "status", "workers"),
     [
         pytest.param(3, signal.SIGINT, 130, 0, marks=pytest.mark.slow, id="in the first epoch"),
-        pytest.param(5, signal.SIGTERM, 143, 0, id="at an epoch's last batch"),
+        pytest.param(5, signal.SIGTERM, 143, 0, marks=pytest.mark.slow, id="at an epoch's last batch"),
         pytest.param(10, signal.SIGTERM, 143, 2, id="with workers"),
     ],
 )
@@ -93,14 +79,10 @@ def wholes(small_classes: list[str], small_text: list[str], tmp_path_factory: py
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "step", "workers"),
-    [
-        pytest.param("classification", 3, 0, marks=pytest.mark.slow),
-        ("classification", 10, 2),
-        pytest.param("language_modeling", 2, 0, marks=pytest.mark.slow),
-        ("language_modeling", 6, 0),
-    ],
+    [("classification", 3, 0), ("classification", 10, 2), ("language_modeling", 2, 0), ("language_modeling", 6, 0)],
 )
 def test_resume_of_other_tasks_is_exact(task, step, workers, wholes, tmp_path, monkeypatch) -> None:
     options, whole = wholes[task]
@@ -119,6 +101,7 @@ def test_resume_of_other_tasks_is_exact(task, step, workers, wholes, tmp_path, m
     assert results[0].read_text() == results[1].read_text()
 
 
+@pytest.mark.slow
 def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
     classes, text = (ckpt.read(wholes[task][1]) for task in ("classification", "language_modeling"))
     assert classes["global_step"] == 18 and classes["ema"]
@@ -128,6 +111,7 @@ def test_the_runs_that_are_resumed_are_what_they_should_be(wholes) -> None:
     assert 0 < batches < 8
 
 
+@pytest.mark.slow
 def test_resume_is_exact_with_accumulation_and_averaged_weights(small, tmp_path, monkeypatch) -> None:
     options = [*small, *DROPOUT, "trainer.accumulate_grad_batches=4", "callbacks=ema", "callbacks.progress=null"]
     options += ["trainer.max_epochs=2"]
@@ -208,7 +192,7 @@ def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_p
 
     file = tmp_path / "resnet10t.pth"
     torch.save(timm.create_model("resnet10t").state_dict(), file)
-    plain = [text for text in small_classes if "patch_size" not in text]
+    plain = [*(text for text in small_classes if "patch_size" not in text), "data.source.train_scenes=24"]
     timm_run = [*plain, "model/encoder=timm", "model.encoder.name=resnet10t", f"model.encoder.weights={file}"]
     assert main([*timm_run, "trainer.max_epochs=1", f"runs={tmp_path / 'runs'}"]) == 0
     file.unlink()

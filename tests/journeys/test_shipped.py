@@ -103,10 +103,13 @@ def options_of(task: str) -> Iterator[list[str]]:
     yield from ([f"task={task}", *filter(None, row)] for row in zip_longest(*together))
 
 
+SLOW = pytest.mark.slow
 OPTIONS = [options for task in TASKS for options in options_of(task)]
+MARKED = [pytest.param(row, marks=() if "task=captioning" in row else SLOW) for row in OPTIONS]
 ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
-BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [block for page in PAGES for language, block in FENCED.findall(page.read_text()) if not language]
 TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 COMMANDS = sorted(
     {
@@ -227,7 +230,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
+@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *MARKED], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
     check(config)
@@ -240,7 +243,7 @@ def test_no_option_is_left_out() -> None:
     assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} <= tried
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [TASKS[0], *(pytest.param(task, marks=SLOW) for task in TASKS[1:])])
 def test_an_override_of_a_task_counts(task: str) -> None:
     assert compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
 
@@ -249,7 +252,10 @@ def test_an_override_of_a_task_counts(task: str) -> None:
 SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
+
+
+@pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in EXPERIMENTS if e not in FIRST)])
 def test_every_experiment_takes_a_step(
     experiment, flickr8k, flowers, cifar10, shakespeare, pairs, texts, tmp_path
 ) -> None:
@@ -347,10 +353,14 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+README = PAGES[0].read_text()  # its commands run in any run of the tests; those of other pages alone are slow
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
 def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
     program, *arguments = shlex.split(command, comments=True)
-    arguments = arguments[1:] if program == "python" else arguments
+    if program == "python" or arguments[0] == "train":  # vlm train is python train.py
+        program, arguments = "python", arguments[1:]
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
         run = place / "runs" / name / "DATE_TIME"
         if name in ("classification", "flowers", "shakespeare_cpu"):

@@ -169,6 +169,13 @@ def test_check_data_finds_every_planted_fault_in_a_table(table: Path, tmp_path: 
     assert "classes     2" in said
 
 
+def test_one_text_in_two_splits_spoils_a_table_of_any_size(tmp_path: Path, capsys) -> None:
+    rows = [f"{'ab'[n % 2]},text number {n},{'train' if n < 200 else 'test'}" for n in range(299)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,text,split", *rows, "a,text number 2,test"]) + "\n")
+    assert vlm(["check-data", "task=text_classification", "data=texts", f"data.path={tmp_path / 't.csv'}"]) == 1
+    assert "SPOILS      text in two splits: 1 (0.3% of 300)" in capsys.readouterr().out
+
+
 def test_check_data_looks_at_tags(treebank: Path, capsys) -> None:
     data = [
         "task=tagging",
@@ -178,7 +185,7 @@ def test_check_data_looks_at_tags(treebank: Path, capsys) -> None:
     ]
     assert vlm(["check-data", *data, "data.source.tag_column=XPOS"]) == 1
     said = capsys.readouterr().out
-    assert "SPOILS      text in two splits: 10" in said and "tags        3" in said
+    assert "SPOILS      sentence in two splits: 10" in said and "tags        3" in said
     other = treebank / "other.conllu"
     other.write_text("1\tz\t_\tNEW\tB-new\t_\t_\t_\t_\t_\n")
     assert vlm(["check-data", *data[:-1], f"data.test_path={other}"]) == 0  # a word of 140

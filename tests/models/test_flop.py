@@ -77,7 +77,11 @@ CAPTIONERS = {
 }
 
 
-@pytest.mark.parametrize("options", CAPTIONERS)
+PLAIN = ("cross", "prefix")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CAPTIONERS if name not in PLAIN]
+
+
+@pytest.mark.parametrize("options", [*PLAIN, *OTHERS])
 def test_a_captioner(options) -> None:
     text = decoder(**CAPTIONERS[options]())
     model = VisionLanguageModel(encoder=vit(), decoder=text).eval()

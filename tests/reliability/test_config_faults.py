@@ -138,7 +138,7 @@ def test_a_process_says_so_in_seconds(overrides, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# Of each value out of its range (issue: nothing silently wrong): the override, the key that is named, and its range.
+# Of each value out of its range: the override, the key that is named, and its range.
 RANGES = [
     ("optim.lr=-1", "optim.lr", "at least 0"),
     ("optim.lr=nan", "optim.lr", "not finite"),
@@ -165,11 +165,22 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize(("override", "key", "range"), RANGES, ids=[override for override, _, _ in RANGES])
-def test_a_value_out_of_range_is_refused_by_the_key_that_was_typed(override, key, range, tmp_path, capfd):
-    assert main(["trainer=cpu", override]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {key}: ") and range in line
+ORDERS = (RANGES[:-1], RANGES[-2::-1], RANGES[1:2], RANGES[-1:])
+ROUNDS = [{key: (text, range) for text, key, range in order} for order in ORDERS]
+
+
+def test_every_value_out_of_range_is_in_a_round():
+    assert {text for faults in ROUNDS for text, _ in faults.values()} == {text for text, _, _ in RANGES}
+
+
+@pytest.mark.parametrize("faults", ROUNDS, ids=["the last of each key", "the first", "nan", "="])
+def test_values_out_of_range_are_refused_by_the_keys_that_were_typed(faults, tmp_path, capfd):
+    assert main(["trainer=cpu", *(text for text, _ in faults.values())]) == 2
+    lines = capfd.readouterr().err.removeprefix("error: ").splitlines()
+    assert len(lines) == len(faults)
+    for key, (_, range) in faults.items():
+        (line,) = [line for line in lines if line.strip().startswith(f"{key}: ")]
+        assert range in line
     assert os.listdir(tmp_path) == []
 
 

@@ -62,14 +62,17 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_up
 
 
-@pytest.fixture(params=[False, True], ids=["read at once", "read a step later"])
+LATER = [pytest.param(False, id="read at once"), pytest.param(True, marks=pytest.mark.slow, id="read a step later")]
+
+
+@pytest.fixture(params=LATER)
 def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Has the host read a step's check when the next one is launched, as on a GPU."""
     monkeypatch.setattr(finite, "answers_later", lambda device: request.param)
     return request.param
 
 
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
 def test_the_run_stops_before_the_update(kind, said, step, at_step, later, tmp_path, capsys) -> None:
     seen = at_step(kind, step - 1)
@@ -87,10 +90,10 @@ def test_the_run_stops_before_the_update(kind, said, step, at_step, later, tmp_p
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 2
 
 
-def test_a_step_read_later_trains_the_same(later, tmp_path) -> None:
-    assert main([*SMALL, f"runs={tmp_path / 'one'}"]) == 0
-    finite.answers_later = lambda device: not later  # type: ignore[assignment]
-    assert main([*SMALL, f"runs={tmp_path / 'other'}"]) == 0
+def test_a_step_read_later_trains_the_same(tmp_path, monkeypatch) -> None:
+    for name, later in (("one", False), ("other", True)):
+        monkeypatch.setattr(finite, "answers_later", lambda device, later=later: later)
+        assert main([*SMALL, f"runs={tmp_path / name}"]) == 0
     one, other = (ckpt.read(only_run(tmp_path / name) / "checkpoints" / "last.ckpt") for name in ("one", "other"))
     pairs = list(zip(tensors(one), tensors(other), strict=True))
     assert len(pairs) > 50 and all(torch.equal(a, b) for a, b in pairs)

@@ -36,6 +36,7 @@ def test_the_same_pixels_train_the_same_weights(folder: Path, tmp_path: Path) ->
     assert rows(one) == rows(other)
 
 
+@pytest.mark.slow
 def test_crops_of_images_of_one_size_train_alike(folder: Path, tmp_path: Path) -> None:
     one, other = (rows(trained(folder, tmp_path / name, *more)) for name, more in (("read", ()), ("kept", (ON,))))
     losses = [[float(row["train/loss"]) for row in table if "train/loss" in row] for table in (one, other)]

@@ -125,18 +125,18 @@ def test_layers_of_timm_are_counted_too(name, bottom):
     "name",
     [
         "test_vit",
-        "vit_tiny_patch16_224",
+        pytest.param("vit_tiny_patch16_224", marks=pytest.mark.slow),
         "vit_wee_patch16_reg1_gap_256",
-        "deit_tiny_distilled_patch16_224",
-        "eva02_tiny_patch14_224",
+        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
+        pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow),
         "resnet18",
-        "resnet50d",
-        "regnetx_002",
-        "regnety_002",
-        "convnext_atto",
-        "swin_tiny_patch4_window7_224",
-        "efficientnet_b0",
-        "mobilenetv3_small_050",
+        pytest.param("resnet50d", marks=pytest.mark.slow),
+        pytest.param("regnetx_002", marks=pytest.mark.slow),
+        pytest.param("regnety_002", marks=pytest.mark.slow),
+        pytest.param("convnext_atto", marks=pytest.mark.slow),
+        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
+        pytest.param("efficientnet_b0", marks=pytest.mark.slow),
+        pytest.param("mobilenetv3_small_050", marks=pytest.mark.slow),
     ],
 )
 def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
@@ -154,12 +154,13 @@ def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
     assert layer_depths(encoder) == depths
 
 
-@pytest.mark.parametrize("token", ["cls_token", "reg_token", "dist_token", "pos_embed"])
 @pytest.mark.parametrize("name", ["vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224"])
-def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name, token):
+def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name):
     encoder = TimmEncoder(name=name, dim=8, image_size=224)
     depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
-    if token in dict(encoder.backbone.named_parameters()):
+    tokens = {"cls_token", "reg_token", "dist_token", "pos_embed"} & dict(encoder.backbone.named_parameters()).keys()
+    assert len(tokens) > 1
+    for token in tokens:
         assert depths[f"encoder.backbone.{token}"] == max(depths.values()) == 1 + len(encoder.backbone.blocks)
 
 

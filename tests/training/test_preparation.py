@@ -35,11 +35,11 @@ def preprocess(found):
     "name",
     [
         "resnet10t",
-        "resnet18",
-        "vit_small_patch16_224",
-        "convnext_atto",
-        "eva02_tiny_patch14_224",
-        "beit_base_patch16_224",
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        pytest.param("vit_small_patch16_224", marks=pytest.mark.slow),
+        pytest.param("convnext_atto", marks=pytest.mark.slow),
+        pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow),
+        pytest.param("beit_base_patch16_224", marks=pytest.mark.slow),
     ],
 )
 def test_pixels_are_those_of_timms_own_transform(name, weights, data):

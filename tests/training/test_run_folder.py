@@ -8,6 +8,7 @@ import pytest
 from journey import only_run
 from small import command
 
+from vlm.checkpoint.runs import run_folders
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.evaluation.report.comparison import read
@@ -40,7 +41,7 @@ def test_a_link_to_nothing_is_no_run(tmp_path):
     folder = tmp_path / "name" / "time" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / "last.ckpt").symlink_to(tmp_path / "nothing")
-    assert run_folder.run_folders(tmp_path) == []
+    assert run_folders(tmp_path) == []
 
 
 @pytest.mark.parametrize("place", [LONG, "closed/run"])

@@ -21,9 +21,11 @@ FILES = [
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 
 
-def fetched(place: str | os.PathLike[str]) -> Path:
+def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
     """The path of a place: of a model of the hub, the folder in the cache that it was downloaded into.
 
+    Args:
+        local: Whether it has to be in the cache already, where a file and no user asks for it.
     Raises:
         UserError: It cannot be downloaded, and is not in the cache.
     """
@@ -43,7 +45,7 @@ def fetched(place: str | os.PathLike[str]) -> Path:
     try:
         # The library itself reads the address of a mirror once, where it is imported: in a notebook, too early.
         options: Any = {"endpoint": os.environ.get("HF_ENDPOINT") or None, "allow_patterns": FILES}
-        folder = huggingface_hub.snapshot_download(name, revision=revision or None, **options)
+        folder = huggingface_hub.snapshot_download(name, revision=revision or None, local_files_only=local, **options)
     except Exception as fault:  # of the library, of its client and of the system there are many
         reason = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise UserError(f"{text}: cannot be downloaded ({reason.strip()[:200]}); {_by_hand(name)}") from fault

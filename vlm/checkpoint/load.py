@@ -1,106 +1,31 @@
-"""Reading checkpoints: verified, and rebuilt from names and plain arguments only.
-
-A file is Lightning's, with `format` and one more entry, `vlm`, that holds all that using the model needs: its
-specification, tokenizer, preprocessing, resolved config and scores. Reading one executes nothing that it holds.
-"""
+"""Checkpoints as models: complete, and rebuilt from names and plain arguments only."""
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlm.checkpoint import hugging_face
-from vlm.checkpoint.hub import fetched
-from vlm.checkpoint.names import FORMAT
+from vlm.checkpoint import adapters
+from vlm.checkpoint.file import locate, read_file, weights
 from vlm.checkpoint.rebuild import SizeLimit, rebuild
-from vlm.checkpoint.specification import from_specification, is_specified
-from vlm.checkpoint.verify import check_archive, check_content, check_sizes
 from vlm.errors import UserError
 
-BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
+__all__ = ["build_model", "load_model", "locate", "read", "weights"]
 
 
-def locate(place: str | os.PathLike) -> Path:
-    """The file of a checkpoint: the place itself, or the best one of a run's folder where it is one.
+def read(path: str | os.PathLike, *, merge: bool = True) -> dict[str, Any]:
+    """Reads a checkpoint of ours as `read_file` does, one of adapters alone with the weights of its base.
 
-    A model of the Hugging Face hub is downloaded, and is then a folder.
-
+    Args:
+        merge: Whether adapters become part of the weights that they adapt, as using the model needs it; else they
+            stand beside those, as training has them.
     Raises:
-        UserError: It cannot be downloaded, or looked at, for want of permission or by its length.
-    """
-    path = fetched(place)
-    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-    try:
-        return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
-
-
-def read(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
-
-    A Hugging Face folder is read as the checkpoint that it amounts to, a run's folder as its best one.
-
-    Raises:
-        UserError: There is none, it is no checkpoint of vlm, of another format, or damaged.
+        UserError: As `read_file`, or the base of adapters is missing, or another.
     """
     path = locate(path)
-    if hugging_face.is_folder(path):
-        return hugging_face.from_folder(str(path))
-    if is_specified(path):
-        return _checked(path, from_specification(path))
-    if not path.is_file():
-        raise UserError(
-            f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
-        )
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: is not a checkpoint, or was cut short; give a .ckpt file that vlm wrote")
-    try:
-        check_archive(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        check_content(checkpoint)
-    except Exception as fault:
-        reason = str(fault) if type(fault) is ValueError else type(fault).__name__
-        raise UserError(f"{path}: is damaged or is no checkpoint of vlm ({reason}); use another") from fault
-    return _checked(path, checkpoint)
-
-
-def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
-    """The content of a file or folder, if it is a checkpoint of ours of sane sizes."""
-    if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
-        raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
-    if checkpoint["format"] != FORMAT:
-        raise UserError(
-            f"{path}: has format {str(checkpoint['format'])[:20]}, this vlm reads format {FORMAT}; "
-            "use the vlm that wrote it, or train anew"
-        )
-    try:
-        check_sizes(checkpoint["vlm"])
-    except ValueError as fault:
-        raise UserError(f"{path}: {fault}; use another checkpoint") from fault
-    return checkpoint
-
-
-def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights that evaluation uses (the moving average where there is one), under the model's own names.
-
-    Raises:
-        UserError: One of them is no finite number, with which a model makes nothing.
-    """
-    stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
-    for name, tensor in stored.items():
-        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"the checkpoint's weights are not finite numbers ({name}); use another checkpoint")
-    return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """False for a tensor that claims more numbers than the file holds; `rebuild` refuses those."""
-    return tensor.is_cpu and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    return adapters.completed(path, read_file(path), merge=merge)
 
 
 def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:

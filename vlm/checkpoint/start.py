@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.checkpoint.base import best
 from vlm.checkpoint.load import locate, read, weights
 from vlm.errors import UserError
 from vlm.models.pretrained.load import load_hugging_face
@@ -37,8 +38,8 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
         else:
             if tokenizer is not None:
-                check_tokens(place, tokenizer, key)
-            lines += _from_folder(inner, place, key)
+                check_tokens(str(path), tokenizer, key)
+            lines += _from_folder(inner, str(path), key)
     return lines
 
 
@@ -52,7 +53,7 @@ def _from_folder(model: nn.Module, place: str, key: str) -> list[str]:
 def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
     loaded = read(path)
     stored, whole = weights(loaded), model.state_dict()
-    head, fitting = _best(stored, whole, part)
+    head, fitting = best(stored, whole, part)
     if not fitting:
         raise UserError(
             f"{key}: nothing in {path} fits {part or 'the model'} ({type(model).__name__}); "
@@ -63,22 +64,6 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
         for name in fitting - foreign:
             whole[name].copy_(stored[head + name])
     return list(_report(str(path), part, head, stored, whole, fitting - foreign, fitting & foreign))
-
-
-def _best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) -> tuple[str, set[str]]:
-    """The prefix under which most of our weights stand in the file, and the names that fit there."""
-    fitting = {}
-    for head in dict.fromkeys([f"{part}." if part else "", "", *_prefixes(stored)]):
-        fitting[head] = {
-            name for name, tensor in ours.items() if head + name in stored and stored[head + name].shape == tensor.shape
-        }
-    head = max(fitting, key=lambda one: sum(ours[name].numel() for name in fitting[one]))
-    return head, fitting[head]
-
-
-def _prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
-    """The parts of a whole model, such as "encoder."."""
-    yield from dict.fromkeys(f"{name.partition('.')[0]}." for name in names)
 
 
 def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:

@@ -90,8 +90,9 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
     for target in (field for field in fields if isinstance(field, TargetField)):
         shares = pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, drawn=drawn)
         return [*lines, tokenizer_line(target.tokenizer, shares)]
+    unit = "sentence" if "tags" in data.source.holds else "text"
     for field in (field for field in fields if isinstance(field, EncodedField)):
-        shares = text_faults(splits, field, faults, limit=limit, drawn=drawn)
+        shares = text_faults(splits, field, faults, limit=limit, drawn=drawn, unit=unit)
         lines.append(tokenizer_line(field.tokenizer, shares))
     if "tags" in data.source.holds:
         lines += tag_faults(splits, faults, limit=limit)

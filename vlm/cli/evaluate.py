@@ -30,15 +30,19 @@ def score(
     form: Annotated[str, Option("text, json or csv.", ("--format",))] = "text",
     out: Out = None,
     java: Annotated[bool, Option("METEOR and SPICE too, where pycocoevalcap and Java are there.")] = True,
+    clip: Annotated[str | None, Option("CLIPScore too, by the CLIPModel in this folder.", metavar="FOLDER")] = None,
+    images: Annotated[str | None, Option("Folder of the images, for --clip.", metavar="DIR")] = None,
 ) -> int:
     """Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint."""
     from vlm.evaluation.score import score_files
 
-    return score_files(results, references, per_image=per_image, form=form, out=out, java=java)
+    return score_files(
+        results, references, per_image=per_image, form=form, out=out, java=java, clip=clip, images=images
+    )
 
 
 def compare(
-    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs.", positional=True)],
+    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs, or last.", positional=True)],
     out: Annotated[str | None, Option("HTML page to write as well.", metavar="FILE")] = None,
     seed: Annotated[int, Option("Seed of the resampling.")] = 0,
 ) -> int:

@@ -8,22 +8,23 @@ from vlm.inference.options import Checkpoint, Option, Trust
 
 
 def import_folder(
-    folder: Annotated[str, Option("A Hugging Face folder, or hf:ORG/NAME.", positional=True)],
+    folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, or a checkpoint of adapters.", positional=True)],
     out: Annotated[str, Option("The checkpoint to write.", metavar="FILE")],
 ) -> int:
-    """Make one checkpoint file of a Hugging Face folder."""
-    from vlm.checkpoint.hub import fetched
+    """Make one checkpoint file of a Hugging Face folder, or of adapters and their base."""
+    from vlm.checkpoint.adapters import as_one
     from vlm.checkpoint.hugging_face import from_folder, is_folder
-    from vlm.checkpoint.load import load_model
+    from vlm.checkpoint.load import load_model, locate, read
     from vlm.checkpoint.save import write
     from vlm.inference.info import describe
     from vlm.inference.output import refuse_unwritable
 
-    place = fetched(folder)
-    if not is_folder(place):
+    place = locate(folder)
+    adapted = place.is_file()
+    if not adapted and not is_folder(place):
         raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
-    checkpoint = from_folder(str(place))
+    checkpoint = as_one(place, read(place)) if adapted else from_folder(str(place))
     load_model(checkpoint)  # before anything is written
     write(out, checkpoint)
     print(describe(out))

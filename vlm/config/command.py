@@ -12,7 +12,9 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -20,11 +22,24 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from vlm.config.compose import ROOT, VERSION, Check, compose, composed, conf_dir, explained, resolved
-from vlm.config.override import quote
+from vlm.config.override import parse, quote
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, print_error
 
 Main = Callable[[dict[str, Any]], int | None]
+
+
+class Sweep(NamedTuple):
+    """A way of running the jobs of a sweep, and of ending it.
+
+    Args:
+        run: Runs one, of what gives its config, the overrides in which the jobs differ, and the file for its record.
+        closing: The last lines of the sweep, of the records of its jobs.
+    """
+
+    run: Callable[[Callable[[], dict[str, Any]], list[str], Path], int | None]
+    closing: Callable[[list[Path]], str]
+
 
 _PLACES = ("config_path", "config_name", "config_dir")
 _NO_LOGGING = "{version: 1, root: null}"
@@ -42,13 +57,16 @@ _OURS = (
 )
 
 
-def run(main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None) -> int:
+def run(
+    main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None, *, sweep: Sweep | None = None
+) -> int:
     """Runs ``main`` with the config that a command line in Hydra's own form asks for; once for each job of a sweep.
 
     Args:
         main: Takes the config, resolved to plain containers, and returns its exit status, or None for 0.
         argv: The command line, without the program's name.
         check, suit: As ``compose`` takes them.
+        sweep: Runs the jobs of a sweep in the place of ``main``, and ends it.
     Returns:
         The exit status, the worst one of a sweep; 2 where the config or the command line is at fault.
     """
@@ -56,7 +74,7 @@ def run(main: Main, argv: list[str], check: Check | None = None, suit: Check | N
     def job() -> int | None:
         options = _parse(argv)
         if _needs_hydra(options):
-            return _run_hydra(main, options, check, suit, prefix=_prefix(argv))
+            return _run_hydra(main, options, check, suit, prefix=_prefix(argv), sweep=sweep)
         return main(compose(options.overrides, check, suit, options))
 
     return _status(job)
@@ -76,9 +94,17 @@ def _needs_hydra(options: Namespace) -> bool:
     return bool(flags) or any(text.startswith(("hydra.", "hydra/")) for text in typed)
 
 
-def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check | None, prefix: list[str]) -> int:
+def _run_hydra(
+    main: Main,
+    options: Namespace,
+    check: Check | None,
+    suit: Check | None,
+    prefix: list[str],
+    sweep: Sweep | None,
+) -> int:
     sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     overrides = [quote(text, sweeps) for text in options.overrides]
+    common = {_single(text) for text in overrides}
     statuses: list[int] = []
     process, typed = os.getpid(), sys.argv
 
@@ -89,9 +115,15 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
             # What Lightning starts again for each further device is this job, not the sweep.
             command = [*prefix, *_flags(options, *_PLACES), *own.overrides.task]
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
+        whole = partial(resolved, (config, []), check, suit)
         HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
         with _argv(command):
-            status = _status(lambda: main(resolved((config, []), check, suit)))
+            if sweeps and sweep:
+                differing = [text for text in own.overrides.task if text not in common]
+                record = Path(scratch) / f"job-{own.job.num:06}.json"
+                status = _status(lambda: sweep.run(whole, differing, record))
+            else:
+                status = _status(lambda: main(whole()))
         statuses.append(status)
         if status >= 128:  # a signal means the whole sweep
             raise SystemExit(status)
@@ -117,7 +149,17 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, suit: Check 
         except SystemExit as exit:
             if exit.code and not statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
+        if sweep and (records := sorted(Path(scratch).glob("job-*.json"))):
+            print(sweep.closing(records), flush=True)
     return max(statuses, default=0)
+
+
+def _single(text: str) -> str:
+    """An override as Hydra writes it for each job of a sweep; of one with several values, the text itself."""
+    override = parse(text)
+    if override is None or override.is_sweep_override() or override.is_delete():
+        return text
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
 
 
 @contextmanager

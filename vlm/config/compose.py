@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,8 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
     with _hydra(options) as loader:
         for text in overrides:
             for place, override in enumerate(_singles(text, sweeping, faults)):
-                group = override.key_or_group.replace(".", "/")
-                choice = _choice(override, loader.get_group_options(group, config_name=name, overrides=search), faults)
+                options_of = partial(loader.get_group_options, config_name=name, overrides=search)
+                choice = _choice(override, options_of, faults)
                 if choice is not None and (place == 0 or not choice):
                     chosen.append(choice)
                 elif place == 0:
@@ -180,15 +181,18 @@ def _singles(text: str, sweeping: bool, faults: list[str]) -> list[Override]:
     return []
 
 
-def _choice(override: Override, options: list[str], faults: list[str]) -> str | None:
+def _choice(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
     """The override by which Hydra chooses an option, the nearest for one that is unknown.
 
+    Args:
+        options_of: Looks a group up, which takes Hydra a while; a number at a dotted key chooses no option.
     Returns:
         None where an override chooses no option, and "" where none is near.
     """
     group, text = override.key_or_group, str(override.input_line)
     value = None if override.is_delete() else override.value()
     names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+    options = options_of(group.replace(".", "/")) if names or "." not in group else []
     if "." in group and set(names) & set(options):
         choice = f"{group.replace('.', '/')}={value}"
         faults.append(f"{text}: an option is chosen with a slash; write {choice}")

@@ -181,8 +181,9 @@ class InputRows(Tensors):
         places: Index of each token that a head reads, in the rows end to end; None where it reads whole texts.
         counts: Number of such tokens of each sample.
         texts: The text or texts of each sample, or its words; none in training.
+        layout: Index of each text's tokens in the rows end to end, -1 beyond its end; None where each row is one text.
     Shapes:
-        tokens (B, L), segments (B, L), types (B, L) or None, places (T,) or None
+        tokens (B, L), segments (B, L), types (B, L) or None, places (T,) or None, layout (N, S) or None
     """
 
     tokens: Tensor
@@ -191,16 +192,24 @@ class InputRows(Tensors):
     places: Tensor | None = None
     counts: Sequence[int] = ()
     texts: Sequence[Sequence[str]] = ()
+    layout: Tensor | None = None
+
+    def ids(self) -> list[list[int]]:
+        """The tokens of each text."""
+        tokens, segments = self.tokens.cpu(), self.segments.cpu()
+        if self.layout is None:
+            return [row[own != PADDING].tolist() for row, own in zip(tokens, segments, strict=True)]
+        return [tokens.flatten()[at[at >= 0]].tolist() for at in self.layout.cpu()]
 
 
 @dataclass(kw_only=True)
 class SpanRows(InputRows):
     """Questions with their passages, in windows, whose answers are parts of the passages.
 
-    Its places are those of each row's first token and of the first piece of each word of the passage.
+    Its places are those of each window's first token and of the first piece of each word of the passage.
 
     Args:
-        ends: Tokens where the answer of each row starts and ends; the first token of one without an answer.
+        ends: Tokens where the answer of each window starts and ends; the first token of one without an answer.
         firsts: By sample, the number in its passage of each window's first word.
     Shapes:
         ends (B, 2)
@@ -242,13 +251,15 @@ class WordTags(Tensors):
     tags: Sequence[Sequence[str]]
 
 
-def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int) -> tuple[Tensor, Tensor]:
+def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int, length: int = 0) -> tuple[Tensor, Tensor]:
     """Lays the token sequences of each row end to end.
 
+    Args:
+        length: The least L.
     Shapes:
         rows: B lists of sequences of ids -> tokens (B, L), segments (B, L), L the longest row's total length
     """
-    length = max((sum(map(len, row)) for row in rows), default=0)
+    length = max([length, *(sum(map(len, row)) for row in rows)])
     tokens = torch.full((len(rows), length), pad_id)
     segments = torch.full((len(rows), length), PADDING)
     for index, row in enumerate(rows):

@@ -229,6 +229,7 @@ class CaptionField(TokenField):
 
     needs = ("captions",)
     paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
+    compares = False  # whether training reads references too, for a task that scores captions
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["captions"]
@@ -253,7 +254,7 @@ class CaptionField(TokenField):
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is not None:
-            return CaptionRow(self._row(record), [])
+            return CaptionRow(self._row(record), list(self.references_of(record)) if self.compares else [])
         row = self._evaluated(record)
         if not self.paired:
             return row

@@ -49,7 +49,15 @@ class Scores:
 
 
 def score_files(
-    results: str, references: str, *, per_image: bool, form: str, out: str | None = None, java: bool = True
+    results: str,
+    references: str,
+    *,
+    per_image: bool,
+    form: str,
+    out: str | None = None,
+    java: bool = True,
+    clip: str | None = None,
+    images: str | None = None,
 ) -> int:
     """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
 
@@ -60,15 +68,21 @@ def score_files(
         form: "text", "json" or "csv".
         out: File to write to instead of stdout.
         java: Compute METEOR and SPICE where they can be.
+        clip: Folder of a CLIP, by which the captions are judged too.
+        images: Folder of their images.
     Raises:
         UserError: A file cannot be read or is in another format, or they have no image in common.
     """
+    if (clip is None) != (images is None):
+        raise UserError("--clip and --images: go together; give the folder of a CLIP and that of the images")
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references])
     captioned = bring_together(read_results(results), read_references(references))
     report_all_missing(captioned, results, references)
     scores = score(captioned, java=java)
+    if clip is not None and images is not None:
+        add_clip_score(scores, captioned, clip, image_files(references, Path(images), captioned.predictions))
     with output:
         output.write(FORMS[form](captioned, scores, per_image))
     return 1 if captioned.without_caption or captioned.without_reference else 0
@@ -86,6 +100,32 @@ def score(captioned: Captioned, *, java: bool) -> Scores:
             for image, value in values.items():
                 scores.per_image[image][name] = value
     return scores
+
+
+def add_clip_score(scores: Scores, captioned: Captioned, folder: str, files: Mapping[str, Path]) -> None:
+    """Adds CLIPScore by the model of a folder; of the whole set it is the mean."""
+    from vlm.evaluation.metrics.clip_score import ClipScorer
+
+    rows = ClipScorer(folder).score(captioned.predictions, files)
+    scores.corpus["clipscore"] = sum(rows.values()) / len(rows)
+    for image, value in rows.items():
+        scores.per_image[image]["clipscore"] = value
+
+
+def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[str, Path]:
+    """The file of each image: as COCO's list of images names it, else named as its id.
+
+    Raises:
+        UserError: One is not there.
+    """
+    content = _load(references)
+    listed = content.get("images", ()) if isinstance(content, dict) else ()
+    names = {str(image["id"]): str(image.get("file_name", image["id"])) for image in listed}
+    files = {image: folder / names.get(image, image) for image in images}
+    for image, path in files.items():
+        if not path.is_file():
+            raise UserError(f"{path}: no such image ({image} of {references}); give their folder by --images")
+    return files
 
 
 def score_values(results: Any, references: Any, *, java: bool) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Captioning images with a trained model: load, preprocess, predict, format; the command `caption`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from vlm.data.images.image import Preprocess
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.files import find_images
-from vlm.inference.info import preprocess_line
+from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import default_workers, image_batches, open_image, read_images, several_images
 from vlm.inference.options import (
     DecodingOptions,
@@ -44,17 +43,13 @@ def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Te
         return encode_in_parts(model, normalized(model, preprocess, pixels))
 
 
-class Captioner(Writer):
+class Captioner(ImagePredictor, Writer):
     """A trained captioning model, ready to use; arguments as in Predictor. Its inputs are what `pixels` makes."""
 
     task = "captioning"
     fields: ClassVar[tuple[str, ...]] = ("image", "caption")
     names = ("image", "caption")
     model: VisionLanguageModel
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.preprocess = Preprocess.from_state(about["preprocess"])
 
     def check(self) -> None:
         blank = self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device)
@@ -111,20 +106,11 @@ class Captioner(Writer):
         (caption,) = self.use([opened], **{**decoding, "results": 1})
         return AttentionPicture(caption, drawing.png(self.pixels(opened), caption, drawing.view(opened)))
 
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield preprocess_line(about["preprocess"])
-
-    def pixels(self, image: Image.Image) -> Tensor:
-        """An image as the model reads it, uint8 (3, H, W)."""
-        return self.preprocess(image)
-
     def encode(self, inputs: Sequence[Tensor]) -> Context:
         return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
 
     def keys(self, inputs: Sequence[Tensor]) -> list[str]:
-        return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in inputs]
+        return image_keys(inputs)
 
 
 def caption_files(

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
 from vlm.inference.files import find_images
-from vlm.inference.info import preprocess_line
+from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.inputs import default_workers, image_batches, read_images, several_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers
 from vlm.inference.output import Output, Records
-from vlm.inference.predictor import Predictor, check_outputs, normalized
+from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
 
@@ -32,14 +32,14 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
     return logits.to(widest(logits.device)).softmax(-1)
 
 
-class ImageClassifier(Predictor):
+class ImageClassifier(ImagePredictor):
     """A trained classifier, ready to use; arguments as in Predictor."""
 
     task = "classification"
     fields = ("image", "classes")
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.preprocess = Preprocess.from_state(about["preprocess"])
+        super().restore(about)
         self.classes = ["".join(name) for name in about["classes"]]
 
     def check(self) -> None:
@@ -73,12 +73,8 @@ class ImageClassifier(Predictor):
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield preprocess_line(about["preprocess"])
+        yield from super().describe(about)
         yield f"classes     {', '.join(about['classes'])}"
-
-    def pixels(self, image: Image.Image) -> Tensor:
-        """An image as the model reads it, uint8 (3, H, W)."""
-        return self.preprocess(image)
 
     def classify(self, pixels: Sequence[Tensor]) -> Tensor:
         """Probabilities (B, C) of a batch of images that `pixels` made."""

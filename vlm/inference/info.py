@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.base import ADAPTERS
 from vlm.checkpoint.verify import refusing
 from vlm.errors import printable
 from vlm.inference.predictor import own_predictor
@@ -31,6 +32,7 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
         *_model(about["model"], "  "),
         *(() if predictor is None else predictor.describe(about)),
         *_trained(loaded),
+        *_adapters(loaded.get(ADAPTERS)),
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
     return [printable(line) for line in lines]
@@ -44,6 +46,14 @@ def _trained(loaded: dict[str, Any]) -> list[str]:
     place = data.get("root") or data.get("path") or ""
     steps = f"{loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun"
     return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]
+
+
+def _adapters(entry: Mapping[str, Any] | None) -> list[str]:
+    """Of a checkpoint of adapters alone: their layers, and the places of the weights that they change."""
+    if entry is None:
+        return []
+    bases = (f"{base['place']} ({base['hash'][:12]})" for base in entry["base"].values())
+    return [f"adapters    of {entry['layers']} layers, changing {', '.join(bases)}"]
 
 
 def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
+from vlm.checkpoint.runs import in_run
 from vlm.errors import UserError, excerpt
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ MOST_TOKENS = 2**20
 Checkpoint = Annotated[
     str,
     Option(
-        "A .ckpt file, a run's folder, a Hugging Face folder, or hf:ORG/NAME.", ("-c", "--checkpoint"), metavar="CKPT"
+        "A .ckpt file, a run's folder, last (the newest run), a Hugging Face folder, or hf:ORG/NAME.",
+        ("-c", "--checkpoint"),
+        metavar="CKPT",
     ),
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
@@ -69,6 +73,9 @@ class ModelOptions:
     form: Annotated[str, Option("text, jsonl, csv; html for captions.", ("--format",))] = "text"
     out: Out = None
     trust: Trust = None
+
+    def __post_init__(self) -> None:
+        self.checkpoint = os.fspath(in_run(self.checkpoint))  # the file, which no output may replace
 
     def load(self, kind: Callable[..., Loaded]) -> Loaded:
         """The predictor of the checkpoint, on the device and in the precision of the options."""

@@ -1,16 +1,16 @@
 """Translating texts with a photo beside each: load, encode, predict, format; the command `translate --image`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
-from vlm.inference.info import preprocess_line
+from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import open_image, read_images, several_images
 from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Records
@@ -24,43 +24,35 @@ COMMAND = {"name": "translate", "help": "Translate texts: lines of files or of s
 
 
 def encode_with_photos(
-    model: TextAndImageToText,
-    preprocess: Preprocess,
-    tokens: Tensor,
-    segments: Tensor,
-    pixels: Tensor | None,
+    model: TextAndImageToText, preprocess: Preprocess, texts: InputRows, pixels: Tensor | None
 ) -> Context:
-    """The context of rows of a text each, beside its image.
+    """The context of texts, each beside its image.
 
     Args:
         pixels: The images; None for images of the mean colour, which is 0 once normalised.
     Shapes:
-        tokens (B, S), segments (B, S), pixels uint8 (B, 3, H, W) -> states (B, S + cells, D)
+        texts of B samples, pixels uint8 (B, 3, H, W) -> states (B, S + cells, D)
     """
     if pixels is None:
         size, weight = preprocess.image_size, next(model.parameters())
-        images = weight.new_zeros(len(tokens), 3, size, size)
+        images = weight.new_zeros(len(texts.counts), 3, size, size)
     else:
         images = normalized(model, preprocess, pixels)
-    return encode_texts(model, tokens, segments, images=images)
+    return encode_texts(model, texts, images=images)
 
 
-class PhotoTranslator(Translator):
+class PhotoTranslator(ImagePredictor, Translator):
     """A trained model that translates texts with photos, ready to use; arguments as in Predictor.
 
     Its inputs are texts, each with its image as `pixels` makes it.
 
     Attributes:
-        photos: The image file of each text.
+        photos: The image file of each text, or one of all.
     """
 
     task = "photo_translation"
     model: TextAndImageToText
     photos: Sequence[str] = ()
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.preprocess = Preprocess.from_state(about["preprocess"])
 
     def check(self) -> None:
         begin = torch.tensor([[self.tokenizer.bos_id]], device=self.device)
@@ -91,27 +83,25 @@ class PhotoTranslator(Translator):
         batches = (pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size))
         return self.written(batches, self.searching(DecodingOptions(**decoding), prefix), rows=batch_size)
 
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield preprocess_line(about["preprocess"])
-
-    def pixels(self, image: Image.Image) -> Tensor:
-        """An image as the model reads it, uint8 (3, H, W)."""
-        return self.preprocess(image)
-
     @torch.inference_mode()
     def encode(self, inputs: Sequence[tuple[str, Tensor]]) -> Context:
         texts, images = zip(*inputs, strict=True)
         pixels = torch.stack(images).to(self.device)
-        return encode_with_photos(self.model, self.preprocess, *self.rows(texts), pixels)
+        return encode_with_photos(self.model, self.preprocess, self.rows(texts), pixels)
 
     def keys(self, inputs: Sequence[tuple[str, Tensor]]) -> list[str]:
-        digests = (blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for _, image in inputs)
-        return [f"{text} {digest}" for (text, _), digest in zip(inputs, digests, strict=True)]
+        texts, images = zip(*inputs, strict=True)
+        return [f"{text} {key}" for text, key in zip(texts, image_keys(images), strict=True)]
 
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
-        for start in range(0, len(texts), batch_size):
+        starts = range(0, len(texts), batch_size)
+        if len(self.photos) == 1:
+            image = self.pixels(open_image(self.photos[0]))
+            for start in starts:
+                part = texts[start : start + batch_size]
+                yield part, [(text, image) for text in part]
+            return
+        for start in starts:
             part, paths = texts[start : start + batch_size], self.photos[start : start + batch_size]
             for good, images, bad in read_images(paths, self.pixels, batch_size=batch_size):
                 self.failed += bad
@@ -135,7 +125,7 @@ def command(
 
     def load() -> PhotoTranslator:
         translator = model.load(PhotoTranslator)
-        translator.photos = image if len(image) > 1 else image * len(texts)
+        translator.photos = image
         return translator
 
     return translate(load, texts, model, decoding, inputs=[*(files or []), *image], prefix=prefix, trace=trace)

@@ -12,11 +12,13 @@ from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, print_error
+from vlm.inference.files import progress
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import note_cut, rows_of
+from vlm.models.context import Context
 from vlm.models.text_classifiers import TokenClassifier
 
 COMMAND = {
@@ -52,11 +54,13 @@ class Answer(NamedTuple):
 
 
 def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
-    """Scores of start and end; -inf of tokens where none can be: (B, L, 2)."""
+    """Scores of start and end in each window; -inf of tokens where none can be: (B, L, 2)."""
     assert rows.places is not None
     logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
     scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
-    return scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+    scores = scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+    windows = Context(scores).apart(rows.layout)
+    return windows.states.masked_fill(~windows.seen[..., None], -torch.inf)
 
 
 def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
@@ -151,7 +155,8 @@ class SpanAnswerer(Predictor):
         words = word_places(context)
         windows = encode_passage(self.tokenizer, self.max_len, self.stride, question, context, words=words)
         spans: list[Span] = []
-        for start in range(0, len(windows), batch_size):
+        starts = range(0, len(windows), batch_size)
+        for start in progress(starts, len(starts), "batches"):
             spans += self._spans(windows[start : start + batch_size])
         firsts = [window.first for window in windows]
         return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)

@@ -25,7 +25,7 @@ COMMAND = {"name": "classify", "help": "Classify images, or texts: one line each
 @torch.inference_mode()
 def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
     """Probabilities of texts; validation, evaluation and `vlm classify` all go through here: (B, C), float64."""
-    return model(rows.tokens, rows.segments, rows.types).double().softmax(-1)
+    return model(rows.tokens, rows.segments, rows.types, rows.layout).double().softmax(-1)
 
 
 class TextClassifier(Predictor):

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from vlm.data.batch import pack
+from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.decoding.options import Decoding
 from vlm.errors import print_error
 from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs
-from vlm.inference.text_rows import read_texts
+from vlm.inference.text_rows import read_texts, rows_of
 from vlm.inference.writing import Trace, Writer, write_texts
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextToText
@@ -22,16 +22,14 @@ TextFiles = Annotated[list[str] | None, Option("Files, a text a line; without an
 COMMAND = {"name": "translate", "help": "Translate texts: lines of files or of stdin, one translation a line."}
 
 
-def encode_texts(
-    model: TextToText, tokens: Tensor, segments: Tensor, types: Tensor | None = None, **beside: Tensor
-) -> Context:
-    """The context of rows of a text each, in the precision of the weights: (B, S) -> states (B, S, D).
+def encode_texts(model: TextToText, texts: InputRows, **beside: Tensor) -> Context:
+    """The context of B texts, in the precision of the weights: states (B, S, D).
 
     Args:
         beside: What the model reads beside the texts.
     """
-    with torch.autocast(tokens.device.type, enabled=False):
-        return model.encode(tokens, segments, types, **beside)
+    with torch.autocast(texts.tokens.device.type, enabled=False):
+        return model.encode(texts.tokens, texts.segments, texts.types, texts.layout, **beside)
 
 
 class Translator(Writer):
@@ -75,13 +73,12 @@ class Translator(Writer):
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Any]) -> Context:
-        return encode_texts(self.model, *self.rows(inputs))
+        return encode_texts(self.model, self.rows(inputs))
 
-    def rows(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens and segments of a row a text, on the model's device."""
-        ids = [[encode_text(self.tokenizer, self.max_len, text).ids] for text in texts]
-        tokens, segments = pack(ids, self.tokenizer.pad_id)
-        return tokens.to(self.device), segments.to(self.device)
+    def rows(self, texts: Sequence[str]) -> InputRows:
+        """Texts as the encoder reads them, on the model's device."""
+        samples = [[encode_text(self.tokenizer, self.max_len, text)] for text in texts]
+        return rows_of(samples, self.tokenizer.pad_id, self.device)
 
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         return inputs

@@ -23,6 +23,19 @@ class Context:
         """The context of some of the inputs."""
         return Context(self.states[rows], None if self.mask is None else self.mask[rows])
 
+    def apart(self, layout: Tensor | None) -> "Context":
+        """The states of each text in a row of its own, of rows that hold several.
+
+        Args:
+            layout: As in InputRows; None for rows of one text each.
+        Shapes:
+            states (B, L, D), layout (N, S) -> states (N, S, D)
+        """
+        if layout is None:
+            return self
+        states = self.states.flatten(0, 1).index_select(0, layout.clamp(min=0).flatten())
+        return Context(states.unflatten(0, layout.shape), layout >= 0)
+
     def padded(self, length: int) -> "Context":
         """The same with further states, up to a length, that may not be attended to."""
         more = length - self.states.shape[1]

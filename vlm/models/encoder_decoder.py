@@ -66,7 +66,8 @@ class TextToText(EncoderDecoder):
         encoder: Texts (B, S), their segments and types -> Context, as TextEncoder.
         decoder: As in EncoderDecoder.
     Shapes:
-        texts (B, S), tokens (B, L), segments (B, L), text_segments (B, S), types (B, S) -> hidden (B, L, D)
+        texts (R, S), tokens (B, L), segments (B, L), text_segments (R, S), types (R, S), layout (B, S) as in InputRows,
+        or None where R = B -> hidden (B, L, D)
     """
 
     def forward(
@@ -76,12 +77,15 @@ class TextToText(EncoderDecoder):
         segments: Tensor | None = None,
         text_segments: Tensor | None = None,
         types: Tensor | None = None,
+        layout: Tensor | None = None,
     ) -> Tensor:
-        return self.decoder(tokens, segments, self.encode(texts, text_segments, types))
+        return self.decoder(tokens, segments, self.encode(texts, text_segments, types, layout))
 
-    def encode(self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
-        """The context of rows that hold a text each: (B, S) -> states (B, S, D)."""
-        return self.encoder(texts, segments, types)
+    def encode(
+        self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
+    ) -> Context:
+        """The context of texts: rows (R, S) -> states (B, S, D)."""
+        return self.encoder(texts, segments, types).apart(layout)
 
     def flop(self, image_size: int = 0) -> Flop:
         read = self.encoder.flop()  # type: ignore[operator]
@@ -113,15 +117,22 @@ class TextAndImageToText(TextToText):
         segments: Tensor | None = None,
         text_segments: Tensor | None = None,
         types: Tensor | None = None,
+        layout: Tensor | None = None,
         *,
         images: Tensor,
     ) -> Tensor:
-        return self.decoder(tokens, segments, self.encode(texts, text_segments, types, images=images))
+        return self.decoder(tokens, segments, self.encode(texts, text_segments, types, layout, images=images))
 
     def encode(  # type: ignore[override]
-        self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None, *, images: Tensor
+        self,
+        texts: Tensor,
+        segments: Tensor | None = None,
+        types: Tensor | None = None,
+        layout: Tensor | None = None,
+        *,
+        images: Tensor,
     ) -> Context:
-        return beside([super().encode(texts, segments, types), self.image_encoder(images)])
+        return beside([super().encode(texts, segments, types, layout), self.image_encoder(images)])
 
     def flop(self, image_size: int = 0) -> Flop:
         return encoder_flop(self.image_encoder, image_size)[0] + super().flop()

@@ -25,6 +25,7 @@ class Work:
         rows: Rows of text, B.
         length: Tokens of a row, L, padding included.
         read: Tokens of the text that is encoded for a row, S, padding included; 0 where it is no text.
+        packed: Number and length of the rows in which these texts are encoded; None for a row of S tokens each.
         kept: Whether the features of the images were kept, and are only projected, if that.
     """
 
@@ -32,6 +33,7 @@ class Work:
     rows: int = 0
     length: int = 0
     read: int = 0
+    packed: tuple[int, int] | None = None
     kept: bool = False
 
 
@@ -94,7 +96,8 @@ class Flop:
 
     def _reading(self, work: Work) -> int:
         """Operations of encoding texts."""
-        return work.rows * work.read * (self.read_token + work.read * self.read_pair)
+        rows, length = work.packed or (work.rows, work.read)
+        return rows * length * (self.read_token + length * self.read_pair)
 
 
 @runtime_checkable

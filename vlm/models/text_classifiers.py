@@ -22,7 +22,8 @@ class SequenceClassifier(PoolingClassifier):
         transform: Whether the pooled state goes through a linear layer and a tanh first (BERT's pooler).
         others: As in PoolingClassifier.
     Shapes:
-        tokens (B, L), segments (B, L) or None, types (B, L) or None -> logits (B, C)
+        tokens (B, L), segments (B, L) or None, types (B, L) or None, layout (N, S) as in InputRows, or None
+        -> logits (N, C), of rows of one text each (B, C)
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class SequenceClassifier(PoolingClassifier):
         super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
         self.transform = nn.Linear(encoder.dim, encoder.dim) if transform else None
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        return self.classify(self.encoder(tokens, segments, types))
+    def forward(
+        self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
+    ) -> Tensor:
+        return self.classify(self.encoder(tokens, segments, types).apart(layout))
 
     def pooled(self, context: Context) -> Tensor:
         pooled = super().pooled(context)

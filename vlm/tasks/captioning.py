@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 from vlm.data.batch import Batch
-from vlm.errors import Count
+from vlm.errors import Count, Range
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.controls import caption_controls, novelty
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Note, Pictures, Section, random_places
@@ -17,6 +17,8 @@ from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.image_text import ImageTextTask
+from vlm.training.losses import Term
+from vlm.training.self_critical import SelfCritical
 from vlm.training.show import caption_line, example_image
 from vlm.training.task import TaskOptions
 
@@ -24,10 +26,12 @@ LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
 class Captioning(ImageTextTask):
-    """Trains by next-token prediction, validates by captioning freely.
+    """Trains by next-token prediction, or on a metric of drawn captions; validates by captioning freely.
 
     Args:
         val_captions: Images that a validation captions; None for all.
+        reward, reward_samples: Metric that training raises, or the weights of several, and captions of an image that
+            are drawn for it; None for next-token prediction.
         others: As in ImageTextTask; fields are images, and captions.
     """
 
@@ -42,11 +46,16 @@ class Captioning(ImageTextTask):
         model: VisionLanguageModel,
         max_tokens: Count,
         val_captions: Count | None = None,
+        reward: Literal["cider", "bleu4", "rouge_l"] | dict[str, float] | None = None,
+        reward_samples: Annotated[int, Range(2)] = 5,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
-        self.val_captions = val_captions
-        self.captions = CaptionMetric()
+        self.val_captions, self.captions = val_captions, CaptionMetric()
+        self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return super().loss(batch) if self.critic is None else self.critic.loss(batch)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -62,14 +71,14 @@ class Captioning(ImageTextTask):
         captions = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
         texts = [caption.text for caption in captions]
         self.captions.update(batch.ids, texts, rows.references, losses)
-        samples = zip(batch.ids, pixels, texts, rows.references, losses, strict=True)
-        for id, image, caption, references, loss in samples:
+        for id, image, caption, references, loss in zip(batch.ids, pixels, texts, rows.references, losses, strict=True):
             sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
             self.samples.append({**sample, "line": caption_line(caption, references)})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.steps  # and its memory
         results = self.captions.compute() | self.grounding.results(loss, self._summed)
+        results |= self.critic.faults(self.captions) if self.critic else {}
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
             results |= caption_controls(self.captions, train, seed=self.seed)

@@ -34,6 +34,7 @@ class LanguageModeling(Task):
 
     name = "language_modeling"
     headlines = ("bits_per_byte", "perplexity")
+    smaller_is_better = ("loss", *headlines)
     curves = ("bits_per_byte",)
     unit = "tokens"
     model: Decoder

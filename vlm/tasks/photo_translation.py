@@ -57,7 +57,7 @@ class PhotoTranslation(Translation):
         super().evaluation_step(batch, final=final)
         texts, references = batch["text"], [one for (one,) in batch["translation"].references]
         for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
-            context = encode_with_photos(self.model, self.preprocess, texts.tokens, texts.segments, pixels)
+            context = encode_with_photos(self.model, self.preprocess, texts, pixels)
             hypotheses = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
             rows = (["", text.text, one, 0.0] for text, one in zip(hypotheses, references, strict=True))
             self.controls[name].record(batch.ids, rows)  # type: ignore[operator]

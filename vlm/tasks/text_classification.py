@@ -50,7 +50,7 @@ class TextClassification(ClassTask):
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch["texts"]
-        logits = self.model(rows.tokens, rows.segments, rows.types)
+        logits = self.model(rows.tokens, rows.segments, rows.types, rows.layout)
         return {"texts": Term(*class_loss(logits, batch["labels"], label_smoothing=self.label_smoothing))}
 
     def probabilities(self, batch: Batch) -> Tensor:

@@ -53,12 +53,13 @@ class Translation(Task):
         return self.fields["translation"].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
-        rows, length = batch["translation"].tokens.shape
-        return Work(rows=rows, length=length, read=batch["text"].tokens.shape[1])
+        (rows, length), texts = batch["translation"].tokens.shape, batch["text"]
+        read = (texts.tokens if texts.layout is None else texts.layout).shape[1]
+        return Work(rows=rows, length=length, read=read, packed=tuple(texts.tokens.shape))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
-        places = (rows.segments, texts.segments, texts.types)
+        places = (rows.segments, texts.segments, texts.types, texts.layout)
         hidden = self.model(texts.tokens, rows.tokens, *places, **self.beside(batch))
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
@@ -75,7 +76,7 @@ class Translation(Task):
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
         texts, rows, model = batch["text"], batch["translation"], self.model
-        context = encode_texts(model, texts.tokens, texts.segments, texts.types, **self.beside(batch))
+        context = encode_texts(model, texts, **self.beside(batch))
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
             sums, counts = row_losses(hidden, rows.targets, model.head_parts)
@@ -83,7 +84,7 @@ class Translation(Task):
         if not final and self.has_samples(self.val_texts):
             return
         hypotheses = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
-        read, written = map(self.tokenizer.decode, texts.tokens.tolist()), [one.text for one in hypotheses]
+        read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
             self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
@@ -111,7 +112,7 @@ class Translation(Task):
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         texts, rows = batch["text"], batch["translation"]
         lines = [f"batch       {text_shape(one.tokens, one.segments)}" for one in (texts, rows)]
-        lines += [f"sample      {batch.ids[0]}", f"  text      {self.tokenizer.decode(texts.tokens[0].tolist())}"]
+        lines += [f"sample      {batch.ids[0]}", f"  text      {self.tokenizer.decode(texts.ids()[0])}"]
         return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="written", shown=tokens)
 
     def example(self, data: Data, folder: Path) -> str:

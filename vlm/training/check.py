@@ -77,6 +77,7 @@ def check(config: dict[str, Any]) -> None:
     from vlm.training.nodes import data_node, model_node
 
     nodes = {"data": data_node(config), "model": model_node(config)}
+    nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config, types=TYPES, supplied=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     if faults:

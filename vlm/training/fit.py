@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm.config.command import report, run
+from vlm.config.command import Sweep, report, run
 from vlm.config.compose import compose
 from vlm.config.target import trust
 from vlm.errors import UserError
@@ -18,6 +18,7 @@ from vlm.training.pretrained import spell_out
 from vlm.training.processes import broadcast_choice
 from vlm.training.resume import find, resume_run
 from vlm.training.run_folder import new_folder
+from vlm.training.sweep import closing, run_job
 from vlm.training.train import train
 from vlm.tuning import tune
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
             resume, overrides = split_option(argv)
             if resume is not None:
                 return resume_run(resume, overrides)
-            return run(start, spell_out(overrides), check, check_suited)
+            return run(start, spell_out(overrides), check, check_suited, sweep=Sweep(run_job, closing))
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:

@@ -6,6 +6,8 @@ from typing import Any
 from vlm.config.build import takes
 from vlm.training.data_module import Data
 
+BESIDE = ("size", "position", "adapt")  # keys of the model that are none of its arguments
+
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:
     """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
@@ -15,7 +17,7 @@ def data_node(config: dict[str, Any]) -> dict[str, Any]:
 
 def model_node(config: dict[str, Any]) -> dict[str, Any]:
     """The model's node, to be built: without the keys that others refer to, and init_from of any part."""
-    return _built({name: value for name, value in config["model"].items() if name not in ("size", "position")})
+    return _built({name: value for name, value in config["model"].items() if name not in BESIDE})
 
 
 def _built(value: Any) -> Any:

@@ -44,13 +44,13 @@ def _of_folder(folder: str, task: str | None) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
 
-    folder = str(fetched(folder))
+    place, folder = folder, str(fetched(folder))
     specified, about = describe_folder(folder)
     task = task or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)
     model = MODELS[str(task)][0] if whole or task != "captioning" else CAPTIONER
-    yield from (f"task={task}", f"model={model}", f"model.init_from={folder}")
+    yield from (f"task={task}", f"model={model}", f"model.init_from={place}")
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
     if (encoder := specified.parts.get("encoder")) is not None:

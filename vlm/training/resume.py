@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vlm.checkpoint.runs import LAST, RUNS, run_folders
 from vlm.checkpoint.stored import thaw
 from vlm.errors import UserError
 from vlm.training.overrides import check_resume_overrides
 from vlm.training.processes import broadcast_choice, is_rank_zero
-from vlm.training.run_folder import check_same_run, lock, run_folders
+from vlm.training.run_folder import check_same_run, lock
 
 NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
 
@@ -64,8 +65,8 @@ def find(where: str) -> Path:
 
 
 def _find(where: str) -> Path:
-    if where == "last":
-        return newest(Path("runs"), "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
+    if where == LAST:
+        return newest(RUNS, "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
     path = Path(where)
     if path.is_dir():
         if (path / "checkpoints").is_dir():

@@ -21,6 +21,7 @@ from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training import compiling, slurm
+from vlm.training.adapters import ADAPTERS, Adapted, adapt
 from vlm.training.blocks import arrange
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import TellCompiling
@@ -85,10 +86,15 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
-def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
-    """Copies the weights that `model.init_from` and those of its parts name, and prints which."""
+def start_places(config: dict[str, Any]) -> dict[str, str]:
+    """The places that `model.init_from` and those of its parts name, by the part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
-    if places := {part: value for (part, name), value in keys.items() if name == "init_from"}:
+    return {part: value for (part, name), value in keys.items() if name == "init_from"}
+
+
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights of the places to start from, and prints which."""
+    if places := start_places(config):
         from vlm.checkpoint import start
 
         lines = start.start_from(model, places, tokenizer)
@@ -172,13 +178,15 @@ class Run:
         config = prepared(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(new_folder(config))))
-        loaded = None if checkpoint is None else ckpt.read(checkpoint)
+        loaded = None if checkpoint is None else ckpt.read(checkpoint, merge=False)
         self.compiled = compiles(config)
         self.data = self._open_data(loaded)
-        model, spec = self._model(loaded)
+        model, spec, adapted = self._model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
+        if adapted:
+            self.task.about[ADAPTERS], self.task.left_out = adapted
         callbacks = self._callbacks()
         bar = any(isinstance(callback, Progress) for callback in callbacks)
         self.trainer = build_trainer(
@@ -190,21 +198,22 @@ class Run:
         if loaded is not None:
             self._check_same_data(loaded)
 
-    def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any]]:
-        """The model with its blocks as they compute, and its specification for checkpoints."""
+    def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
+        """The model with its blocks as they compute, its specification for checkpoints, and what of it adapts."""
         config = self.config
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
             start_from(model, config, self.data.tokenizer)
         else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
             model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
+        adapted = adapt(model, config, start_places(config), loaded)
         if loaded is not None and self.data.cache_features:  # made of the weights that the run has
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
         if compiler and on_gpu(config):
             compile_on_gpu(compiler)
-        return model, spec
+        return model, spec, adapted
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
@@ -266,7 +275,7 @@ class Run:
 
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
-        loaded = ckpt.read(self.checkpoints.kept)
+        loaded = ckpt.read(self.checkpoints.kept, merge=False)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         if not results:  # trainer.limit_test_batches=0

@@ -20,18 +20,23 @@ _locks: dict[Path, IO[str]] = {}  # the configs of runs, open for as long as thi
 _empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, with the folders that were created for each
 
 
-def new_folder(config: dict[str, Any]) -> Path:
+def new_folder(config: dict[str, Any], label: str = "") -> Path:
     """Creates the empty folder of a new run, runs/NAME/DATE_TIME, which no other run that starts now takes.
 
+    Args:
+        label: The end of its name, of a job of a sweep.
     Raises:
         UserError: It cannot be created.
     """
-    folder = Path(config["runs"]) / config["name"] / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    place = Path(config["runs"]) / config["name"]
+    folder = place / (f"{time}_{label}" if label else time)
     with _creating(folder):
         parents = [path for path in folder.parents if not path.exists()]
         folder.parent.mkdir(parents=True, exist_ok=True)
         while not _created(folder):
-            folder = folder.with_name(f"{folder.name}_")
+            time += "_"
+            folder = place / (f"{time}_{label}" if label else time)
     _empty[folder] = [folder, *parents]
     return folder
 
@@ -144,14 +149,3 @@ def clean(folder: Path) -> None:
     """Removes what a process left that was killed while it wrote."""
     for place in (folder, folder / "checkpoints"):
         remove_unfinished(place)
-
-
-def run_folders(runs: Path) -> list[Path]:
-    """The runs with checkpoints in a folder of runs, or of runs of one name, the one that saved last first."""
-    checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
-    saved: dict[Path, float] = {}
-    for path in checkpoints:
-        folder = path.parent.parent
-        if path.is_file():  # and no link to nothing
-            saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
-    return sorted(saved, key=lambda folder: saved[folder], reverse=True)

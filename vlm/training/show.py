@@ -43,10 +43,12 @@ def first_row(
 
 
 def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]:
-    """Lines that show the start of a batch's first row as an encoder reads it, each token that a head reads marked."""
+    """Lines that show the start of a batch's first text as an encoder reads it, each token that a head reads marked."""
     read = set() if rows.places is None else set(rows.places.tolist())
     lines = ["  row       token"]
     for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
+        if segment > 1:
+            break
         where = "padding" if segment == PADDING else "2" if rows.types is not None and rows.types[0, place] else "1"
         lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- read' if place in read else ''}")
     return lines[: shown + 1]

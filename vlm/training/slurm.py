@@ -17,12 +17,16 @@ def mark(folder: Path) -> None:
         (folder / JOB).write_text(f"{job}\n", encoding="utf-8")
 
 
-def begun(config: dict[str, Any]) -> Path | None:
-    """The run that this job began before it was requeued, the newest if there are several; None if there is none."""
+def begun(config: dict[str, Any], label: str = "") -> Path | None:
+    """The run that this job began before it was requeued, the newest if there are several; None if there is none.
+
+    Args:
+        label: The end of its folder's name, for a job of a sweep.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     if not job or int(os.environ.get("SLURM_RESTART_COUNT") or 0) < 1:
         return None
-    marks = sorted((Path(config["runs"]) / config["name"]).glob(f"*/{JOB}"))
+    marks = sorted((Path(config["runs"]) / config["name"]).glob(f"*{label}/{JOB}"))
     own = [mark.parent for mark in marks if mark.is_file() and mark.read_text(encoding="utf-8").strip() == job]
     saved = [folder for folder in own if any((folder / "checkpoints").glob("*.ckpt"))]
     return saved[-1] if saved else None

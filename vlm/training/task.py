@@ -1,6 +1,6 @@
 """The one LightningModule base: optimiser steps that are exact under accumulation, ranks and resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -17,7 +17,7 @@ from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
-from vlm.training import finite
+from vlm.training import adapters, finite
 from vlm.training import step as steps
 from vlm.training.data_module import Data
 from vlm.training.fsdp import gather, load, scatter, shard
@@ -56,6 +56,7 @@ class Task(L.LightningModule):
         step_loss: Loss of the last optimiser step, on the device.
         received: Number of the signal that this process received, 0 for none; set by the callback that stops the run.
         agreed: Number of a signal that any of several ranks had received in the last optimiser step that was read.
+        left_out: Names of the model's weights that checkpoints leave to the base of its adapters.
         bad_samples: Training samples that any of several ranks could not read, set back by the callback that counts.
     Args:
         model: The model to train.
@@ -96,9 +97,11 @@ class Task(L.LightningModule):
         self._check: finite.StepCheck | None = None
         self.test_split = "test"
         self.about: dict[str, Any] = {}
+        self.left_out: Collection[str] = ()
 
     name = ""  # of a task of vlm, as checkpoints and configs have it; others stand there as package.module.Class
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
+    smaller_is_better: Sequence[str] = ("loss",)  # of the metrics that rank the runs of a sweep
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
     remark = ""  # on how the scores of the last evaluation, of training too, are to be read
@@ -337,6 +340,7 @@ class Task(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["format"] = FORMAT
+        adapters.leave_out(checkpoint, self.left_out)
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.results}
         loops = checkpoint.get("loops", {}).get("fit_loop")
         if loops:

@@ -48,8 +48,8 @@ def many(folder, count):
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(text=st.text() | st.lists(st.sampled_from(SEPARATORS), max_size=20).map("".join), limit=st.integers(1, 9))
-def test_lines_are_all_of_the_text_and_end_at_line_breaks(text, limit, tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "a.txt"
+def test_lines_are_all_of_the_text_and_end_at_line_breaks(tmp_path_factory, text, limit):
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert list(read_lines(path)) == re.findall(r"[^\n]*\n|[^\n]+", text)
     with pytest.MonkeyPatch.context() as patch:

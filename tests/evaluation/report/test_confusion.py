@@ -15,7 +15,7 @@ def matrix(count, seed=0):
     return draw.integers(0, 3, (count, count)) + np.diag(draw.integers(40, 900, count))
 
 
-@pytest.mark.parametrize("count", [2, 20, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10, 100)), 300])
+@pytest.mark.parametrize("count", [2, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10, 20, 100, 300))])
 def test_any_number_of_classes(tmp_path, count):
     (tmp_path / "confusion.png").write_bytes(
         confusion_picture(Confusion(matrix(count), [f"class {n}" for n in range(count)]))
@@ -26,11 +26,9 @@ def test_any_number_of_classes(tmp_path, count):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-@pytest.mark.parametrize(
-    "odd", ["$x_1$ & ", "犬", "", "a" * 500, "line\nbreak", "100 % {set}", "\\alpha $", "$\\nothing{$"]
-)
-def test_odd_names(tmp_path, odd):
-    (tmp_path / "confusion.png").write_bytes(confusion_picture(Confusion(matrix(3), [odd, "dog", "fox"])))
+def test_odd_names(tmp_path):
+    odd = ["$x_1$ & ", "犬", "", "a" * 500, "line\nbreak", "100 % {set}", "\\alpha $", "$\\nothing{$"]
+    (tmp_path / "confusion.png").write_bytes(confusion_picture(Confusion(matrix(len(odd)), odd)))
     assert (tmp_path / "confusion.png").stat().st_size > 1000
 
 
@@ -58,8 +56,8 @@ def test_names_are_cut_in_the_middle():
     assert _short("daisy") == "daisy"
 
 
-@pytest.mark.parametrize("name", ["\u65e5\u672c", "\x1b[31mred", "a\nb", "$x$", "\u202e"])
-def test_names_of_any_script_are_drawn_without_a_warning(name):
+def test_names_of_any_script_are_drawn_without_a_warning():
+    names = ["\u65e5\u672c", "\x1b[31mred", "a\nb", "$x$", "\u202e"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        confusion_picture(Confusion(np.eye(2, dtype=int), [name, "b"]))
+        confusion_picture(Confusion(np.eye(len(names), dtype=int), names))

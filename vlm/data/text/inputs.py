@@ -1,6 +1,7 @@
 """Texts as ids that an encoder reads: a text, a pair of texts, or words one by one."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,11 @@ from vlm.data.batch import InputRows, pack
 from vlm.data.text.tokenizer import Tokenizer
 
 Pieces = Callable[[str], list[int]]
+# Rows that texts share, and the tokens of a row, come in multiples of these: a CPU makes code for each new size of
+# its products, some milliseconds a product, which of short texts is as long as the products themselves.
+ROWS, LENGTH = 2, 8
+ROOM = 64  # tokens of a row up to which one is made longer than its longest text
+KEYS = 512  # attention to so many tokens costs about as much as all else of a token
 
 
 class Input(NamedTuple):
@@ -61,15 +67,56 @@ def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], piece
     return [Input([*row, tokenizer.eos_id], [0] * (len(row) + 1), places) for row, places in rows]
 
 
+def shared_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+    """The texts that lie in each row, by number, and the length of rows: of some lengths the one that costs least."""
+    longest = _up(max(lengths, default=0), LENGTH)
+    rooms = (longest, *range(longest + LENGTH, ROOM + 1, LENGTH))
+    layouts = ((_fitted(lengths, room), room) for room in rooms)
+    return min(layouts, key=lambda layout: len(layout[0]) * layout[1] * (KEYS + layout[1]))
+
+
+def _fitted(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Texts in rows of a length: the longest first, each in the first row with room for it (Johnson 1973).
+
+    Texts of a row, and rows by their first text, are in order; a row of its own for each where that makes no fewer.
+    """
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        row = next((row for row, free in enumerate(left) if free >= lengths[number]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            left.append(room)
+        rows[row].append(number)
+        left[row] -= lengths[number]
+    count = _up(len(rows), ROWS)
+    if count >= len(lengths):
+        return [[number] for number in range(len(lengths))]
+    return [*sorted(map(sorted, rows)), *[[] for _ in range(count - len(rows))]]
+
+
+def _up(number: int, multiple: int) -> int:
+    return number + -number % multiple
+
+
 def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
-    """The rows of some samples, padded to the longest."""
-    rows = [row for sample in samples for row in sample.rows]
-    tokens, segments = pack([[row.ids] for row in rows], pad_id)
-    length = tokens.shape[1]
+    """The texts of some samples, several in a row where they fit, and rows padded to about the longest text."""
+    texts = [row for sample in samples for row in sample.rows]
+    lengths = [len(text.ids) for text in texts]
+    rows, length = shared_rows(lengths)
+    tokens, segments = pack([[texts[number].ids for number in row] for row in rows], pad_id, length)
     types = None
-    if any(1 in row.types for row in rows):
-        types = torch.tensor([[*row.types, *[0] * (length - len(row.types))] for row in rows])
-    counts = [sum(len(row.places) for row in sample.rows) for sample in samples]
-    places = [number * length + place for number, row in enumerate(rows) for place in row.places]
-    positions = torch.tensor(places, dtype=torch.long) if any(counts) else None
-    return InputRows(tokens, segments, types, positions, counts, [sample.texts for sample in samples])
+    if any(1 in text.types for text in texts):
+        types, _ = pack([[texts[number].types for number in row] for row in rows], 0, length)
+    begins = [0] * len(texts)
+    for at, row in enumerate(rows):
+        for number, before in zip(row, accumulate((lengths[number] for number in row), initial=0), strict=False):
+            begins[number] = at * length + before
+    layout = None
+    if len(rows) < len(texts):
+        span = torch.arange(_up(max(lengths), LENGTH))
+        layout = (span + torch.tensor(begins)[:, None]).masked_fill(span >= torch.tensor(lengths)[:, None], -1)
+    counts = [sum(len(text.places) for text in sample.rows) for sample in samples]
+    places = [begin + place for begin, text in zip(begins, texts, strict=True) for place in text.places]
+    positions = torch.tensor(places, dtype=torch.long) if any(counts) or not texts else None
+    return InputRows(tokens, segments, types, positions, counts, [sample.texts for sample in samples], layout)

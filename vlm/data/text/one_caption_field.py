@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
-from vlm.data.batch import CaptionRow, InputRows, pack
+from vlm.data.batch import CaptionRow, InputRows
 from vlm.data.fields import AugmentKey, CaptionField
 from vlm.data.records import Record
+from vlm.data.text.inputs import Encoded, Input, input_rows
 from vlm.randomness import key as hashed
 from vlm.randomness import numpy_rng
 
@@ -14,8 +13,8 @@ from vlm.randomness import numpy_rng
 class OneCaptionField(CaptionField):
     """One caption of each record, drawn by (seed, epoch, id).
 
-    In evaluation a row holds all captions of a record end to end, then the same with their words in another order: a
-    control that leaves a model no more than a bag of words.
+    In evaluation all captions of a record, then the same with their words in another order: a control that leaves a
+    model no more than a bag of words.
 
     Args:
         others: As in CaptionField.
@@ -34,15 +33,9 @@ class OneCaptionField(CaptionField):
         return CaptionRow([self.ids(captions[hashed("caption", seed, epoch, record.id, *copy) % len(captions)])])
 
     def collate(self, values: Sequence[CaptionRow]) -> InputRows:  # type: ignore[override]
-        rows = [value.texts for value in values]
-        tokens, segments = pack(rows, self.tokenizer.pad_id)
-        begins = [
-            number * tokens.shape[1] + sum(map(len, row[:place]))
-            for number, row in enumerate(rows)
-            for place in range(len(row))
-        ]
-        counts, texts = [len(row) for row in rows], [value.references for value in values]
-        return InputRows(tokens, segments, None, torch.tensor(begins, dtype=torch.long), counts, texts)
+        rows = ([Input(ids, [0] * len(ids), [0]) for ids in value.texts] for value in values)
+        samples = [Encoded(row, value.references) for row, value in zip(rows, values, strict=True)]
+        return input_rows(samples, self.tokenizer.pad_id)
 
     def length(self, record: Record) -> int:
         """The mean length of its captions, one of which is read."""

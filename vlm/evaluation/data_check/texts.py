@@ -24,13 +24,20 @@ def text_source_faults(source: Source, samples: int, faults: Faults) -> list[str
 
 
 def text_faults(
-    splits: Mapping[str, Split], field: EncodedField, faults: Faults, *, limit: int | None, drawn: bool
+    splits: Mapping[str, Split],
+    field: EncodedField,
+    faults: Faults,
+    *,
+    limit: int | None,
+    drawn: bool,
+    unit: str = "text",
 ) -> dict[str, float]:
     """Texts that are there twice, in two splits or in two classes, too long, or unknown to the tokenizer.
 
     Args:
         field: Reads the texts.
         drawn: Whether a program writes them, which writes some of them again by nature.
+        unit: "sentence" of a corpus of sentences, which may come again in another split; "text" of all others.
     Returns:
         The share of tokens of each split that the tokenizer knows.
     """
@@ -44,7 +51,7 @@ def text_faults(
             first = seen.setdefault(own, here)
             same = f"{first[0]}: {first[1]} = {name}: {record.id}: {' | '.join(own)[:SHOWN]}"
             again, apart = first != here, first[0] != name
-            faults.add("text in two splits", [same] if again and apart else [], 1)
+            faults.add(f"{unit} in two splits", [same] if again and apart else [], 1)
             faults.add("duplicate text", [same] if again and not apart and not drawn else [], 1)
             faults.add("one text in two classes", [same] if again and first[2] != here[2] else [], 1)
             ids = [field.tokenizer.encode(text) for text in own]

@@ -36,6 +36,12 @@ class DocumentFrequencies(NamedTuple):
                 counts[gram] = counts.get(gram, 0) + 1
         return cls(images, counts)
 
+    def among(self, captions: Iterable[Tokens]) -> Self:
+        """The frequencies of the n-grams of some captions alone, which score these captions as all would."""
+        grams = set(chain.from_iterable(map(_grams, captions)))
+        # In an order that does not depend on the process: sums of floating-point numbers depend on theirs.
+        return type(self)(self.images, {gram: self.counts[gram] for gram in sorted(grams & self.counts.keys())})
+
     def save(self, path: Path) -> None:
         """Writes a JSON file."""
         path.write_text(json.dumps({"images": self.images, "counts": self.counts}), encoding="utf-8")

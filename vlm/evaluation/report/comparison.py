@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vlm.checkpoint.runs import LAST, newest_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, Scorer, caption_scorer, mean_scorer, paired
 from vlm.evaluation.metrics.coco import KEYS, References
@@ -44,7 +45,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
     """Prints evaluations side by side, each compared with the first; returns the exit status.
 
     Args:
-        folders: Folders of ``vlm evaluate --out``, or of runs.
+        folders: Folders of ``vlm evaluate --out``, or of runs; ``last`` is the newest run.
         out: HTML file to write as well.
         seed: Of the resampling.
     Raises:
@@ -52,6 +53,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
+    folders = [str(newest_run()) if folder == LAST else folder for folder in folders]
     files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
     output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]

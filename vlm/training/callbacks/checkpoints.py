@@ -38,7 +38,7 @@ class VerifiedIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        checkpoint = ckpt.read(path)
+        checkpoint = ckpt.read(path, merge=False)
         self._whole.add(Path(path).resolve())
         return checkpoint
 

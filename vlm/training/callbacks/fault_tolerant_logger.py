@@ -3,7 +3,7 @@
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers.logger import DummyExperiment, Logger
@@ -79,8 +79,25 @@ class SteadyLogger(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
+    def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Passes samples on to a logger that shows them; of TensorBoard's, to its board."""
+        own = getattr(self.logger, "log_samples", None)
+        if own is not None:
+            self._try(lambda: own(samples, step))
+        elif hasattr(self.experiment, "add_image"):
+            self._try(lambda: _show(self.experiment, samples, step))
+
     def save(self) -> None:
         self._try(self.logger.save)
 
     def finalize(self, status: str) -> None:
         self._try(lambda: self.logger.finalize(status))
+
+
+def _show(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Adds samples to TensorBoard: their lines as text, and their images, one under each number."""
+    lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
+    board.add_text("val/samples", "\n".join(lines), step)  # indented, Markdown leaves them as they are
+    for place, sample in enumerate(samples):
+        if "image" in sample:
+            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)

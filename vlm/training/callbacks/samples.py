@@ -4,20 +4,20 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import lightning as L
 
 from vlm.atomic import write_text
 from vlm.errors import Range, printable
+from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.task import Task
 
 
 class Samples(L.Callback):
-    """Prints a few samples of each validation, and keeps more in samples/ and in TensorBoard, where that is on.
+    """Prints a few samples of each validation, and keeps more in samples/; loggers that show images get
+    those that are printed.
 
     A captioner's are records of COCO's result format with their references and loss, a line each; `vlm score` reads
     them.
@@ -51,10 +51,8 @@ class Samples(L.Callback):
         text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
         write_text(folder / f"step_{trainer.global_step}.jsonl", text)
         for logger in trainer.loggers:
-            board = getattr(logger, "experiment", None)
-            if hasattr(board, "add_image"):
-                with suppress(OSError):  # a full disk is warned of where metrics are written
-                    show_samples(board, shown, trainer.global_step)
+            if isinstance(logger, SteadyLogger):
+                logger.log_samples(shown, trainer.global_step)
 
 
 def folded(line: str) -> str:
@@ -63,12 +61,3 @@ def folded(line: str) -> str:
         return line
     width = shutil.get_terminal_size().columns - 1
     return "\n".join(textwrap.wrap(line, width, subsequent_indent="      ", replace_whitespace=False) or [line])
-
-
-def show_samples(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Adds samples to TensorBoard: their lines as text, and their images, one under each number."""
-    lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
-    board.add_text("val/samples", "\n".join(lines), step)  # indented, Markdown leaves them as they are
-    for place, sample in enumerate(samples):
-        if "image" in sample:
-            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)

@@ -1,0 +1,127 @@
+"""CLIPScore against its formula, computed with transformers' CLIPModel."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+from vlm.cli.main import run as vlm
+from vlm.errors import UserError
+from vlm.evaluation.metrics.clip_score import ClipScorer
+from vlm.models.pretrained.clip import load_clip
+
+CAPTIONS = {"1": "A Red circle", "2": "two dogs run", "3": "word " * 40}
+WORDS = ["a", "photo", "depicts", "red", "circle", "two", "dogs", "run", "word"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A CLIP of random weights, with a tokenizer of whole words and a processor."""
+    path = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    ends = {"bos_token_id": 9, "eos_token_id": 10, "pad_token_id": 10}
+    text = tower | ends | {"vocab_size": 11, "max_position_embeddings": 12}
+    vision = tower | {"hidden_size": 24, "image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    for name, weight in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(weight, 0.5, 0.5)
+    model.text_projection.weight.data.neg_()  # with these weights every cosine is above 0
+    model.save_pretrained(path)
+    CLIPImageProcessor(size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}).save_pretrained(path)
+    vocab = {word: n for n, word in enumerate([*WORDS, "<|startoftext|>", "<|endoftext|>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="word"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("<|endoftext|>", 10), ("<|startoftext|>", 9))
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images")
+    for name in CAPTIONS:
+        Image.effect_noise((60, 44), 30 * int(name)).convert("RGB").save(path / f"{name}.png")
+    return path
+
+
+def truth(folder, images):
+    """2.5 * max(cos, 0), of one image at a time."""
+    model = CLIPModel.from_pretrained(folder).eval()
+    processor = CLIPImageProcessor.from_pretrained(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(12)
+    scores = {}
+    for name, caption in CAPTIONS.items():
+        pixels = processor(Image.open(images / f"{name}.png"), return_tensors="pt").pixel_values
+        ids = torch.tensor([tokenizer.encode(f"A photo depicts {caption}").ids])
+        with torch.no_grad():
+            out = model(input_ids=ids, pixel_values=pixels, attention_mask=torch.ones_like(ids))
+        cosine = torch.cosine_similarity(out.text_embeds, out.image_embeds).item()
+        scores[name] = 2.5 * max(cosine, 0.0)
+    return scores
+
+
+def test_is_the_formula_with_transformers_model(folder, images):
+    expected = truth(folder, images)
+    scores = ClipScorer(str(folder)).score(CAPTIONS, {name: images / f"{name}.png" for name in CAPTIONS})
+    assert scores == pytest.approx(expected, abs=2e-3)  # resized pixels differ by one in 255
+    assert min(expected.values()) > 0 and len({round(value, 4) for value in expected.values()}) > 1
+
+
+def test_a_negative_cosine_counts_as_0(folder, images):
+    scorer = ClipScorer(str(folder))
+    scorer.model.text_projection.weight.data.neg_()
+    assert set(scorer.score(CAPTIONS, {name: images / f"{name}.png" for name in CAPTIONS}).values()) == {0.0}
+
+
+def test_the_towers_are_transformers_own(folder):
+    theirs, ours = CLIPModel.from_pretrained(folder).eval(), load_clip(str(folder))
+    pixels, ids = torch.randn(3, 3, 32, 32), torch.randint(9, (3, 7))
+    lengths = torch.tensor([7, 4, 2])
+    ids[torch.arange(3), lengths - 1] = 10
+    with torch.no_grad():
+        out = theirs(input_ids=ids, pixel_values=pixels)
+        torch.testing.assert_close(ours.embed_images(pixels), out.image_embeds, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours.embed_texts(ids, lengths), out.text_embeds, rtol=0, atol=1e-5)
+
+
+def test_the_command_scores_files(folder, images, tmp_path, capsys):
+    results = [{"image_id": int(name), "caption": caption} for name, caption in CAPTIONS.items()]
+    notes = {"images": [{"id": int(name), "file_name": f"{name}.png"} for name in CAPTIONS], "annotations": results}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "references.json").write_text(json.dumps(notes))
+    files = [str(tmp_path / "results.json"), str(tmp_path / "references.json"), "--no-java", "--format", "json"]
+    assert vlm(["score", *files, "--clip", str(folder), "--images", str(images), "--per-image"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    expected = truth(folder, images)
+    assert scores["clipscore"] == pytest.approx(sum(expected.values()) / 3, abs=2e-3)
+    assert scores["per_image"]["2"]["clipscore"] == pytest.approx(expected["2"], abs=2e-3)
+    assert vlm(["score", *files, "--clip", str(folder), "--images", str(tmp_path)]) == 2
+    assert "1.png: no such image" in capsys.readouterr().err
+    assert vlm(["score", *files, "--clip", str(folder)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: config.update(model_type="bert"), "holds no CLIPModel"),
+        (lambda config: config.update(projection_dim=17), "do not fit"),
+        (lambda config: config["text_config"].update(hidden_size=10**9), "do not fit"),
+        (lambda config: config["vision_config"].update(hidden_act="wave"), "do not fit"),
+        (lambda config: config.pop("text_config"), "do not fit"),
+    ],
+    ids=["other model", "projection", "giant", "activation", "no text"],
+)
+def test_a_folder_that_does_not_fit_is_a_line(folder, tmp_path, change, words):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=words):
+        load_clip(str(tmp_path))

@@ -1,0 +1,44 @@
+"""Rewards against the metrics of whole corpora, and faults of captions by hand."""
+
+import random
+
+import numpy as np
+import pytest
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.cider import DocumentFrequencies
+from vlm.evaluation.metrics.coco import References
+from vlm.evaluation.metrics.reward import CaptionFaults, CaptionReward
+from vlm.evaluation.metrics.tokens import WORDS
+
+
+def captions(rng: random.Random, count: int, words: str) -> list[str]:
+    return [" ".join(rng.choices(words.split(), k=rng.randint(1, 9))) for _ in range(count)]
+
+
+def test_rewards_are_the_scores_beside_the_whole_corpus() -> None:
+    rng = random.Random(0)
+    corpus = [captions(rng, 5, "a red blue dog runs on the grass") for _ in range(60)]
+    drawn = [captions(rng, 3, "a red green dog sleeps on the grass") for _ in range(4)]
+    found = CaptionReward({"cider": 1.0, "bleu4": 0.5}, corpus)(drawn, corpus[7:11])
+    whole = DocumentFrequencies.of([[WORDS.cut(text) for text in texts] for texts in corpus])
+    names = ["a", "b", "c", "d"]
+    prepared = References(dict(zip(names, corpus[7:11], strict=True)), whole)
+    for column in range(3):
+        scores = prepared.score({name: texts[column] for name, texts in zip(names, drawn, strict=True)}).per_image
+        asked = [scores[name]["cider"] + 0.5 * scores[name]["bleu4"] for name in names]
+        np.testing.assert_allclose(found[:, column], asked, rtol=1e-12)
+
+
+def test_an_unknown_metric_is_named() -> None:
+    with pytest.raises(UserError, match=r"task.reward: spice: unknown; use bleu1, .*cider"):
+        CaptionReward({"spice": 1.0}, [["a dog"]])
+
+
+def test_faults_are_repeated_pairs_and_ends_within_a_phrase() -> None:
+    faults = CaptionFaults(["a dog on the grass", "the dog", "a cat of a man", *["the end"] * 2])
+    assert faults.shares(["a dog on a", "a dog a dog", "the dog", "the the the"]) == {
+        "repeated": 0.5,  # "a dog" and "the the"
+        "bad_endings": 0.5,  # "a" and "the" end no caption
+    }
+    assert faults.shares([""]) == {"repeated": 0.0, "bad_endings": 1.0}

@@ -1,0 +1,106 @@
+"""Texts that share rows: outputs of every model of texts equal those of each text alone."""
+
+import pytest
+import torch
+
+from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.inference.span_answering import span_scores
+from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.encoder_decoder import TextToText
+from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
+from vlm.models.text_encoder import TextEncoder
+from vlm.models.vit import ViT
+from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
+
+V, MAX_LEN, D, N = 31, 40, 24, 3
+BERT = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-12}
+VARIANTS = {
+    "bert": lambda: BERT,
+    "learned": lambda: {"token_types": 2},
+    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
+    "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N), "token_types": 2},
+    "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=4, causal=False)},
+    "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D), "token_types": 2},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def encoder(request):
+    return TextEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, num_heads=N, **VARIANTS[request.param]())
+
+
+@pytest.fixture
+def texts():
+    """Pairs of many lengths, with the places of three tokens each."""
+    lengths = torch.randint(4, 30, (20,)).tolist()
+    return [
+        Input(torch.randint(1, V, (length,)).tolist(), [0] * 2 + [1] * (length - 2), [0, 1, length - 1])
+        for length in lengths
+    ]
+
+
+def both(texts, output):
+    """The outputs of texts in shared rows, and of each alone."""
+    rows = input_rows([Encoded([text]) for text in texts], 0)
+    assert rows.layout is not None and len(rows.tokens) < len(texts)
+    return output(rows), torch.cat([output(input_rows([Encoded([text])], 0)) for text in texts])
+
+
+def equal(pair):
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", ["class", "mean", "attention", "class_mean"])
+def test_classes(scramble, encoder, texts, pool):
+    model = scramble(
+        SequenceClassifier(encoder=encoder, num_classes=3, pool=pool, pool_heads=2, transform=False)
+    ).double()
+    equal(both(texts, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.layout)))
+
+
+@torch.no_grad()
+def test_tags(scramble, encoder, texts):
+    model = scramble(TokenClassifier(encoder=encoder, num_classes=3)).double()
+    equal(both(texts, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.places)))
+
+
+@torch.no_grad()
+def test_masked_words(scramble, encoder, texts):
+    model = scramble(MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu")).double()
+    forward = lambda rows: model.head.logits(model(rows.tokens, rows.segments, rows.types, rows.places))  # noqa: E731
+    equal(both(texts, forward))
+
+
+@torch.no_grad()
+def test_spans(scramble, encoder, texts):
+    model = scramble(TokenClassifier(encoder=encoder, num_classes=2)).double()
+    rows = input_rows([Encoded([text]) for text in texts], 0)
+    shared = span_scores(model, rows)
+    for text, scores in zip(texts, shared, strict=True):
+        alone = span_scores(model, input_rows([Encoded([text])], 0))[0]
+        length = len(text.ids)
+        torch.testing.assert_close(scores[:length], alone[:length], rtol=0, atol=1e-5)
+        assert (scores[length:] == -torch.inf).all() and (scores[[0, 1, length - 1]] > -torch.inf).all()
+
+
+@torch.no_grad()
+def test_translations(scramble, encoder, texts):
+    decoder = Decoder(vocab_size=V, max_len=8, dim=D, depth=1, num_heads=N, context_dim=D)
+    model = scramble(TextToText(encoder=encoder, decoder=decoder)).double()
+    tokens = torch.randint(V, (1, 3))
+
+    def hidden(rows):
+        return model(rows.tokens, tokens.expand(len(rows.counts), -1), None, rows.segments, rows.types, rows.layout)
+
+    equal(both(texts, hidden))
+
+
+@torch.no_grad()
+def test_embeddings(scramble, encoder, texts):
+    image = ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
+    model = scramble(DualEncoder(encoder=image, text_encoder=encoder, embed_dim=6)).double()
+    plain = [text._replace(types=[0] * len(text.ids), places=[0]) for text in texts]
+    equal(both(plain, lambda rows: model.embed_texts(rows.tokens, rows.segments, rows.places)))

@@ -1,0 +1,55 @@
+"""The wheel and the sdist: built from the checkout, installed outside it, used in an empty folder."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vlm
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["debug=fast", "trainer=cpu", "model.size.dim=32", "model.size.num_heads=2", "name=wheel"]
+QUICK += [f"data.source.{split}_scenes={count}" for split, count in (("train", 16), ("val", 8), ("test", 8))]
+PIP = ["pip", "--disable-pip-version-check", "--no-cache-dir"]
+
+
+def run(*command: str, cwd: Path, path: Path | None = None) -> str:
+    """What a module of Python prints, with a folder of packages before all others."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYTHONPATH": str(path)} if path else {}
+    done = subprocess.run([sys.executable, "-m", *command], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_version_stands_in_two_places_alike() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == vlm.__version__
+    assert f"\n## {vlm.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    built, unpacked, empty = (tmp_path / name for name in ("built", "unpacked", "empty"))
+    for folder in (built, empty):
+        folder.mkdir()
+    run("hatchling", "build", "--target", "sdist", "--directory", str(built), cwd=ROOT)
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    # The wheel of the sdist: what either lacks, the installed package lacks.
+    run(*PIP, "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(built), cwd=empty)
+    (wheel,) = built.glob("*.whl")
+    place = tmp_path / "site"
+    run(*PIP, "install", str(wheel), "--no-deps", "--no-index", "--target", str(place), cwd=empty)
+    assert str(place / "vlm" / "conf") in run("vlm", "train", "--info", "searchpath", cwd=empty, path=place)
+    run("vlm", "train", *QUICK, cwd=empty, path=place)
+    (image,) = empty.glob("runs/wheel/*/samples/example.png")
+    line = run("vlm", "caption", str(image), "-c", "last", "--device", "cpu", cwd=empty, path=place)
+    assert line.startswith(f"{image}\t")
+    assert f"vlm {vlm.__version__}" in run("vlm", "--version", cwd=empty, path=place)

@@ -1,0 +1,80 @@
+"""Weights that another file holds for a model: those that a run starts from, and that adapters belong to."""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vlm.checkpoint.file import locate, read_file, weights
+from vlm.checkpoint.hub import PREFIX, fetched
+from vlm.errors import UserError
+from vlm.models.pretrained.files import read_tensors
+from vlm.models.pretrained.load import hugging_face_state
+
+ADAPTERS = "adapters"  # entry of a checkpoint that holds adapters alone
+
+
+def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Tensor], str]:
+    """The weights that a place holds for a part of a model, by the model's names, and the hash of all that it holds.
+
+    Args:
+        model: It may hold no weights itself, on "meta".
+        part: Name of the part; "" for the whole model.
+        path: A checkpoint, or a Hugging Face folder.
+    Raises:
+        UserError: They cannot be read, or do not fit.
+    """
+    inner, prefix = model.get_submodule(part), f"{part}." if part else ""
+    if path.is_dir():
+        tensors, _ = hugging_face_state(inner, str(path))
+        stored = read_tensors(str(path))
+    else:
+        loaded = read_file(path)
+        if ADAPTERS in loaded["vlm"]:
+            raise UserError(f"{path}: holds adapters alone, and can be no base; vlm import {path} --out whole.ckpt")
+        stored = weights(loaded)
+        head, fitting = best(stored, inner.state_dict(), part)
+        tensors = {name: stored[head + name] for name in fitting}
+    return {prefix + name: tensor for name, tensor in tensors.items()}, digest(stored)
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Hash of weights, of their names, types, shapes and values."""
+    whole = sha256()
+    for name, tensor in sorted(state.items()):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def find_base(place: str, beside: Path) -> Path:
+    """The path of a base: where it was, or beside the adapters; one of the hub is in the cache.
+
+    Raises:
+        UserError: It is nowhere there.
+    """
+    if place.startswith(PREFIX):
+        return fetched(place, local=True)
+    other = beside.with_name(f"base{Path(place).suffix}")
+    for path in (Path(place), other):
+        if path.exists():
+            return locate(path)
+    raise UserError(f"{beside}: holds adapters of {place}, which is missing; put it there, or at {other}")
+
+
+def best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) -> tuple[str, set[str]]:
+    """The prefix under which most of our weights stand in the file, and the names that fit there."""
+    fitting = {}
+    for head in dict.fromkeys([f"{part}." if part else "", "", *_prefixes(stored)]):
+        fitting[head] = {
+            name for name, tensor in ours.items() if head + name in stored and stored[head + name].shape == tensor.shape
+        }
+    head = max(fitting, key=lambda one: sum(ours[name].numel() for name in fitting[one]))
+    return head, fitting[head]
+
+
+def _prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
+    """The parts of a whole model, such as "encoder."."""
+    yield from dict.fromkeys(f"{name.partition('.')[0]}." for name in names)

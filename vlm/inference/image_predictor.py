@@ -1,0 +1,34 @@
+"""Predictors whose models read images."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from vlm.data.images.image import Preprocess
+from vlm.inference.info import preprocess_line
+from vlm.inference.predictor import Predictor
+
+
+class ImagePredictor(Predictor):
+    """A predictor that prepares images as its model was trained on them; arguments as in Predictor."""
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)  # type: ignore[safe-super]  # of the class beside this one
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().describe(about)
+        yield preprocess_line(about["preprocess"])
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """An image as the model reads it, uint8 (3, H, W)."""
+        return self.preprocess(image)
+
+
+def image_keys(pixels: Sequence[Tensor]) -> list[str]:
+    """Keys of images by their pixels, wherever they are stored."""
+    return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]

@@ -1,0 +1,89 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022): a linear layer learns a change of low rank, its weight stays as it is."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlm.errors import Count, Range
+
+A, B = "lora_a", "lora_b"
+
+
+class AdaptedLinear(nn.Linear):
+    """x -> W x + b + α/r B A x (Hu et al. 2022, equation 3), of which A and B learn; B begins as zero.
+
+    Args:
+        layer: Whose weight and bias it takes over, under their names.
+        rank: Rank r of the change.
+        scale: Its factor, α/r.
+    Shapes:
+        x (..., in) -> (..., out)
+    """
+
+    def __init__(self, layer: nn.Linear, *, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
+        self.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
+        self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as nn.Linear begins
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+
+
+class LoRA:
+    """The adapters of a model: which layers have one, and of what size.
+
+    Args:
+        rank: Rank r of a change.
+        alpha: Its factor times r, so that another rank needs no other learning rate.
+        projections: Linear layers by the ends of their names, such as "qkv", "cross_attn.q" or "decoder.*.fc1".
+    """
+
+    def __init__(
+        self, *, rank: Count, alpha: Annotated[float, Range(above=0)], projections: Annotated[Sequence[str], Range(1)]
+    ) -> None:
+        self.rank, self.scale, self.projections = rank, alpha / rank, projections
+
+    def layers(self, model: nn.Module, without: Iterable[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
+        """Yields the layers that have an adapter, with their names; none inside parts without."""
+        for name, layer in model.named_modules():
+            meant = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in self.projections)
+            if (
+                meant
+                and isinstance(layer, nn.Linear)
+                and not any(f"{name}.".startswith(f"{part}.") for part in without)
+            ):
+                yield name, layer
+
+    def adapt(self, model: nn.Module, without: Iterable[str] = ()) -> int:
+        """Gives the layers their adapters; returns their number.
+
+        Args:
+            without: Names of parts that have none, as those that are frozen.
+        """
+        layers = list(self.layers(model, tuple(without)))
+        for name, layer in layers:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, AdaptedLinear(layer, rank=self.rank, scale=self.scale))
+        return len(layers)
+
+
+def is_adapter(name: str) -> bool:
+    """True for the name of a weight of an adapter."""
+    return name.endswith((f".{A}", f".{B}"))
+
+
+def merge(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The weights of a model whose adapters are part of its matrices: W + α/r B A."""
+    merged = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
+    for name in [name for name in state if name.endswith(f".{A}")]:
+        stem = name.removesuffix(A)
+        weight, low = merged[f"{stem}weight"], state[f"{stem}{B}"].double() @ state[name].double()
+        merged[f"{stem}weight"] = torch.add(weight.double(), low, alpha=scale).to(weight.dtype)
+    return merged
