@@ -28,8 +28,8 @@ print(*(os.environ.get(name) for name in names))
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "None 3000 256"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None 256"),
+        ({}, "None 3000 512"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None 512"),
         ({"GOMP_SPINCOUNT": "9", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "None 9 7"),
     ],
 )

@@ -6,7 +6,7 @@ import platform
 import sys
 
 SPINS = "3000"  # how often a thread looks whether there is work before it sleeps
-PRIMITIVES = "256"  # pieces of code that oneDNN keeps, each for one product's shape; 0.6 MB each, and 0.25 ms to make
+PRIMITIVES = "512"  # pieces of code that oneDNN keeps, one a product's shape: up to 0.75 MB, and 1 to 6 ms to make
 KEPT = 1 << 30  # bytes of freed memory that are kept, and below which memory is taken from what was freed
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them
 
