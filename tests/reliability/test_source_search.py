@@ -78,7 +78,7 @@ def test_nothing_is_loaded_but_weights_and_plain_yaml():
 
 def test_checkpoints_are_read_in_one_place():
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "torch . load (" in code_of(path)]
-    assert found == ["vlm/checkpoint/load.py"]
+    assert found == ["vlm/checkpoint/file.py"]
 
 
 def test_no_shell_is_started():
