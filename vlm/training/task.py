@@ -87,8 +87,7 @@ class Task(L.LightningModule):
         self.results: dict[str, float] = {}
         self.samples: list[dict[str, Any]] = []
         self.unread: list[str] = []
-        self.used = 0
-        self.validation_due = False
+        self.used, self.validation_due = 0, False
         self.counted: Tensor | int = 0
         self.step_counts: Mapping[str, int] = {}
         self.step_loss: Tensor | None = None
