@@ -27,9 +27,10 @@ def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Ten
         UserError: They cannot be read, or do not fit.
     """
     inner, prefix = model.get_submodule(part), f"{part}." if part else ""
+    stored: Mapping[str, Tensor]
     if path.is_dir():
-        tensors, _ = hugging_face_state(inner, str(path))
         stored = read_tensors(str(path))
+        tensors, _ = hugging_face_state(inner, str(path), stored)
     else:
         loaded = read_file(path)
         if ADAPTERS in loaded["vlm"]:

@@ -13,7 +13,6 @@ from vlm.errors import UserError
 from vlm.randomness import key
 from vlm.training.processes import is_rank_zero
 
-__all__ = ["ADAPTERS", "Adapted", "adapt"]
 Adapted = tuple[dict[str, Any], set[str]]  # the entry of checkpoints, and the names of weights that they leave out
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.base import ADAPTERS
 from vlm.checkpoint.stored import contained, freeze
 from vlm.config.build import build, spec
 from vlm.config.links import walk
@@ -21,7 +22,7 @@ from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training import compiling, slurm
-from vlm.training.adapters import ADAPTERS, Adapted, adapt
+from vlm.training.adapters import Adapted, adapt
 from vlm.training.blocks import arrange
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import TellCompiling

@@ -60,13 +60,13 @@ def main_score(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         checkpoints = config["callbacks"]["checkpoints"]
         scores = ckpt.read(folder)["vlm"]["scores"]
-        names, falls = [str(checkpoints["monitor"])], checkpoints["mode"] == "min"
+        name, falls = str(checkpoints["monitor"]), checkpoints["mode"] == "min"
     else:
         scores = json.loads(path.read_text(encoding="utf-8"))
         split = next(iter(scores)).split("/")[0]
         metric = next(name for name in (*task.headlines, "loss") if f"{split}/{name}" in scores)
-        names, falls = [f"{split}/{metric}"], metric in task.smaller_is_better
-    return {"metric": name, "score": scores[name], "falls": falls} if (name := names[0]) in scores else {}
+        name, falls = f"{split}/{metric}", metric in task.smaller_is_better
+    return {"metric": name, "score": scores[name], "falls": falls} if name in scores else {}
 
 
 def closing(records: Iterable[Path]) -> str:

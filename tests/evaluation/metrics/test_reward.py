@@ -30,6 +30,15 @@ def test_rewards_are_the_scores_beside_the_whole_corpus() -> None:
         np.testing.assert_allclose(found[:, column], asked, rtol=1e-12)
 
 
+def test_a_reward_does_not_depend_on_the_batch() -> None:
+    corpus = [["a dog runs on the grass", "the dog runs"]] * 20 + [["一只狗在草地上奔跑", "狗在跑"], ["一只猫", "猫"]]
+    reward = CaptionReward({"cider": 1.0}, corpus)
+    drawn, references = [["the dog runs", "a cat"], ["狗在跑", "一只狗 在草地上奔跑"]], [corpus[0], corpus[20]]
+    together = reward(drawn, references)
+    alone = [reward([one], [known])[0] for one, known in zip(drawn, references, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
 def test_an_unknown_metric_is_named() -> None:
     with pytest.raises(UserError, match=r"task.reward: spice: unknown; use bleu1, .*cider"):
         CaptionReward({"spice": 1.0}, [["a dog"]])

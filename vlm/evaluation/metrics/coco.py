@@ -11,7 +11,7 @@ from vlm.evaluation.metrics.bleu import Bleu, BleuCounts, bleu_of
 from vlm.evaluation.metrics.cider import Cider, DocumentFrequencies
 from vlm.evaluation.metrics.ngrams import Entries, Floats, ReferenceCounts, Tokens
 from vlm.evaluation.metrics.rouge import RougeL
-from vlm.evaluation.metrics.tokens import units_of
+from vlm.evaluation.metrics.tokens import Units, units_of
 
 KEYS = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider")
 
@@ -22,19 +22,22 @@ class References:
     Args:
         captions: Reference captions by image.
         frequencies: Document frequencies of a saved corpus for CIDEr; without them, those of these references.
-
-    Attributes:
-        units: Words, or characters where the script of the references has no spaces.
+        units: Those of that corpus; None for words, or characters where the script of the references has no spaces.
 
     Raises:
         UserError: No image, or an image without a reference.
     """
 
-    def __init__(self, captions: Mapping[str, Sequence[str]], frequencies: DocumentFrequencies | None = None) -> None:
+    def __init__(
+        self,
+        captions: Mapping[str, Sequence[str]],
+        frequencies: DocumentFrequencies | None = None,
+        units: Units | None = None,
+    ) -> None:
         _check_references(captions)
         # Sums of floating-point numbers depend on their order: images are always scored in that of their names.
         self.captions = {image: list(captions[image]) for image in sorted(captions)}
-        self.units = units_of(chain.from_iterable(self.captions.values()))
+        self.units = units or units_of(chain.from_iterable(self.captions.values()))
         tokens = [[self.units.cut(caption) for caption in texts] for texts in self.captions.values()]
         others = [gram.split() for gram in frequencies.counts] if frequencies else []
         self._counts = ReferenceCounts([list(map(_words, texts)) for texts in tokens], others)

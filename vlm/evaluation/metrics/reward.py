@@ -36,7 +36,8 @@ class CaptionReward:
         """Rewards of K captions of each of B images: (B, K)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
         names = [f"{place:09}" for place in range(len(references))]  # which are sorted
-        prepared = References(dict(zip(names, references, strict=True)), self.frequencies.among(texts))
+        known = dict(zip(names, references, strict=True))
+        prepared = References(known, self.frequencies.among(texts), self.units)
         columns = [dict(zip(names, column, strict=True)) for column in zip(*captions, strict=True)]
         values = np.stack([prepared.score(column).values for column in columns], 1)  # (B, K, 6)
         return values @ np.array([self.weights.get(key, 0.0) for key in KEYS])

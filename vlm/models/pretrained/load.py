@@ -83,9 +83,13 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
     return lines
 
 
-def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor], list[str]]:
+def hugging_face_state(
+    model: nn.Module, folder: str, stored: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
     """The weights that `load_hugging_face` copies, by our names, and its lines; the model may hold none, on "meta".
 
+    Args:
+        stored: The folder's tensors, where they have been read before.
     Raises:
         UserError: As `load_hugging_face`.
     """
@@ -93,7 +97,7 @@ def hugging_face_state(model: nn.Module, folder: str) -> tuple[dict[str, Tensor]
     architecture = architecture_of(config, folder)
     placed = _placed(model, architecture, config, folder)
     _refuse(_config_faults(placed, folder))
-    stored = read_tensors(folder)
+    stored = read_tensors(folder) if stored is None else stored
     sources: Sources = {}
     for one in placed:
         sources |= one.sources(stored)
