@@ -25,14 +25,13 @@ class Cells(NamedTuple):
     where: str
 
     def split(self, path: Path) -> str | None:
-        """The split that the row states; None where its table has no column of splits.
+        """The split that the row states; None where its table has no column of splits, or JSON's null there.
 
         Raises:
             UserError: It is none.
         """
-        if "split_column" not in self.values:
-            return None
-        return parse_split(self.values["split_column"], path, self.where)
+        split = self.values.get("split_column")
+        return None if split is None else parse_split(str(split), path, self.where)
 
 
 def read_text(path: Path) -> str:
