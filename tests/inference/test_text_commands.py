@@ -171,3 +171,10 @@ def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):
     status, (line,), _ = vlm("tagging", "tag", "--text", "a small red circle " * 2000)
     assert status == 0 and max(sizes) <= tagging.ROWS
     assert [word.split("/")[0] for word in line.split()] == ["a", "small", "red", "circle"] * 2000
+
+
+def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
+    marked = io.TextIOWrapper(io.BytesIO("\ufeffa\n\ufeffb\n".encode()), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", marked)
+    main.read_any_name()
+    assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one
