@@ -6,7 +6,7 @@ specification, tokenizer, preprocessing, resolved config and scores.
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,22 @@ def read_file(path: str | os.PathLike) -> dict[str, Any]:
     A Hugging Face folder is read as the checkpoint that it amounts to, a run's folder as its best one.
 
     Raises:
-        UserError: There is none, it is no checkpoint of vlm, of another format, or damaged.
+        UserError: There is none, it is no checkpoint of vlm, of another format, or damaged, or a weight is no finite
+            number, with which a model makes nothing.
     """
     path = locate(path)
+    loaded = _read(path)
+    for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
+        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
+    return loaded
+
+
+def _items(part: Any) -> Iterable[tuple[Any, Any]]:
+    return part.items() if isinstance(part, Mapping) else ()
+
+
+def _read(path: Path) -> dict[str, Any]:
     if hugging_face.is_folder(path):
         return hugging_face.from_folder(str(path))
     if is_specified(path):
@@ -79,15 +92,8 @@ def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
 
 
 def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights that evaluation uses (the moving average where there is one), under the model's own names.
-
-    Raises:
-        UserError: One of them is no finite number, with which a model makes nothing.
-    """
+    """The weights that evaluation uses (the moving average where there is one), under the model's own names."""
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
-    for name, tensor in stored.items():
-        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"the checkpoint's weights are not finite numbers ({name}); use another checkpoint")
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 
