@@ -178,3 +178,15 @@ def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
     monkeypatch.setattr(sys, "stdin", marked)
     main.read_any_name()
     assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one
+
+
+def test_what_is_missing_or_too_much_is_named_as_it_is_typed(vlm):
+    assert vlm("image_questions", "answer", "story.txt")[2] == [
+        "error: --question: missing; a model for image_questions needs it"
+    ]
+    assert vlm("classification", "classify", "--text", "a")[2] == [
+        "error: IMAGES: missing; a model for classification needs it"
+    ]
+    assert vlm("text_classification", "classify", "story.txt")[2] == [
+        "error: IMAGES: a model for text_classification takes none; leave it out"
+    ]

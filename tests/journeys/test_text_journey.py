@@ -110,7 +110,7 @@ def test_texts_and_lines_of_stdin_are_classified(form, classified: Path, capsys,
     ("options", "said"),
     [
         (["--text", "x", "--pair", "y"], "--pair: this model reads single texts"),
-        (["photo.png"], "--images: a model for text_classification takes none"),
+        (["photo.png"], "IMAGES: a model for text_classification takes none"),
         (["--text", "x", "--format", "xml"], "--format"),
         (["--text", "caf\udce9"], "UTF-8"),
     ],

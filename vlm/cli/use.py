@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from vlm.errors import UserError
 from vlm.inference.commands import Command
@@ -30,7 +30,7 @@ def command_of(commands: Sequence[Command]) -> Callable[..., int]:
             other = next((command.name for command in all_commands() if command.task == task), "predict")
             kinds = " or ".join(functions)
             raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {kinds}; use `vlm {other}`")
-        return functions[task](model=model, **own_values(functions[task], values, task))
+        return functions[task](model=model, **own_values(functions[task], values, task, hints))
 
     merged: dict[str, inspect.Parameter] = {}
     for function in functions.values():
@@ -47,21 +47,30 @@ def command_of(commands: Sequence[Command]) -> Callable[..., int]:
     return run
 
 
-def own_values(function: Callable[..., int], values: Mapping[str, Any], task: str) -> dict[str, Any]:
+def own_values(
+    function: Callable[..., int], values: Mapping[str, Any], task: str, hints: Mapping[str, Any]
+) -> dict[str, Any]:
     """The options of a function, out of those of all tasks that share its command.
 
+    Args:
+        hints: The annotation of each.
     Raises:
         UserError: One that it needs is missing, or one of another task is set.
     """
     known = inspect.signature(function).parameters
     for name, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and not values.get(name, True):
-            raise UserError(f"{name.upper()}: missing; a model for {task} needs them")
+            raise UserError(f"{_typed(name, hints[name])}: missing; a model for {task} needs it")
     for name in values:
         if name not in known and values[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option}: a model for {task} takes none; leave it out")
+            raise UserError(f"{_typed(name, hints[name])}: a model for {task} takes none; leave it out")
     return {name: value for name, value in values.items() if name in known}
+
+
+def _typed(name: str, hint: Any) -> str:
+    """A parameter as the command line has it."""
+    _, option = get_args(hint)
+    return name.upper() if option.positional else f"--{name.replace('_', '-')}"
 
 
 def predict(
