@@ -161,7 +161,7 @@ def test_lone_surrogates_are_refused(name):
 
 @pytest.mark.parametrize("cls", [CharTokenizer, SentencePieceTokenizer])
 def test_no_captions_is_the_users_to_mend(cls):
-    with pytest.raises(UserError, match="training split has no captions"):
+    with pytest.raises(UserError, match="no text to learn a tokenizer from; give more"):
         cls().fit([])
     with pytest.raises(RuntimeError, match="call fit first"):
         cls().encode("a")

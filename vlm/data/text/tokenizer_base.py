@@ -61,11 +61,11 @@ class Tokenizer(ABC):
             texts: The captions of the training split, in an order that does not change between runs.
             cache: Folder that keeps what was learnt, by hash of the captions and every option.
         Raises:
-            UserError: There are no captions, or the vocabulary asked for cannot hold them.
+            UserError: There are no texts, or the vocabulary asked for cannot hold them.
         """
         captions = [self._prepare(text) for text in texts]
         if not captions:
-            raise UserError("the training split has no captions to learn a tokenizer from; check data.root")
+            raise UserError("data: the training split has no text to learn a tokenizer from; give more, or hold out less")
         file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
         if file is None or not self._read(file):
             self._load(self._learn(captions))
