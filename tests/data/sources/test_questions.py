@@ -37,7 +37,9 @@ def test_splits_and_the_most_questions_of_an_epoch(root):
 def test_a_question_without_an_answer_is_named_and_left_out(root):
     source = questions(root, "image,question,answer\na.png,what?,red\na.png,who?,\n")
     assert source.split("train").record(0)["questions"] == [Question("what?", "red")]
-    assert "line 3" in source.skipped[0]
+    assert source.skipped == [f"{root / 'questions.csv'}, line 3: no question and answer"]
+    with pytest.raises(UserError, match=r"no image with a question and answer .*line 2: no question and answer"):
+        questions(root, "image,question,answer\na.png,what?,\n")
 
 
 def test_faults_name_file_and_column(root):

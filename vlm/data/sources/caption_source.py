@@ -56,6 +56,7 @@ class CaptionSource(Source):
         seed: Seed of which images are held out and which captions are drawn.
         captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
     Attributes:
+        text: Noun for the text that a row has.
         separator: Parts the names of several images that belong together; None where each stands alone.
         place: Holds the images.
         base: Folder within it that the names of images are relative to.
@@ -64,6 +65,7 @@ class CaptionSource(Source):
     """
 
     holds = ("image", "captions")
+    text = "caption"
     separator: str | None = None
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
@@ -104,7 +106,7 @@ class CaptionSource(Source):
             name, place = row.image.strip(), split or row.split
             caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
             if not name or not caption:
-                line = f"{file}, {row.where}: {'no caption' if name else 'names no image'}"
+                line = f"{file}, {row.where}: {f'no {self.text}' if name else 'names no image'}"
                 self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
                 continue
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
@@ -163,7 +165,7 @@ class CaptionSource(Source):
         images = self._present(images, file)
         if not images:
             why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
-            raise UserError(f"{file}: holds no image with a caption{why}; check data.root and data.path")
+            raise UserError(f"{file}: holds no image with a {self.text}{why}; check data.root and data.path")
         kept = {name: [image for image in images if image.split == name] for name in NAMES}
         self._images = {name: images for name, images in kept.items() if images}
         self.splits = tuple(self._images)

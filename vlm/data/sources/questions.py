@@ -29,6 +29,7 @@ class QuestionTable(CaptionSource):
     """
 
     holds = ("image", "questions")
+    text = "question and answer"
     name = "questions"
 
     def __init__(
