@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
+from vlm.data.records import first_fault
 from vlm.errors import UserError
 from vlm.randomness import key
 
@@ -61,15 +62,18 @@ def draw_stratified(
     return parts | {"train": rest}
 
 
-def validation(names: Sequence[str], labels: Sequence[Hashable] | None, seed: int) -> list[int]:
+def validation(
+    names: Sequence[str], labels: Sequence[Hashable] | None, seed: int, *, skipped: Sequence[str] = ()
+) -> list[int]:
     """Indices of the training samples that validate where a data set has no validation split.
 
     Args:
         names: What tells each sample from all others.
         labels: The class of each; None for samples without.
         seed: Seed of which are chosen.
+        skipped: Faults of the samples that are not used.
     Raises:
-        UserError: There are too few samples.
+        UserError: There are too few samples; it names the first of the faults.
     """
     if labels is not None:
         held = stratified(labels, names, max(1, round(HELD_OUT * len(names))), seed=seed)
@@ -78,7 +82,8 @@ def validation(names: Sequence[str], labels: Sequence[Hashable] | None, seed: in
         held = [index for index, place in enumerate(places) if place < HELD_OUT]
         held = held or sorted(range(len(names)), key=places.__getitem__)[:1]
     if not held or len(held) == len(names):
-        raise UserError("data: too few training samples to hold any out for validation; add some")
+        why = first_fault(skipped)
+        raise UserError(f"data: too few training samples to hold any out for validation{why}; add some")
     return held
 
 

@@ -57,6 +57,11 @@ class Skipped(str):
         return self
 
 
+def first_fault(skipped: Sequence[str]) -> str:
+    """The words of a message on too few samples that name the first of the faults, if there are any."""
+    return f" ({len(skipped)} faults; the first: {skipped[0]})" if skipped else ""
+
+
 class Question(NamedTuple):
     """A question about an image, its answer, and what kind of question it is."""
 

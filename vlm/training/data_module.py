@@ -98,7 +98,7 @@ class Data(L.LightningDataModule):
         splits = {name: self.source.split(name) for name in readable}
         train = splits["train"]
         if "val" not in splits:
-            held = validation(*self._names_and_labels(train), self.seed)
+            held = validation(*self._names_and_labels(train), self.seed, skipped=self.source.skipped)
             splits |= {"train": Part(train, sorted({*range(len(train))}.difference(held))), "val": Part(train, held)}
         if train_samples is not None:
             train = splits["train"]

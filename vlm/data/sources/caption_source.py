@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.data.hold_out import check_fractions, draw
 from vlm.data.images.image import SUFFIXES
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
 from vlm.data.sources.caption_tables import Row
 from vlm.data.store.places import Folder, Place, Tar
 from vlm.errors import UserError, nearest
@@ -164,8 +164,9 @@ class CaptionSource(Source):
             self._hold_out(images, val_fraction, test_fraction)
         images = self._present(images, file)
         if not images:
-            why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
-            raise UserError(f"{file}: holds no image with a {self.text}{why}; check data.root and data.path")
+            raise UserError(
+                f"{file}: holds no image with a {self.text}{first_fault(self.skipped)}; check data.root and data.path"
+            )
         kept = {name: [image for image in images if image.split == name] for name in NAMES}
         self._images = {name: images for name, images in kept.items() if images}
         self.splits = tuple(self._images)

@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
 from vlm.data.sources.caption_source import drawn_captions
 from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
@@ -85,9 +85,10 @@ class Shards(Source):
         self.splits = tuple(self._samples)
         if "train" not in self._samples:
             faults = [*self._unusable.values(), *self.skipped]
-            why = f" ({len(faults)} faults; the first: {faults[0]})" if faults else ""
             wanted = " and ".join(name for name in needs if name != "image") or "image"
-            raise UserError(f"{root}: the shards hold no image with {wanted} to train on{why}; check data.root")
+            raise UserError(
+                f"{root}: the shards hold no image with {wanted} to train on{first_fault(faults)}; check data.root"
+            )
         self._check_labels()
 
     def open(self, name: str) -> Split:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault
 from vlm.errors import Share, UserError
 
 
@@ -77,8 +77,7 @@ class TextSource(Source):
         samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
         for split, own in files.items():
             if not samples[split]:
-                why = f" ({len(self.skipped)} faults; the first: {self.skipped[0]})" if self.skipped else ""
-                raise UserError(f"{own[0]}: holds no sample that can be used{why}")
+                raise UserError(f"{own[0]}: holds no sample that can be used{first_fault(self.skipped)}")
         if len(files) == 1:
             parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:

@@ -65,7 +65,7 @@ class Tokenizer(ABC):
         """
         captions = [self._prepare(text) for text in texts]
         if not captions:
-            raise UserError("data: the training split has no text to learn a tokenizer from; give more, or hold out less")
+            raise UserError("data: train has no text to learn a tokenizer from; give more, or hold out less")
         file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
         if file is None or not self._read(file):
             self._load(self._learn(captions))
