@@ -246,3 +246,30 @@ def test_the_page_is_current() -> None:
     finally:
         sys.path.remove(str(ROOT / "docs"))
         sys.modules.pop("api", None)
+
+
+@pytest.mark.parametrize(
+    ("task", "use", "options", "message"),
+    [
+        ("captioning", "caption", {"beam": 10**6}, r"beam: 1000000 is out of range, expected .*at most 1024"),
+        ("captioning", "caption", {"beam": "4"}, r"beam: '4' is str, expected int"),
+        ("captioning", "caption", {"max_tokens": -1}, r"max_tokens: -1 is out of range"),
+        ("captioning", "caption", {"ban": "red"}, r"ban: 'red' is str, expected list\[str\]"),  # else its letters
+        ("captioning", "caption", {"workers": -1}, r"workers: -1 is out of range"),
+        ("captioning", "caption", {"batch_size": 0}, r"batch_size: 0 is out of range, expected int \(at least 1\)"),
+        ("classification", "classify", {"top": 0}, r"top: 0 is out of range"),
+        ("image_questions", "answer", {"question": 3}, r"question: 3 is int, expected str"),
+        ("contrastive", "classify", {}, r"label: missing; give label=\[CLASS, CLASS, \.\.\.\]"),
+        ("text_classification", "classify", {}, r"pair: this model reads pairs of texts"),
+    ],
+)
+def test_values_that_an_option_does_not_take_are_refused(task, use, options, message) -> None:
+    with pytest.raises(vlm.Error, match=message):
+        getattr(load(task), use)("a" if task == "text_classification" else IMAGES[0], **options)
+
+
+def test_a_dual_encoder_classifies_among_the_classes_that_are_named() -> None:
+    """As the command does; until then all were of its two classes of trial."""
+    found = load("contrastive").classify(IMAGES, label=("red circle", "blue cross"), prompt=["a large {}"])
+    for one, record in zip(found, records("contrastive"), strict=True):
+        assert one.name == record["class"] and one.probability == pytest.approx(record["probability"], rel=1e-3)

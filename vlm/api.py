@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from vlm.errors import Range, did_you_mean, nearest
 from vlm.errors import UserError as Error
-from vlm.errors import did_you_mean, nearest
 from vlm.inference.commands import commands
-from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.options import DecodingOptions, ModelOptions, Option
 from vlm.tuning import tune
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class Model:
         return [command.name for command in commands() if command.task == self.task] or ["predict"]
 
     def _check(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        """Refuses options that a use does not have."""
+        """Refuses options that a use does not have, and values that are not of their type or out of their range."""
+        from vlm.config.types import describe_mismatch, fits, hints
+
         known = inspect.signature(function).parameters
         names = [name for name, one in known.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
@@ -115,6 +117,19 @@ class Model:
         for name in options:
             if name not in names:
                 raise Error(f"{name}: unknown to {self._commands[0]}{did_you_mean(nearest(name, names))}")
+        declared = {**get_type_hints(DecodingOptions, include_extras=True), **hints(function)}
+        for name, given in options.items():
+            value, hint = list(given) if isinstance(given, tuple) else given, _bounded(declared.get(name, Any))
+            if not fits(value, hint):
+                raise Error(f"{name}: {describe_mismatch(value, hint)}")
+
+
+def _bounded(hint: Any) -> Any:
+    """The annotation of an option with its range, as the check of a config reads it."""
+    for option in getattr(hint, "__metadata__", ()):
+        if isinstance(option, Option) and (option.least, option.most) != (None, None):
+            return Annotated[hint, Range(option.least, option.most)]
+    return hint
 
 
 class Run:

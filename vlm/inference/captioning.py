@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.decoding.options import Decoding
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.files import find_images
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import default_workers, image_batches, open_image, read_images, several_images
@@ -74,8 +74,8 @@ class Captioner(ImagePredictor, Writer):
         inputs: Sequence[Any],
         *,
         prefix: str = "",
-        batch_size: int = 32,
-        workers: int | None = None,
+        batch_size: Count = 32,
+        workers: Workers = None,
         **decoding: Any,
     ) -> list[Any]:
         """The caption of each image, or its captions where `results` is more than 1, the best first.

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
+from vlm.errors import Count
 from vlm.inference.files import find_images
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.inputs import default_workers, image_batches, read_images, several_images
@@ -58,7 +59,7 @@ class ImageClassifier(ImagePredictor):
         return several_images(inputs)
 
     def use(
-        self, inputs: Sequence[Any], *, top: int = 1, batch_size: int = 32, workers: int | None = None
+        self, inputs: Sequence[Any], *, top: Count = 1, batch_size: Count = 32, workers: Workers = None
     ) -> list[Classes]:
         """The likeliest classes of each image.
 

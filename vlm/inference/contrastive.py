@@ -11,7 +11,7 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.classification import ImageClassifier, classify_files
 from vlm.inference.files import find_images
 from vlm.inference.info import preprocess_line, tokenizer_line
@@ -19,6 +19,7 @@ from vlm.inference.inputs import read_images
 from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs, normalized
+from vlm.inference.ranking import Classes
 from vlm.inference.text_rows import read_texts, rows_of
 from vlm.models.dual_encoder import DualEncoder
 from vlm.nn.step.packed import prepack
@@ -85,6 +86,31 @@ class DualClassifier(ImageClassifier):
         texts = [prompt.replace(PLACE, name) for name in classes for prompt in prompts]
         means = self.embed_texts(texts).unflatten(0, (len(classes), len(prompts))).mean(1)  # (C, E)
         self.heads = F.normalize(means, dim=-1)
+
+    def use(
+        self,
+        inputs: Sequence[Any],
+        *,
+        label: Sequence[str] = (),
+        prompt: Sequence[str] = (PLACE,),
+        top: Count = 1,
+        batch_size: Count = 32,
+        workers: Workers = None,
+    ) -> list[Classes]:
+        """The likeliest classes of each image, of those that are named.
+
+        Args:
+            inputs: Paths, images of Pillow, or arrays (H, W, 3).
+            label: Names of the classes.
+            prompt: Texts around a class, such as ["a photo of a {}"].
+            top: Classes of an image.
+            batch_size: Images at a time.
+            workers: Threads that read images ahead; by default one a CPU, up to 8.
+        """
+        if not label or isinstance(label, str):
+            raise UserError("label: missing; give label=[CLASS, CLASS, ...]")
+        self.name_classes(label, [prompt] if isinstance(prompt, str) else prompt)
+        return super().use(inputs, top=top, batch_size=batch_size, workers=workers)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embeddings (T, E) of texts, as far as the model reads them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.captioning import Captioner
 from vlm.inference.files import find_images
 from vlm.inference.inputs import image_batches, read_images
@@ -84,8 +84,8 @@ class Answerer(Captioner):
         inputs: Sequence[Any],
         *,
         question: str | Sequence[str] = (),
-        batch_size: int = 32,
-        workers: int | None = None,
+        batch_size: Count = 32,
+        workers: Workers = None,
     ) -> list[Any]:
         """The answer to a question about each image, or the answers to several.
 

@@ -13,7 +13,7 @@ from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.sampling import Sampling
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import DecodingOptions, ModelOptions, Option, refuse_undecoded, stored_options
 from vlm.inference.output import Output, Records
@@ -108,7 +108,7 @@ class Generator(Predictor):
         """Rules with words as people write them, as in `rules_of_words`."""
         return rules_of_words(self.tokenizer, **options)
 
-    def use(self, inputs: Sequence[str], *, batch_size: int = 32, **decoding: Any) -> list[Any]:
+    def use(self, inputs: Sequence[str], *, batch_size: Count = 32, **decoding: Any) -> list[Any]:
         """The text that goes on from each prompt, or the texts where `results` is more than 1, the best first.
 
         Args:

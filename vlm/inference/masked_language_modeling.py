@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError, excerpt, print_error
+from vlm.errors import Count, UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, refuse_undecoded
 from vlm.inference.output import Output, Records
@@ -78,7 +78,7 @@ class GapFiller(Predictor):
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         return fill_texts(self, read_texts([], inputs), records, batch_size=batch_size, top=1)
 
-    def use(self, inputs: Sequence[str], *, top: int = 1, batch_size: int = 32) -> list[Filled]:
+    def use(self, inputs: Sequence[str], *, top: Count = 1, batch_size: Count = 32) -> list[Filled]:
         """The texts with their gaps filled in.
 
         Args:

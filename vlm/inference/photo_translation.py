@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import open_image, read_images, several_images
 from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
@@ -63,7 +63,7 @@ class PhotoTranslator(ImagePredictor, Translator):
         raise UserError("vlm predict: this model reads a photo beside each text; use vlm translate --image FILE")
 
     def use(
-        self, inputs: Sequence[str], *, image: Any = (), prefix: str = "", batch_size: int = 32, **decoding: Any
+        self, inputs: Sequence[str], *, image: Any = (), prefix: str = "", batch_size: Count = 32, **decoding: Any
     ) -> list[Any]:
         """The translation of each text beside its image, or its translations where `results` is more than 1.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
-from vlm.errors import UserError
+from vlm.errors import Count, UserError
 from vlm.inference.commands import commands
 from vlm.inference.output import Kept, Records
 from vlm.nn.precision import has_bfloat16
@@ -87,7 +87,7 @@ class Predictor(ABC):
         alone = isinstance(inputs, str | os.PathLike) or not isinstance(inputs, Iterable)
         return ([inputs], True) if alone else (list(inputs), False)
 
-    def use(self, inputs: Sequence[Any], *, batch_size: int = 32) -> list[Any]:
+    def use(self, inputs: Sequence[Any], *, batch_size: Count = 32) -> list[Any]:
         """The records that `vlm predict` writes.
 
         Args:

@@ -11,7 +11,7 @@ from vlm.data.batch import InputRows
 from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError, print_error
+from vlm.errors import Count, UserError, print_error
 from vlm.inference.files import progress
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
@@ -131,7 +131,7 @@ class SpanAnswerer(Predictor):
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
-    def use(self, inputs: Sequence[Any], *, question: str | Sequence[str] = (), batch_size: int = 32) -> list[Any]:
+    def use(self, inputs: Sequence[Any], *, question: str | Sequence[str] = (), batch_size: Count = 32) -> list[Any]:
         """The answer to a question about each text, or the answers to several.
 
         Args:

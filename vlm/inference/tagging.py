@@ -11,6 +11,7 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.words import split_words
+from vlm.errors import Count
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
 from vlm.inference.output import Output, Records
@@ -57,7 +58,7 @@ class Tagger(Predictor):
         refuse_undecoded(inputs)
         return tag_texts(self, list(map(split_words, inputs)), records, batch_size=batch_size)
 
-    def use(self, inputs: Sequence[str], *, words: bool = False, batch_size: int = 32) -> list[list[Tagged]]:
+    def use(self, inputs: Sequence[str], *, words: bool = False, batch_size: Count = 32) -> list[list[Tagged]]:
         """The words of each text with their tags.
 
         Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import UserError, excerpt, print_error
+from vlm.errors import Count, UserError, excerpt, print_error
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
 from vlm.inference.output import Output, Records
@@ -50,7 +50,7 @@ class TextClassifier(Predictor):
         return classify_texts(self, self.samples(inputs), records, batch_size=batch_size, top=1)
 
     def use(
-        self, inputs: Sequence[str], *, pair: str | Sequence[str] = (), top: int = 1, batch_size: int = 32
+        self, inputs: Sequence[str], *, pair: str | Sequence[str] = (), top: Count = 1, batch_size: Count = 32
     ) -> list[Classes]:
         """The likeliest classes of each text.
 
@@ -62,6 +62,8 @@ class TextClassifier(Predictor):
         """
         refuse_undecoded(inputs)
         samples = self.samples(inputs, [pair] if isinstance(pair, str) else pair)
+        if self.pairs and any(len(sample) != 2 for sample in samples):
+            raise UserError("pair: this model reads pairs of texts; give each text its pair=TEXT, or TEXT<TAB>TEXT")
         batches = (samples[start : start + batch_size] for start in range(0, len(samples), batch_size))
         return [one for batch in batches for one in ranked(self.classes, self.classify(batch), top=top)]
 

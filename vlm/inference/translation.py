@@ -9,7 +9,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.decoding.options import Decoding
-from vlm.errors import print_error
+from vlm.errors import Count, print_error
 from vlm.inference.options import DecodingOptions, ModelOptions, Option, Prefix, Texts, TraceFile, refuse_undecoded
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs
@@ -57,7 +57,7 @@ class Translator(Writer):
         refuse_undecoded(inputs)
         return translate_texts(self, inputs, records, batch_size=batch_size, decoding=Decoding())
 
-    def use(self, inputs: Sequence[str], *, prefix: str = "", batch_size: int = 32, **decoding: Any) -> list[Any]:
+    def use(self, inputs: Sequence[str], *, prefix: str = "", batch_size: Count = 32, **decoding: Any) -> list[Any]:
         """The translation of each text, or its translations where `results` is more than 1, the best first.
 
         Args:
