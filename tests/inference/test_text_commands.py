@@ -190,3 +190,9 @@ def test_what_is_missing_or_too_much_is_named_as_it_is_typed(vlm):
     assert vlm("text_classification", "classify", "story.txt")[2] == [
         "error: IMAGES: a model for text_classification takes none; leave it out"
     ]
+
+
+@pytest.mark.parametrize("task", ["image_questions", "span_answering"])
+def test_an_empty_question_is_refused(task, vlm):
+    expected = (2, [], ["error: --question: is empty; give a question, or several"])
+    assert vlm(task, "answer", "story.txt", "--question", "where?", "--question", "") == expected

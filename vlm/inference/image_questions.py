@@ -14,7 +14,7 @@ from vlm.errors import Count, UserError
 from vlm.inference.captioning import Captioner
 from vlm.inference.files import find_images
 from vlm.inference.inputs import image_batches, read_images
-from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, questions_of, refuse_undecoded
+from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, questions_of
 from vlm.inference.output import Output, Records
 from vlm.inference.text_rows import note_cut
 from vlm.models.context import Context
@@ -158,11 +158,11 @@ def command(
     workers: Workers = None,
 ) -> int:
     """Answers questions about images as the options say; returns the exit status."""
-    refuse_undecoded(question)
+    questions = questions_of(question, option="--question")
     paths = find_images(files)
     output = Output(model.out, inputs=[*paths, model.checkpoint])
     records = Records(form=model.form, fields=Answerer.fields, output=output)
     answerer = model.load(Answerer)
     with output:
         options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers)}
-        return answer_files(answerer, paths, question, records, **options)
+        return answer_files(answerer, paths, questions, records, **options)

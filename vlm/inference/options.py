@@ -193,15 +193,16 @@ def choose_workers(count: int | None) -> int:
     return default_workers() if count is None else count
 
 
-def questions_of(question: str | Sequence[str]) -> list[str]:
-    """The questions of the option `question` in Python: one, or several.
+def questions_of(question: str | Sequence[str], *, option: str = "question") -> list[str]:
+    """The questions of an option: one, or several.
 
     Raises:
-        UserError: There is none, or one is no UTF-8.
+        UserError: There is none, or one is empty or no UTF-8.
     """
     questions = [question] if isinstance(question, str) else list(question)
-    if not questions:
-        raise UserError("question: missing; give question=TEXT, or a list of questions")
+    if not questions or not all(map(str.strip, questions)):
+        what = "is empty" if questions else "missing"
+        raise UserError(f"{option}: {what}; give a question, or several")
     refuse_undecoded(questions)
     return questions
 

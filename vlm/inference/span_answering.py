@@ -14,7 +14,7 @@ from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import Count, UserError, print_error
 from vlm.inference.files import progress
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import Files, ModelOptions, Option, questions_of, refuse_undecoded
+from vlm.inference.options import Files, ModelOptions, Option, questions_of
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor, check_outputs
 from vlm.inference.text_rows import note_cut, rows_of
@@ -197,9 +197,9 @@ def command(
     question: Annotated[list[str], Option("Question about each file; may be repeated.")],
 ) -> int:
     """Answers questions about text files as the options say; returns the exit status."""
-    refuse_undecoded(question)
+    questions = questions_of(question, option="--question")
     output = Output(model.out, inputs=[*files, model.checkpoint])
     records = Records(form=model.form, fields=SpanAnswerer.fields, output=output)
     answerer = model.load(SpanAnswerer)
     with output:
-        return answer_files(answerer, files, question, records, batch_size=model.batch_size)
+        return answer_files(answerer, files, questions, records, batch_size=model.batch_size)
