@@ -185,8 +185,8 @@ def search_texts(
     """
     counts: list[int] = []
     generator.prepack(min(batch_size, len(prompts)) * decoding.columns)
-    found = search_prompts(generator, prompts, decoding, batch_size)
-    for place, (prompt, texts) in enumerate(zip(prompts, found, strict=True)):
+    results = search_prompts(generator, prompts, decoding, batch_size)
+    for place, (prompt, texts) in enumerate(zip(prompts, results, strict=True)):
         counts.append(len(texts))
         if records.live:
             Typist([prompt] * len(texts), first=place == 0).finish(texts)
