@@ -79,11 +79,9 @@ def _checkpoint(folder: str) -> dict[str, Any]:
     with SizeLimit(stored), NoDraws():
         model = rebuild(specified.model)
     state, _ = hugging_face_state(model, folder, stored)
-    stored.clear()
     if lacking := sorted(model.state_dict().keys() - state.keys()):
         raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
-    # One by one: what a tensor was made of is let go of before the next.
-    weights = {f"model.{name}": state.pop(name).float().contiguous() for name in list(state)}
+    weights = {f"model.{name}": tensor.float() for name, tensor in state.items()}
     return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
