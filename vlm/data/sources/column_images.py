@@ -64,6 +64,8 @@ class FolderWithTables(Folder):
         except UserError as fault:
             raise ImageError(str(fault)) from fault
         data, beside = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
-        if data is None and beside is None:
+        if data is not None:
+            return data
+        if beside is None:
             raise ImageError(f"{where}: holds no image")
-        return read_bytes(self.path / beside) if data is None else data
+        return read_bytes(self.path / beside)
