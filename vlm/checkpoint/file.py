@@ -45,7 +45,7 @@ def read_file(path: str | os.PathLike) -> dict[str, Any]:
     path = locate(path)
     loaded = _read(path)
     for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
-        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
+        if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
             raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
     return loaded
 
@@ -95,6 +95,11 @@ def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights that evaluation uses (the moving average where there is one), under the model's own names."""
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum takes one pass and no memory; that of finite numbers may be too large for one.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -245,7 +245,7 @@ class Run:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [TellCompiling()] if self.compiled else []
-        # What is saved, and left, after a step is all that the others made of it.
+        # Checkpoints and signals come last: they save what the other callbacks make of a step.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
         )
