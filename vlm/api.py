@@ -118,8 +118,8 @@ class Model:
             if name not in names:
                 raise Error(f"{name}: unknown to {self._commands[0]}{did_you_mean(nearest(name, names))}")
         declared = {**get_type_hints(DecodingOptions, include_extras=True), **hints(function)}
-        for name, given in options.items():
-            value, hint = list(given) if isinstance(given, tuple) else given, _bounded(declared.get(name, Any))
+        for name, option in options.items():
+            value, hint = list(option) if isinstance(option, tuple) else option, _bounded(declared.get(name, Any))
             if not fits(value, hint):
                 raise Error(f"{name}: {describe_mismatch(value, hint)}")
 

@@ -243,11 +243,11 @@ def report_all_missing(captioned: Captioned, results: str, references: str) -> N
     Raises:
         UserError: None could.
     """
+    if not captioned.predictions:
+        raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
     named = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
     for images, what, file in named:
         report_missing(images, what, file, len(captioned.predictions))
-    if not captioned.predictions:
-        raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
 
 
 def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:

@@ -204,10 +204,10 @@ def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        found = _find_columns(str(path), header, columns)
-        for column in (column for column in found.values() if header.count(column) > 1):
+        named = _find_columns(str(path), header, columns)
+        for column in (column for column in named.values() if header.count(column) > 1):
             raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
-        known = {key: header.index(column) for key, column in found.items()}
+        known = {key: header.index(column) for key, column in named.items()}
         for row in reader:
             if not row:
                 continue
