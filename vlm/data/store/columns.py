@@ -94,7 +94,7 @@ def open_columns(path: Path) -> "Columns":
     try:
         import pyarrow  # noqa: F401
     except ImportError as fault:
-        raise UserError(f"{path}: needs the package pyarrow; pip install vlm-lightning[parquet]") from fault
+        raise UserError(f"{path}: needs the package pyarrow; pip install 'vlm-lightning[parquet]'") from fault
     return (_Parquet if path.suffix.lower() in PARQUET else _Arrow)(path)
 
 
