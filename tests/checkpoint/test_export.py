@@ -113,6 +113,7 @@ def test_transformers_writes_what_we_write(tmp_path: Path, options: dict) -> Non
         found = other(pixel_values=images, decoder_input_ids=tokens).logits
     assert expected.std() > 0.3
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.manual_seed(2)  # a grey level of difference turns near ties of a random model
     photos = [path for path in hugging.photos(tmp_path / "photos", 9) if even(path)]
     assert len(photos) > 4
     model = vlm.load(path, **EXACT)

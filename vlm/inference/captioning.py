@@ -1,6 +1,7 @@
 """Captioning images with a trained model: load, preprocess, predict, format; the command `caption`."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
-from vlm.inference.files import find_images
+from vlm.inference.files import find_images, listed
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import default_workers, image_batches, open_image, read_images, several_images
 from vlm.inference.options import (
@@ -22,10 +23,12 @@ from vlm.inference.options import (
     TraceFile,
     Workers,
     choose_workers,
+    refuse,
 )
 from vlm.inference.output import Output, Records
 from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.resume_output import begun
+from vlm.inference.sidecars import Sidecars, without_sidecars
 from vlm.inference.writing import Observer, Trace, Writer, write_texts
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
@@ -115,7 +118,7 @@ class Captioner(ImagePredictor, Writer):
 
 def caption_files(
     captioner: Captioner,
-    paths: Sequence[str],
+    paths: Sequence[Any],
     records: Records,
     *,
     batch_size: int,
@@ -129,6 +132,7 @@ def caption_files(
     A file that cannot be read is named on stderr and does not keep the others from being captioned.
 
     Args:
+        paths: As in `read_images`; a record names an image by its source as text.
         workers: As in `read_images`; captions do not depend on it.
         batch_size, trees, observer: As in `write_texts`.
     """
@@ -138,7 +142,7 @@ def caption_files(
         nonlocal failed
         for good, pixels, bad in read_images(paths, captioner.pixels, batch_size=batch_size, workers=workers):
             failed += bad
-            yield good, pixels
+            yield list(map(str, good)), pixels
 
     options: Any = {"count": len(paths), "batch_size": batch_size, "decoding": decoding or Decoding()}
     write_texts(captioner, batches(), records, **options, trees=trees, observer=observer)
@@ -156,18 +160,54 @@ def command(
         str | None, Option("Write a picture a caption of where the model looked.", metavar="DIR")
     ] = None,
     resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False,
+    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.")] = False,
+    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.")] = False,
 ) -> int:
     """Captions images as the options say; returns the exit status."""
-    paths = find_images(images)
+    names = listed(images)
+    if overwrite and not sidecar:
+        raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
+    if any(name.endswith(".tar") for name in names):
+        refuse("shards", {"--trace": trace, "--attention": attention, "--continue": resume, "--sidecar": sidecar})
+        from vlm.inference.shard_captions import caption_shards
+
+        def caption(captioner: Captioner, sources: Sequence[Any], records: Records, search: Decoding) -> int:
+            options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers)}
+            return caption_files(captioner, sources, records, decoding=search, **options)
+
+        load = partial(model.load, Captioner)
+        return caption_shards(names, model, decoding, load=load, caption=caption, prefix=prefix)
+    paths, records = find_images(names), None
+    if sidecar:
+        others = {"--out": model.out, "--format": model.form != "text", "--continue": resume}
+        refuse("--sidecar", others | {"--results": decoding.results > 1})
+        paths, records = without_sidecars(paths, overwrite=overwrite), Sidecars()
+    options: Any = {"trace": trace, "attention": attention, "resume": resume, "workers": choose_workers(workers)}
+    return _caption(paths, records, model, decoding, prefix=prefix, **options)
+
+
+def _caption(
+    paths: Sequence[str],
+    records: Records | None,
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    *,
+    prefix: str,
+    trace: str | None,
+    attention: str | None,
+    resume: bool,
+    workers: int,
+) -> int:
+    """Captions image files into the records, by default those of --out."""
     output = Output(model.out, inputs=[*paths, model.checkpoint], append=resume)
-    records = _records(model.form, output)
+    records = _records(model.form, output) if records is None else records
     captioner = model.load(Captioner)
     search = captioner.searching(decoding, prefix)
     traced = Trace(trace, beam=search.beam, inputs=[*paths, model.checkpoint], out=model.out)
     observer = None if attention is None else _attention(captioner, attention)
     if resume:
         paths = _left_over(paths, records, results=decoding.results, attention=attention is not None)
-    options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers), "observer": observer}
+    options: Any = {"batch_size": model.batch_size, "workers": workers, "observer": observer}
     with output, records, traced:
         try:
             return caption_files(captioner, paths, records, decoding=search, trees=traced.trees, **options)

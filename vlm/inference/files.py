@@ -12,6 +12,12 @@ from vlm.data.images.image import SUFFIXES
 from vlm.errors import UserError
 
 
+def listed(inputs: Sequence[str]) -> list[str]:
+    """The arguments, those that stdin names, one a line, in the place of "-"."""
+    lines = [line.rstrip("\n") for line in sys.stdin] if "-" in inputs else []
+    return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
+
+
 def find_images(inputs: Sequence[str]) -> list[str]:
     """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
 
@@ -21,8 +27,7 @@ def find_images(inputs: Sequence[str]) -> list[str]:
         UserError: A folder or pattern holds no image.
     """
     paths: list[str] = []
-    lines = [line.rstrip("\n") for line in sys.stdin] if "-" in inputs else []
-    for place in (name for item in inputs for name in (filter(None, lines) if item == "-" else [item])):
+    for place in listed(inputs):
         if os.path.isdir(place):
             matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
         elif not os.path.exists(place) and glob.has_magic(place):

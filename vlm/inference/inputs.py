@@ -46,7 +46,9 @@ def several_images(inputs: Any) -> tuple[list[Any], bool]:
 
 
 def open_image(source: Any) -> Image.Image:
-    """The image of a path, of Pillow, or of an array: uint8 or floats from 0 to 1, (H, W) or (H, W, 3 or 4).
+    """The image of a path, of Pillow, of a function that opens it, or of an array.
+
+    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4).
 
     Raises:
         ImageError: The file cannot be read.
@@ -56,6 +58,8 @@ def open_image(source: Any) -> Image.Image:
         return load_image(source)
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source)
+    if callable(source):
+        return source()
     if not isinstance(source, np.ndarray) or source.ndim not in (2, 3) or source.shape[2:] not in ((), (3,), (4,)):
         raise _no_image(source)
     if source.dtype.kind == "f" and source.size and source.min() >= 0 and source.max() <= 1:
@@ -97,13 +101,14 @@ def image_batches(sources: Sequence[Any], pixels: Pixels, *, batch_size: int, wo
 
 
 def read_images(
-    paths: Sequence[str], pixels: Pixels, *, batch_size: int, workers: int = 0
-) -> Iterator[tuple[list[str], list[Tensor], int]]:
+    paths: Sequence[Any], pixels: Pixels, *, batch_size: int, workers: int = 0
+) -> Iterator[tuple[list[Any], list[Tensor], int]]:
     """Reads image files in batches; a file that cannot be read is named on stderr and left out.
 
     Order, pixels and messages do not depend on the number of workers.
 
     Args:
+        paths: Paths, or other sources as `open_image` takes them.
         workers: Threads that read ahead, by at most two batches; 0 reads each batch when it is asked for.
     Yields:
         The paths of a batch, their pixels, and how many could not be read; never an empty batch but for failures.

@@ -186,6 +186,16 @@ def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
+def refuse(use: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that a use of a command has no part for.
+
+    Raises:
+        UserError: One of them is set.
+    """
+    for name in (name for name, value in options.items() if value):
+        raise UserError(f"{name}: does not go with {use}; leave one of them out")
+
+
 def choose_workers(count: int | None) -> int:
     """Threads that read images, of --workers."""
     from vlm.inference.inputs import default_workers

@@ -26,14 +26,13 @@ class Cells(NamedTuple):
     where: str
 
     def split(self, path: Path) -> str | None:
-        """The split that the row states; None where its table has no column of splits.
+        """The split that the row states; None where its table has no column of splits, or JSON's null there.
 
         Raises:
             UserError: It is none.
         """
-        if "split_column" not in self.values:
-            return None
-        return parse_split(self.values["split_column"], path, self.where)
+        split = self.values.get("split_column")
+        return None if split is None else parse_split(str(split), path, self.where)
 
 
 def read_text(path: Path) -> str:
@@ -144,8 +143,10 @@ def _find_columns(place: str, present: Collection[str], columns: Mapping[str, st
     ]
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
+        if not present:
+            raise UserError(f"{place}: is empty; a table has the columns {lacking}")
         keys = " and ".join(f"data.source.{key}" for key in missing)
-        shown = ", ".join(map(repr, present)) or "none"
+        shown = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""
         raise UserError(f"{place}: no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
     return {key: column for key, column in known.items() if column is not None}
@@ -203,7 +204,10 @@ def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        known = {key: header.index(column) for key, column in _find_columns(str(path), header, columns).items()}
+        found = _find_columns(str(path), header, columns)
+        for column in (column for column in found.values() if header.count(column) > 1):
+            raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
+        known = {key: header.index(column) for key, column in found.items()}
         for row in reader:
             if not row:
                 continue

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from fsspec.core import url_to_fs
 
+from vlm.atomic import replacing
 from vlm.data.store import tar
 from vlm.data.store.tar import Span
 from vlm.errors import UserError
@@ -117,6 +118,19 @@ def read_file(path: str, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"the file has more than {most:,} bytes")
     return data
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes a file whole or not at all; a store shows an object once all of it was sent.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if is_url(path):
+        _remote(path, lambda fs, key: fs.pipe_file(key, data))
+        return
+    with replacing(path) as file:
+        file.write(data)
 
 
 def read_span(path: str, span: Span) -> bytes:
