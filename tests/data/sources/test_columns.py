@@ -210,3 +210,12 @@ def test_images_in_classes(tmp_path, root):
     assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3
     (root / "names.csv").write_text("image,label\na.png,x\nd.png,y\n")
     assert "1 of 2 images are not there" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
+
+
+def test_a_null_split_is_none(tmp_path):
+    table = pa.table({"text": ["x", "y", "z"], "label": ["a", "b", "a"], "split": pa.array([None] * 3, pa.string())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert TextTable(path=str(tmp_path / "a.parquet"), val_fraction=0.0, test_fraction=0.0).splits == ("train",)
+    mixed = table.set_column(2, "split", pa.array(["train", None, "test"]))
+    parquet.write_table(mixed, tmp_path / "b.parquet")
+    assert "some rows have a split, others none" in refusal(TextTable, path=str(tmp_path / "b.parquet"))

@@ -161,6 +161,7 @@ def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
         place = "" if file == path else f"{file.relative_to(path)} "
         for number, row in enumerate(table.rows([name for key, name in known.items() if key not in inside])):
             values = {key: f"{file}/{number}" if key in inside else row[name] for key, name in known.items()}
+            values |= {key: "" for key, value in values.items() if value is None and key != "split_column"}
             if split is not None and "split_column" in columns:
                 values.setdefault("split_column", split)
             yield Cells(values, f"{place}row {number}")
@@ -204,10 +205,10 @@ def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        found = _find_columns(str(path), header, columns)
-        for column in (column for column in found.values() if header.count(column) > 1):
+        named = _find_columns(str(path), header, columns)
+        for column in (column for column in named.values() if header.count(column) > 1):
             raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
-        known = {key: header.index(column) for key, column in found.items()}
+        known = {key: header.index(column) for key, column in named.items()}
         for row in reader:
             if not row:
                 continue
