@@ -48,7 +48,7 @@ GROUPS = {
 }
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
-    "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
+    "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
     "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
@@ -67,6 +67,7 @@ NEEDS = {
     "questions": ["data.root=.", "data.path=questions.csv"],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
+    "image_table": ["data.path=classes.csv"],
     "texts": ["data.path=texts.csv"],
     "text_folder": ["data.root=."],
     "sst2": ["data.root=."],
