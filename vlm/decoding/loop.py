@@ -63,7 +63,8 @@ def decode(
     The texts of an image depend on it, its id and the options alone: not on rows, its neighbours or the order.
 
     Args:
-        chunks: Encoded images, taken as there is room for them.
+        chunks: Encoded images, taken as there is room for them. One without ids says that none waits now: it is asked
+            for the next one as further rows fall free, and is the end where nothing is left to decode.
         trees: Takes the candidates of each step of each image's beam search, by its place.
         pool: Recorded steps of calls before, and for calls to come; by default none.
     Yields:
@@ -218,7 +219,7 @@ class _Loop:
         """Up to `count` images from the queue."""
         while len(self.waiting) < count:
             chunk = next(self.chunks, None)
-            if chunk is None:
+            if chunk is None or not chunk[0]:
                 break
             ids, context = chunk
             for place, id in enumerate(ids):
