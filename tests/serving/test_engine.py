@@ -6,19 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
-from tiny_checkpoints import FILES, IMAGES
+from tiny_checkpoints import FILES, IMAGES, ROOT
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.errors import UserError
 from vlm.inference.options import DecodingOptions, ModelOptions
 from vlm.inference.predictor import load_predictor
+from vlm.nn.step.replay import StepperPool
 from vlm.serving.engine import Engine, Full
 from vlm.serving.serve import make_engine
 
 
 def engine(task: str, *, rows: int = 4, most: int = 1000, **options) -> Engine:
-    model = ModelOptions(checkpoint=str(FILES / f"{task}.ckpt"), device="cpu", precision="fp32")
+    path = ROOT / "data" / "sample" / "captioner.ckpt" if task == "captioning" else FILES / f"{task}.ckpt"
+    model = ModelOptions(checkpoint=str(path), device="cpu", precision="fp32")
     return make_engine(model.load(load_predictor), DecodingOptions(**options), rows=rows, most=most)
 
 
@@ -69,6 +71,17 @@ def test_those_that_wait_run_together(captions, monkeypatch):
     go.set()
     texts = {answer.result(60).text for answer in first + others}
     assert len(texts) == 1 and sizes[:2] == [1, 4] and sum(sizes) == 21
+
+
+def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
+    """More wait than there are rows, and one batch takes them all as its rows fall free, a few at a time."""
+    ours = engine("captioning", rows=24)
+    begun, real = [], StepperPool.begin
+    monkeypatch.setattr(StepperPool, "begin", lambda *args, **sizes: begun.append(1) or real(*args, **sizes))
+    pixels = [captions.predictor.pixels(load_image(path)) for path in IMAGES]
+    answers = ours.submit([pixels[number**2 % 7 % len(pixels)] for number in range(120)])
+    assert len({answer.result(60).text for answer in answers}) > 1
+    assert len(begun) == 1
 
 
 def test_a_full_queue_takes_all_or_none(captions, monkeypatch):

@@ -172,5 +172,6 @@ def make_app(service: Service) -> FastAPI:
         return Response(json.dumps({"detail": printable(line)}), code, headers, "application/json")
 
     app.exception_handler(Full)(lambda request, fault: refusal(503, "too many inputs wait; try again in a moment"))
+    app.exception_handler(Exception)(lambda request, fault: refusal(500, "the model failed; its log says why"))
     app.exception_handler(UserError)(lambda request, fault: refusal(400, str(fault)))
     return app

@@ -78,13 +78,16 @@ class Engine:
     def _arrivals(self, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
         """The inputs that wait whenever rows are free, or None.
 
-        A batch has as many rows as it began with. Where more wait than run, none joins, until those that run are done
-        and a larger batch begins.
+        A batch has as many rows as it began with, and gives up free ones where none waits. Where more wait than run in
+        fewer rows than there may be, none joins, until those that run are done and a larger batch begins.
         """
-        place = 0
+        place = width = 0
         while True:
-            grows = self.rows > self.running > 0 and self.waiting > self.running
+            begins = self.running == 0
+            grows = not begins and width < self.rows and self.waiting > self.running
             jobs: list[Job] = [] if grows else self._take()
+            if begins or not jobs:
+                width = self.running
             taken |= enumerate(jobs, start=place)
             place += len(jobs)
             yield [one for one, _ in jobs] or None

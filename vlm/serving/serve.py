@@ -13,6 +13,7 @@ from vlm.serving.engine import Engine
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds in which requests are answered that came before a signal
+SPARE = 64  # connections beside those whose inputs may wait; bodies of all lie in memory
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -38,6 +39,7 @@ def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: in
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     app = make_app(Service(engine, max_bytes=max_mb * 10**6, key=key))
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE)
+    config.limit_concurrency = 2 * queue + SPARE
     received: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
