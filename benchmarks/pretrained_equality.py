@@ -111,9 +111,17 @@ def dinov2_base() -> Parts:
     return [wide(t.Dinov2Model(t.Dinov2Config(image_size=518))), processor]
 
 
+def siglip_base() -> Parts:
+    model = t.SiglipForImageClassification(t.SiglipConfig(num_labels=1000))
+    return [wide(model), t.SiglipImageProcessor()]
+
+
 CAPTIONERS = {"vit_gpt2": vit_gpt2, "blip_base": blip_base, "git_base": git_base}
 READERS = {"bert_base": bert_base, "gpt2": gpt2}
-SEERS = {"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "dinov2_base": dinov2_base}
+SEERS = {
+    **{"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "dinov2_base": dinov2_base},
+    "siglip_base": siglip_base,
+}
 MODELS: dict[str, Callable[[], Parts]] = CAPTIONERS | READERS | SEERS
 
 

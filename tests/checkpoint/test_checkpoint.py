@@ -1,5 +1,6 @@
 """Checkpoint files: written whole or not at all, and verified when they are read."""
 
+import copy
 import errno
 import multiprocessing
 import os
@@ -75,6 +76,21 @@ def test_a_model_is_rebuilt_with_its_weights(tmp_path, scramble):
     assert not loaded.training
     inputs = torch.randn(2, 3, 8, 8), torch.tensor([[1, 4, 5], [1, 7, 2]])
     assert torch.equal(loaded(*inputs), model(*inputs))
+
+
+def test_loading_draws_nothing_and_copies_no_weight(tmp_path, scramble):
+    write(tmp_path / "model.ckpt", saved(model=scramble(rebuild(SPEC))))
+    whole, before = ckpt.read(tmp_path / "model.ckpt"), torch.get_rng_state()
+    held = {tensor.data_ptr() for tensor in whole["state_dict"].values()}
+    assert {tensor.data_ptr() for tensor in ckpt.load_model(whole).state_dict().values()} <= held
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_of_fewer_bits_are_loaded_as_the_model_has_them(tmp_path, scramble):
+    model = scramble(rebuild(SPEC))
+    write(tmp_path / "model.ckpt", saved(model=copy.deepcopy(model).bfloat16()))
+    for name, tensor in ckpt.load_model(ckpt.read(tmp_path / "model.ckpt")).state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name].bfloat16().float())
 
 
 def test_moving_averages_stand_before_weights_and_counters_stay():

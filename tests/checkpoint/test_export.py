@@ -18,9 +18,11 @@ from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import tokenizer_files
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.tokens import check_tokens
 from vlm.models.vit import ViT
 
 EXACT = {"device": "cpu", "precision": "fp32"}
@@ -111,6 +113,7 @@ def test_transformers_writes_what_we_write(tmp_path: Path, options: dict) -> Non
         found = other(pixel_values=images, decoder_input_ids=tokens).logits
     assert expected.std() > 0.3
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.manual_seed(2)  # a grey level of difference turns near ties of a random model
     photos = [path for path in hugging.photos(tmp_path / "photos", 9) if even(path)]
     assert len(photos) > 4
     model = vlm.load(path, **EXACT)
@@ -261,3 +264,12 @@ def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> 
         sum(one.numel() for one in weights(read(path)).values()),
         float(card.partition("parameters: ")[2].split("\n")[0].replace(",", "")),
     )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "unigram-bare", "bytes", "char"])
+def test_a_training_may_start_from_an_exported_folder_with_its_own_tokenizer(tmp_path: Path, kind: str) -> None:
+    path, folder = str(captioner(tmp_path, kind=kind)), str(tmp_path / "out")
+    assert command(["export", folder, "-c", path, "--to", "huggingface"]) == 0
+    check_tokens(folder, tokenizer(kind), "model.path")
+    with pytest.raises(UserError, match="choose the tokenizer that the weights were trained with"):
+        check_tokens(folder, CharTokenizer(lowercase=False).fit(["zyx"]), "model.path")

@@ -4,11 +4,15 @@ import json
 
 import pytest
 import torch
+from tiny_checkpoints import FILES
 
+from vlm.checkpoint.base import base_weights
+from vlm.checkpoint.load import read, weights
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
 from vlm.checkpoint.start import start_from
+from vlm.cli.main import run as vlm
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 from vlm.errors import UserError
 
@@ -180,3 +184,18 @@ def test_a_folder_without_a_tokenizer_passes(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(UserError, match="holds a bert for a TextEncoder"):
         start_from(rebuild(decoder()), {"": str(tmp_path)}, ByteTokenizer())
+
+
+def test_an_exported_folder_is_taken_as_the_checkpoint_that_it_was(tmp_path):
+    path = FILES / "classification.ckpt"
+    assert vlm(["export", str(tmp_path / "out"), "-c", str(path), "--to", "safetensors"]) == 0
+    model = read(path)["vlm"]["model"]
+    state, fresh, _ = started(model, {"": str(tmp_path / "out")})
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights(read(path)).items())
+    tensors, _ = base_weights(rebuild(model), "", tmp_path / "out")  # of adapters
+    assert all(torch.equal(tensors[name], state[name]) for name in fresh)
+
+
+def test_a_folder_that_is_neither_is_refused_by_what_may_stand_there(tmp_path):
+    with pytest.raises(UserError, match=r"no such checkpoint; give a run's folder, or a \.ckpt file"):
+        start_from(rebuild(vit()), {"": str(tmp_path)})

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.language_modeling import Generator, generate, search_text, search_texts
+from vlm.inference.language_modeling import Generator, generate, search_prompts, search_texts
 from vlm.models.decoder import Decoder
 
 
@@ -33,6 +35,11 @@ def generator(scramble):
     return it
 
 
+def search(generator, prompt, decoding):
+    (texts,) = search_prompts(generator, [prompt], decoding, 1)
+    return texts
+
+
 def logprob(generator, prompt, new):
     """What the model gives tokens after a prompt, all at once and without a cache."""
     ids = generator.tokenizer.encode(prompt) or [generator.tokenizer.bos_id]
@@ -42,7 +49,7 @@ def logprob(generator, prompt, new):
 
 @pytest.mark.parametrize("prompt", ["", "a", "cab d"])
 def test_greedy_search_is_greedy_continuation(generator, prompt):
-    (found,) = search_text(generator, prompt, Decoding(max_tokens=8))
+    (found,) = search(generator, prompt, Decoding(max_tokens=8))
     options = {"max_tokens": 8, "seed": 0, "sampling": Sampling(temperature=0.0)}
     (written,) = generate(generator.model, generator.tokenizer, [prompt], **options)
     assert found.text == written.text
@@ -57,14 +64,14 @@ def test_beams_find_the_most_probable_text_of_all(generator, prompt):
                 text = new if new[-1:] == (tokenizer.eos_id,) else new[:2]
                 scores[text] = max(scores.get(text, -torch.inf), logprob(generator, prompt, new))
     decoding = Decoding(beam=tokenizer.vocab_size**2, results=3, length_penalty=0.0, max_tokens=2)
-    found = [item.text for item in search_text(generator, prompt, decoding)]
+    found = [item.text for item in search(generator, prompt, decoding)]
     best = sorted(scores, key=lambda text: -scores[text])[:3]
     assert found == [tokenizer.decode([token for token in text if token != tokenizer.eos_id]) for text in best]
 
 
 def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
     def written(prompt="ab", **rules):
-        (found,) = search_text(generator, prompt, Decoding(max_tokens=9, rules=generator.rules(**rules)))
+        (found,) = search(generator, prompt, Decoding(max_tokens=9, rules=generator.rules(**rules)))
         return found.text
 
     assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
@@ -75,28 +82,70 @@ def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
     assert len(set(pairs[3:])) == len(pairs[3:]) and not {"ab", "bc", "ca"} & set(pairs[4:])
 
 
+@pytest.mark.parametrize("batch_size", [2, 8])
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        {"beam": 3, "results": 3},
+        {"beam": 4, "groups": 2, "max_tokens": 20},  # more than the window leaves
+        {"sampling": Sampling(), "results": 2},
+        {"beam": 3, "require": ["d"]},
+        {"min_tokens": 4, "no_repeat_ngram": 2, "repetition_penalty": 1.5, "ban": ["da"]},
+    ],
+)
+def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(generator, decoding, batch_size):
+    options = {"max_tokens": 6} | {name: value for name, value in decoding.items() if hasattr(Decoding(), name)}
+    rules = generator.rules(**{name: value for name, value in decoding.items() if name not in options})
+    plan = Decoding(**options, rules=rules)
+    generator.model.double()
+    prompts = ["a", "", "cab d", "abcdabcdabcd", "dd", "a"]
+    together = list(search_prompts(generator, prompts, plan, batch_size))
+    assert [[item.text for item in texts] for texts in together] == [
+        [item.text for item in search(generator, prompt, plan)] for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_prompt_that_is_read_at_once_continues_as_one_that_is_forced_token_by_token(generator, beam):
+    generator.model.double()
+    first, *prefix = generator.tokenizer.encode("cab d")
+    options = {"beam": beam, "results": beam, "length_penalty": 0.0}
+    (forced,) = decode(
+        generator.model,
+        [([0], None)],
+        Decoding(**options, rules=Rules(prefix=tuple(prefix)), max_tokens=6 + len(prefix)),
+        bos_id=first,
+        eos_id=generator.tokenizer.eos_id,
+        rows=1,
+    )
+    found = search(generator, "cab d", Decoding(**options, max_tokens=6))
+    texts = [generator.tokenizer.decode([token for token in text.tokens if token != 1]) for text in forced[1]]
+    assert [item.text for item in found] == texts
+    assert [item.logprob for item in found] == pytest.approx([sum(text.logprobs) for text in forced[1]])
+
+
 def test_draws_repeat_with_the_seed_alone(generator):
     def drawn(seed):
         decoding = Decoding(sampling=Sampling(), results=3, max_tokens=8, seed=seed)
-        return [item.text for item in search_text(generator, "ab", decoding)]
+        return [item.text for item in search(generator, "ab", decoding)]
 
     assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
-    (found,) = search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=12)))
+    (found,) = search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=12)))
     assert len(found.text) == 16 - len("bcab") == 12
-    with pytest.raises(UserError, match=r"--min-tokens: .* 17 tokens .* at most 16"):
-        search_text(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
+    with pytest.raises(UserError, match=r"--min-tokens: .* 13 tokens .* room for 12"):
+        search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
-        search_text(generator, "abcd" * 5, Decoding(beam=2))
+        search(generator, "abcd" * 5, Decoding(beam=2))
 
 
 def test_fewer_results_than_asked_for_are_named(generator, capsys):
     decoding = Decoding(beam=4, results=4, max_tokens=0)  # cut to nothing, all texts are the same
     records = []
     writer = SimpleNamespace(live=False, write=records.append)
-    search_texts(generator, ["a", "d"], writer, decoding=decoding)
+    search_texts(generator, ["a", "d"], writer, batch_size=2, decoding=decoding)
     printed = capsys.readouterr()
     assert {record["prompt"] for record in records} == {"a", "d"}
     assert printed.err.startswith("note: fewer texts than --results 4 for 2 of 2 inputs;")

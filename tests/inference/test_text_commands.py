@@ -11,6 +11,7 @@ import pytest
 from tiny_checkpoints import COMMANDS, FILES, STORY
 
 from vlm.cli import main
+from vlm.inference import tagging
 from vlm.inference.masked_language_modeling import GapFiller
 from vlm.inference.text_rows import note_cut
 
@@ -156,3 +157,24 @@ def test_a_full_stdout_is_a_line_and_status_1(task, story):
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")
+
+
+def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):
+    """All rows of a text at once took memory as its length, and time as its square."""
+    sizes, own = [], tagging.tag_probabilities
+
+    def watched(model, rows):
+        sizes.append(len(rows.tokens))
+        return own(model, rows)
+
+    monkeypatch.setattr(tagging, "tag_probabilities", watched)
+    status, (line,), _ = vlm("tagging", "tag", "--text", "a small red circle " * 2000)
+    assert status == 0 and max(sizes) <= tagging.ROWS
+    assert [word.split("/")[0] for word in line.split()] == ["a", "small", "red", "circle"] * 2000
+
+
+def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
+    marked = io.TextIOWrapper(io.BytesIO("\ufeffa\n\ufeffb\n".encode()), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", marked)
+    main.read_any_name()
+    assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one

@@ -106,6 +106,9 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
     assert "is not empty" in capsys.readouterr().err
     assert vlm(["shard", "task=language_modeling", "--out", str(tmp_path / "text")]) == 2
     assert "have no images" in capsys.readouterr().err
+    questions = ["task=image_questions", "data.source.train_scenes=8", "--out", str(tmp_path / "questions")]
+    assert vlm(["shard", *questions]) == 2
+    assert "reads questions" in capsys.readouterr().err and not any((tmp_path / "questions").iterdir())
     assert vlm(["shard", *files]) == 2
     assert "--out" in capsys.readouterr().err
     (tmp_path / "file").write_text("")

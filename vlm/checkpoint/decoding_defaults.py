@@ -19,7 +19,7 @@ NAMES: dict[str, tuple[str, float, float]] = {
     "top_p": ("top_p", 0, 1),
     "min_p": ("min_p", 0, 1),
 }
-# What changes a text and is not done here; the values that change nothing.
+# Options that change a text and are not ours; the values that change nothing.
 REFUSED: dict[str, tuple] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), (None,)),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), (None, [])),

@@ -86,9 +86,14 @@ def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
     for name, tensor in stored.items():
-        if isinstance(tensor, Tensor) and _is_whole(tensor) and not bool(torch.isfinite(tensor).all()):
+        if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
             raise UserError(f"the checkpoint's weights are not finite numbers ({name}); use another checkpoint")
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum takes one pass and no memory; that of finite numbers may be too large for one.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _is_whole(tensor: Tensor) -> bool:

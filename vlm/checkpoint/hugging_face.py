@@ -7,18 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from vlm.checkpoint.decoding_defaults import decoding_defaults
 from vlm.checkpoint.names import FORMAT
-from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.rebuild import NoDraws, SizeLimit, rebuild
 from vlm.checkpoint.verify import check_sizes
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.images.image import Preprocess
 from vlm.data.text.hugging_face import folder_tokenizer
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_config
+from vlm.models.pretrained.files import KEY, read_config, read_tensors
 from vlm.models.pretrained.load import hugging_face_state
 from vlm.models.pretrained.specification import Specified, origin, specify
 from vlm.models.pretrained.specs import Spec, class_names
@@ -77,12 +75,13 @@ def _checkpoint(folder: str) -> dict[str, Any]:
             f"{folder} holds a {about['origin']}, which has no head for a task of ours ({known} would); train from it: "
             f"python train.py model=pretrained model.path={folder} task=TASK"
         )
-    with torch.device("meta"):  # nothing is allocated, however large the folder says that it is
+    stored = read_tensors(folder)
+    with SizeLimit(stored), NoDraws():
         model = rebuild(specified.model)
-    state, _ = hugging_face_state(model, folder)
+    state, _ = hugging_face_state(model, folder, stored)
     if lacking := sorted(model.state_dict().keys() - state.keys()):
         raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
-    weights = {f"model.{name}": tensor.float().contiguous() for name, tensor in state.items()}
+    weights = {f"model.{name}": tensor.float() for name, tensor in state.items()}
     return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vlm.checkpoint import adapters
 from vlm.checkpoint.file import locate, read_file, weights
-from vlm.checkpoint.rebuild import SizeLimit, rebuild
+from vlm.checkpoint.rebuild import NoDraws, SizeLimit, rebuild
 from vlm.errors import UserError
 
 __all__ = ["build_model", "load_model", "locate", "read", "weights"]
@@ -49,9 +49,13 @@ def load_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | No
     """
     try:
         state = weights(checkpoint)
-        with torch.no_grad():
+        with torch.no_grad(), NoDraws():
             model = _built(checkpoint, trust, state)
-        model.load_state_dict(state)
+        # The tensors become the model's own: a copy would hold all weights twice.
+        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        model.load_state_dict(
+            {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in state.items()}, assign=True
+        )
     except UserError:
         raise
     except Exception as fault:

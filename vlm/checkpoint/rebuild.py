@@ -101,3 +101,21 @@ class SizeLimit(TorchFunctionMode):
             if min(self.elements, self.tensors) < 0:
                 raise ValueError("the specification asks for more than the stored weights")
         return func(*args, **(kwargs or {}))
+
+
+class NoDraws(TorchFunctionMode):
+    """Leaves weights undrawn that stored ones replace: a large model spends seconds and its memory on them."""
+
+    DRAWS = (
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        nn.init.normal_,
+        nn.init.uniform_,
+        nn.init.kaiming_normal_,
+        nn.init.kaiming_uniform_,
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.DRAWS:
+            return func(*args, **(kwargs or {}))
+        return args[0] if args else (kwargs or {})["tensor"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint.base import best
+from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.load import locate, read, weights
 from vlm.errors import UserError
 from vlm.models.pretrained.load import load_hugging_face
@@ -34,7 +35,7 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
         except AttributeError as fault:
             raise UserError(f"{key}: the model has no {part}; take the key away") from fault
         path = locate(place)
-        if not path.is_dir():
+        if not is_folder(path):
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
         else:
             if tokenizer is not None:

@@ -77,10 +77,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_any_name() -> None:
-    """Lets file names through that are no UTF-8: read as Python has them in paths, printed escaped."""
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors=errors)
+    """Lets file names through that are no UTF-8: read as Python has them in paths, printed escaped.
+
+    A byte order mark, with which some programs begin UTF-8, is no part of the text on stdin.
+    """
+    if isinstance(sys.stdin, TextIOWrapper):
+        is_utf8 = sys.stdin.encoding.lower() == "utf-8"
+        sys.stdin.reconfigure(encoding="utf-8-sig" if is_utf8 else None, errors="surrogateescape")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _report(command: Callable[[], int | None]) -> int:

@@ -21,6 +21,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
+    from vlm.data.sources.shards import Shards
     from vlm.training.check import check
     from vlm.training.command import train_command
     from vlm.training.run import build_data, check_fit, skipped_lines
@@ -31,6 +32,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     data: Any = build_data(config)
     if "image" not in data.source.holds:
         raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
+    check_fit(config, Shards)  # else what the task reads would be lost
     print("".join(f"{line}\n" for line in skipped_lines(data.source.skipped)), end="")
     lost: list[str] = []
     splits = {}

@@ -68,7 +68,8 @@ def _moves(value: Any) -> bool:
 def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
     """The token that each position has to predict: the next one of its own segment.
 
-    Labels are shifted here alone. Inputs of language models are cut to match where windows are made.
+    The only place where labels shift. A language model's window has one token more than its inputs: `window_targets`
+    drops the last label, and its task the last token.
 
     Args:
         segments: None where each row is one segment.
@@ -161,7 +162,7 @@ class KeptImages(Tensors):
 
 
 def text_bounds(segments: Tensor) -> Tensor:
-    """Offsets of the texts in rows laid end to end, and the end of the last: segments (B, L) -> int32 (N + 1,).
+    """Cumulative lengths of the texts of rows laid end to end, as kernels take them: segments (B, L) -> int32 (N + 1,).
 
     A text is a run of one segment in a row; padding is one too.
     """

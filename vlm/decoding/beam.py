@@ -1,4 +1,4 @@
-"""Beam search, exact in when it ends, with groups of beams that avoid each other and words that texts must hold."""
+"""Beam search with an exact end, diverse groups, and words that texts must hold (lexical constraints)."""
 
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -22,7 +22,7 @@ class Beam:
     first W that end the text are finished, and the W best that do not end it go on. That is Hugging Face's search with
     early_stopping="never", but that an image is done as soon as nothing can come among its results any more.
 
-    Beams go on without a word from the host:
+    Beams go on without a word from the host; `DecodeState.reorder_beams` then lets each see its parent's keys:
 
         device, each step       logits -> candidates -> the W best that do not end: totals, tokens, parents
                                               |
@@ -97,7 +97,7 @@ class Beam:
         return tokens, parents
 
     def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """The rows that have ended, but for those known of, with their texts. Waits for the device."""
+        """The rows that have newly ended, those not known of, with their texts. Waits for the device."""
         self._read()
         ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)
         return [(place, self.rows[place].hypotheses()) for place in ended]

@@ -73,7 +73,6 @@ class BeamRow:
 
     Args:
         beams: The hypotheses that go on, None where there are fewer than beams.
-        parents: The beam that each of these follows.
         finished: For each group, scores and hypotheses, best first.
         age: Steps taken, those of the prefix counted.
         tree: Every candidate of each step, if traced.
@@ -81,7 +80,6 @@ class BeamRow:
 
     limits: BeamLimits
     beams: list[Node | None]
-    parents: list[int]
     finished: list[list[tuple[float, Node]]]
     age: int = 0
     ended: bool = False
@@ -89,9 +87,9 @@ class BeamRow:
 
     @classmethod
     def begin(cls, limits: BeamLimits) -> "BeamRow":
-        groups, beams = limits.decoding.groups, limits.decoding.beam
+        groups = limits.decoding.groups
         first: list[Node | None] = [Node(None, -1, 0.0, 0.0, 0), *[None] * (limits.width - 1)]
-        return cls(limits, first * groups, list(range(beams)), [[] for _ in range(groups)])
+        return cls(limits, first * groups, [[] for _ in range(groups)])
 
     @property
     def in_prefix(self) -> bool:
@@ -112,24 +110,24 @@ class BeamRow:
             self.ended = all(self._decided(number) for number in range(len(groups)))
         self.age += 1
 
-    def _nodes(self, group: int, candidates: Candidates, vocab: int) -> list[tuple[Node, int]]:
-        """Candidates as nodes, each with the beam that it follows."""
+    def _nodes(self, group: int, candidates: Candidates, vocab: int) -> list[Node]:
+        """Candidates as nodes."""
         beams, nodes = self.group(group), {}
         for place, total, logprob, rank in zip(*candidates, strict=True):
             beam, token = divmod(int(place), vocab)
             parent = beams[beam]
             if parent is not None and rank > float("-inf") and place not in nodes:
-                nodes[place] = Node(parent, token, total, logprob, parent.depth + 1), group * self.limits.width + beam
+                nodes[place] = Node(parent, token, total, logprob, parent.depth + 1)
         return list(nodes.values())
 
-    def _grow(self, group: int, candidates: list[tuple[Node, int]]) -> None:
+    def _grow(self, group: int, candidates: list[Node]) -> None:
         """Finishes and keeps hypotheses of a group."""
         limits, width = self.limits, self.limits.width
         last = self.age - len(limits.prefix) + 1 == limits.steps
         finished, going = self.finished[group], []
-        for rank, (node, beam) in enumerate(candidates):
+        for rank, node in enumerate(candidates):
             if not (last or node.token == limits.eos_id):
-                going.append((node, beam))
+                going.append(node)
             elif rank < width or limits.decoding.rules.required:
                 finished.append((node.total / node.depth**limits.decoding.length_penalty, node))
                 node.kept = True
@@ -139,15 +137,14 @@ class BeamRow:
         finished.sort(key=lambda pair: -pair[0])
         del finished[width:]
         going = self._share_out(going)[:width]
-        for node, _ in going:
+        for node in going:
             node.kept = True
         spare, columns = width - len(going), slice(group * width, (group + 1) * width)
-        self.beams[columns] = [*(node for node, _ in going), *[None] * spare]
-        self.parents[columns] = [*(beam for _, beam in going), *[0] * spare]
+        self.beams[columns] = [*going, *[None] * spare]
         if limits.traced:
-            self.tree.append([node for node, _ in candidates])
+            self.tree.append(candidates)
 
-    def _share_out(self, going: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
+    def _share_out(self, going: list[Node]) -> list[Node]:
         """Orders hypotheses so that the first W hold as many of each bank, where there are that many.
 
         A bank holds those that have come equally far in the required words (Post and Vilar 2018).
@@ -155,9 +152,9 @@ class BeamRow:
         required = self.limits.decoding.rules.required
         if not required:
             return going
-        banks: dict[int, list[tuple[Node, int]]] = {}
-        for pair in sorted(going, key=lambda pair: -pair[0].total):
-            banks.setdefault(progress(self.text(pair[0]), required), []).append(pair)
+        banks: dict[int, list[Node]] = {}
+        for node in sorted(going, key=lambda node: -node.total):
+            banks.setdefault(progress(self.text(node), required), []).append(node)
         columns = [banks[bank] for bank in sorted(banks, reverse=True)]
         return [bank[n] for n in range(max(map(len, columns), default=0)) for bank in columns if n < len(bank)]
 

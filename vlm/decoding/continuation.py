@@ -100,9 +100,18 @@ def _read(
     texts: list[list[int]], decoder: Decoder, device: torch.device, context: Context | None
 ) -> tuple[Stepper, Tensor]:
     """Reads texts of different lengths, aligned at their ends."""
+    tokens, starts = aligned(texts, device)
+    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=decoder.max_len, starts=starts, beams=1))
+    return steps, steps.logits(tokens)
+
+
+def aligned(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Texts of different lengths as rows that end together, and where each begins, None if all do at 0.
+
+    Shapes:
+        -> tokens (R, L), starts (R,)
+    """
     longest = max(map(len, texts))
     starts = [longest - len(text) for text in texts]
-    tokens = torch.tensor([[0] * start + text for start, text in zip(starts, texts, strict=True)])
-    ragged = torch.tensor(starts, device=device) if any(starts) else None
-    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=decoder.max_len, starts=ragged, beams=1))
-    return steps, steps.logits(tokens.to(device))
+    tokens = torch.tensor([[*[0] * start, *text] for start, text in zip(starts, texts, strict=True)], device=device)
+    return tokens, torch.tensor(starts, device=device) if any(starts) else None

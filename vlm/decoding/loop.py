@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam import Beam
+from vlm.decoding.continuation import aligned
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Stepwise
 from vlm.decoding.token_history import TokenHistory
@@ -26,7 +27,15 @@ class StepDecoder(Protocol):
 
     max_len: int
 
-    def start(self, context: Context | None, *, rows: int, max_len: int, beams: int | None = None) -> Any: ...
+    def start(
+        self,
+        context: Context | None,
+        *,
+        rows: int,
+        max_len: int,
+        starts: Tensor | None = None,
+        beams: int | None = None,
+    ) -> Any: ...
     def keys_values(self, context: Context | None) -> Any: ...
     def step(self, tokens: Tensor, state: Any) -> Tensor: ...
     def head(self, hidden: Tensor) -> Tensor: ...
@@ -57,6 +66,7 @@ def decode(
     device: torch.device | str = "cpu",
     trees: dict[int, list] | None = None,
     pool: replay.StepperPool | None = None,
+    prompts: Sequence[Sequence[int]] = (),
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Finds texts for a queue of images, at most `rows` at a time.
 
@@ -65,16 +75,20 @@ def decode(
     Args:
         chunks: Encoded images, taken as there is room for them. One without ids says that none waits now: it is asked
             for the next one as further rows fall free, and is the end where nothing is left to decode.
+        prompts: Tokens that the text of each place goes on from, in place of the begin token. They are read at once,
+            so that all places of the queue must have a row. Rules on what a text repeats look at them too; counts of
+            tokens and required words are of what follows. All have as much room as the longest leaves.
         trees: Takes the candidates of each step of each image's beam search, by its place.
         pool: Recorded steps of calls before, and for calls to come; by default none.
     Yields:
         The place of an image in the queue and its texts, best first, as soon as they are found.
     Raises:
         UserError: The rules ask for more than a text has room for.
+        ValueError: There are more prompts than rows.
     """
     with torch.inference_mode():
         pool = replay.StepperPool() if pool is None else pool
-        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool)
+        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool, prompts)
     while True:
         with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
             texts = loop.advance()
@@ -102,13 +116,18 @@ class _Loop:
         device: torch.device,
         trees: dict[int, list] | None,
         pool: replay.StepperPool,
+        prompts: Sequence[Sequence[int]],
     ) -> None:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
         self.room = max(1, min(rows, TEXTS // decoding.columns))
         self.device, self.trees, self.pool = device, trees, pool
-        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(decoder.max_len)
+        if len(prompts) > self.room:
+            raise ValueError(f"{len(prompts)} prompts are more than {self.room} rows")
+        self.prompts, self.read = prompts, max(map(len, prompts), default=1) - 1  # steps before the first choice
+        room = decoder.max_len - self.read
+        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(room)
         # The last step is there for an end token only, unless that counts.
-        self.max_len = min(limit + (not decoding.end_counts), decoder.max_len)
+        self.max_len = min(limit + (not decoding.end_counts), room)
         options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
@@ -149,15 +168,23 @@ class _Loop:
         if not new:
             return False
         columns, context = self.decoding.columns, _joined(new)
-        self.steps = self.pool.begin(
-            self.decoder, context, rows=len(new) * columns, max_len=self.max_len, beams=columns, device=self.device
-        )
+        sizes = {"rows": len(new) * columns, "max_len": self.read + self.max_len, "beams": columns}
+        self.tokens = torch.full((len(new), columns), self.bos_id, device=self.device)
+        if self.prompts:
+            tokens, starts = aligned(self.prompts, self.device)
+            self.steps = replay.Stepper(self.decoder, self.decoder.start(context, starts=starts, **sizes))
+            if self.read:
+                self.steps.logits(tokens[:, :-1].repeat_interleave(columns, 0))
+            self.tokens = tokens[:, -1:].repeat(1, columns)
+        else:
+            self.steps = self.pool.begin(self.decoder, context, device=self.device, **sizes)
         self.chooser.begin([item.id for item in new], self.device)
         self.places, self.free, self.left = [item.place for item in new], [], self.max_len
         if self.decoding.rules.read_texts:
-            sizes = {"rows": len(new), "beams": columns, "max_len": self.max_len}
+            sizes["rows"] = len(new)
             self.history = TokenHistory(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
-        self.tokens = torch.full((len(new), columns), self.bos_id, device=self.device)
+            if self.prompts:
+                self.history.read(self.prompts)
         return True
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:

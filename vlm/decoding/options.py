@@ -75,7 +75,7 @@ class Decoding:
         """The longest text in tokens, the prefix counted and the end token not.
 
         Args:
-            max_len: The decoder's.
+            max_len: Room in the decoder's window.
         Raises:
             UserError: The rules ask for more than a text has room for.
         """
@@ -85,8 +85,8 @@ class Decoding:
             raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
         if rules.min_tokens > longest:
             raise UserError(
-                f"--min-tokens: a text of {rules.min_tokens} tokens is asked for (prefix or prompt counted), "
-                f"one has at most {longest}; give less"
+                f"--min-tokens: a text of {rules.min_tokens} tokens is asked for (a prefix counts), "
+                f"there is room for {longest}; give less"
             )
         needed = len(rules.prefix) + sum(min(map(len, ways)) for ways in rules.required)
         if rules.required and needed > longest:

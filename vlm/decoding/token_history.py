@@ -1,5 +1,7 @@
 """The texts so far, on the device beside the model, and their rules."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ class TokenHistory:
         self.rules, self.bos_id = rules, bos_id
         self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # one more: what is never read
         self.lengths = torch.zeros(rows, 1, 1, dtype=torch.long, device=device)
+        self.begun = torch.ones_like(self.lengths)  # tokens that no rule on lengths counts
         # Copied to the device here, once: each copy in a step would wait for it.
         self.banned = [(torch.tensor(run[:-1], dtype=torch.long, device=device), run[-1]) for run in rules.banned]
         self.begin(torch.arange(rows, device=device))
@@ -27,6 +30,12 @@ class TokenHistory:
         self.tokens[rows] = -1
         self.tokens[rows, :, 0] = self.bos_id
         self.lengths[rows] = 1
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Begins each text with the tokens of a prompt in place of the begin token."""
+        for row, prompt in enumerate(prompts):
+            self.tokens[row, :, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
+            self.lengths[row] = self.begun[row] = len(prompt)
 
     def append(self, tokens: Tensor, parents: Tensor | None) -> None:
         """Adds a token to each text: tokens (R, G); parents (R, G) or None are the beams that they follow."""
@@ -37,7 +46,7 @@ class TokenHistory:
         self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
-        self.tokens, self.lengths = self.tokens[rows], self.lengths[rows]
+        self.tokens, self.lengths, self.begun = self.tokens[rows], self.lengths[rows], self.begun[rows]
 
     def constrain(self, scores: Tensor, eos_id: int) -> Tensor:
         """Scores (R * G, V) after all rules but the required words, -inf where a token may not come.
@@ -45,7 +54,10 @@ class TokenHistory:
         Changes its argument. Masks are applied whole: picking rows by a bool mask would wait for the device.
         """
         rules, texts = self.rules, self.tokens[:, :, :-1].flatten(0, 1)
-        lengths = self.lengths.expand(-1, self.tokens.shape[1], 1).reshape(-1)
+        lengths, chosen = (
+            counts.expand(-1, self.tokens.shape[1], 1).reshape(-1)
+            for counts in (self.lengths, self.lengths - self.begun)
+        )
         if rules.repetition_penalty != 1:
             scores = penalise(scores, texts, rules.repetition_penalty)
         if rules.no_repeat_ngram:
@@ -53,5 +65,5 @@ class TokenHistory:
         for before, token in self.banned:
             scores[:, token].masked_fill_(follows(texts, lengths, before), -torch.inf)
         if rules.min_tokens and 0 <= eos_id < scores.shape[1]:
-            scores[:, eos_id].masked_fill_(lengths <= rules.min_tokens, -torch.inf)  # the begin token makes one more
+            scores[:, eos_id].masked_fill_(chosen < rules.min_tokens, -torch.inf)
         return scores

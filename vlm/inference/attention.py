@@ -61,7 +61,7 @@ def read_attention(
     """
     layer = looking_layer(model)
     layers = [] if layer is None else [layer]
-    # What stands at a place predicts the token after it: the query of the first token is the begin.
+    # A token is predicted by the one before it: the query of the first token is the begin.
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
     with recorded(*layers) as looked, encoder_attention(model.encoder) as seen:

@@ -10,7 +10,7 @@ import torch
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
-from vlm.decoding.loop import decode
+from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -120,7 +120,7 @@ class Generator(Predictor):
         options = DecodingOptions(**decoding)
         plan = self.planned(options)
         if isinstance(plan, Decoding):
-            texts = [search_text(self, prompt, plan) for prompt in inputs]
+            texts = list(search_prompts(self, inputs, plan, batch_size))
             return texts if plan.results > 1 else [best[0] if best else None for best in texts]
         starts = range(0, len(inputs), batch_size)
         drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
@@ -173,18 +173,20 @@ def generate_texts(
     return 0
 
 
-def search_texts(generator: Generator, prompts: Sequence[str], records: Records, *, decoding: Decoding) -> int:
-    """Continues prompts one by one and writes a record for each text; returns the exit status.
+def search_texts(
+    generator: Generator, prompts: Sequence[str], records: Records, *, batch_size: int, decoding: Decoding
+) -> int:
+    """Continues prompts by a search and writes a record for each text; returns the exit status.
 
     Args:
-        decoding: Its rules have no prefix, its counts of tokens are of what is written. Where a rule looks at the text,
-            the prompt is part of it.
+        decoding: As in `search_prompts`.
     Raises:
-        UserError: As `search_text`.
+        UserError: As `search_prompts`.
     """
     counts: list[int] = []
-    for place, prompt in enumerate(prompts):
-        texts = search_text(generator, prompt, decoding)
+    generator.prepack(min(batch_size, len(prompts)) * decoding.columns)
+    results = search_prompts(generator, prompts, decoding, batch_size)
+    for place, (prompt, texts) in enumerate(zip(prompts, results, strict=True)):
         counts.append(len(texts))
         if records.live:
             Typist([prompt] * len(texts), first=place == 0).finish(texts)
@@ -197,33 +199,50 @@ def search_texts(generator: Generator, prompts: Sequence[str], records: Records,
     return 0
 
 
-def search_text(generator: Generator, prompt: str, decoding: Decoding) -> list[Continuation]:
-    """The texts that are found for a prompt, best first. They end where the model's window does, at the latest.
+def search_prompts(
+    generator: Generator, prompts: Sequence[str], decoding: Decoding, batch_size: int
+) -> Iterator[list[Continuation]]:
+    """The texts that are found for each prompt, best first. They end where the model's window does, at the latest.
 
+    Args:
+        decoding: Its rules have no prefix, and its counts of tokens and required words are of what is written. Rules on
+            what a text repeats look at the prompt too.
     Raises:
-        UserError: The prompt leaves no room in the window, or not as much as the rules ask for.
+        UserError: A prompt leaves no room in the window, or not as much as the rules ask for.
     """
+    batch_size = max(1, min(batch_size, TEXTS // decoding.columns))
+    for start in range(0, len(prompts), batch_size):
+        yield from _search(generator, prompts[start : start + batch_size], decoding)
+
+
+def _search(generator: Generator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
     tokenizer, model = generator.tokenizer, generator.model
-    # The first token stands where a caption has its begin; the others are a prefix that is not chosen.
-    first, *prefix = tokenizer.encode(prompt) or [tokenizer.bos_id]
-    if len(prefix) >= model.max_len:
-        raise UserError(
-            f"--prompt: has {len(prefix) + 1} tokens; with --beam or rules, prompt and text share the model's window "
-            f"of {model.max_len}; give a shorter one, or leave these options out"
+    ids = [tokenizer.encode(prompt) or [tokenizer.bos_id] for prompt in prompts]
+    alike: dict[int, list[int]] = {}  # places of prompts whose texts may be equally long
+    for place, tokens in enumerate(ids):
+        if (room := model.max_len - len(tokens) + 1) <= 0:
+            raise UserError(
+                f"--prompt: has {len(tokens)} tokens; with --beam or rules, prompt and text share the model's window "
+                f"of {model.max_len}; give a shorter one, or leave these options out"
+            )
+        steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)
+        alike.setdefault(steps, []).append(place)
+    texts: dict[int, list[Continuation]] = {}
+    for places in alike.values():
+        decoded = decode(
+            model,
+            [([prompts[place] for place in places], None)],
+            decoding,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            rows=len(places),
+            device=model.token_embed.weight.device,
+            prompts=[ids[place] for place in places],
         )
-    shortest = decoding.rules.min_tokens + len(prefix) if decoding.rules.min_tokens else 0
-    longest = None if decoding.max_tokens is None else decoding.max_tokens + len(prefix)
-    rules = replace(decoding.rules, prefix=tuple(prefix), min_tokens=shortest)
-    decoded = decode(
-        model,
-        [([prompt], None)],
-        replace(decoding, rules=rules, max_tokens=longest),
-        bos_id=first,
-        eos_id=tokenizer.eos_id,
-        rows=1,
-        device=model.token_embed.weight.device,
-    )
-    return [_continuation(generator, prompt, text) for _, texts in decoded for text in texts]
+        for number, best in decoded:
+            prompt = prompts[places[number]]
+            texts[places[number]] = [_continuation(generator, prompt, text) for text in best]
+    return [texts[place] for place in range(len(prompts))]
 
 
 def _continuation(generator: Generator, prompt: str, text: Hypothesis) -> Continuation:
@@ -250,5 +269,5 @@ def command(
     options: Any = {"batch_size": model.batch_size, "max_tokens": decoding.max_tokens, "seed": decoding.seed}
     with output:
         if isinstance(plan, Decoding):
-            return search_texts(generator, prompts, records, decoding=plan)
+            return search_texts(generator, prompts, records, batch_size=model.batch_size, decoding=plan)
         return generate_texts(generator, prompts, records, sampling=plan, **options)

@@ -20,6 +20,8 @@ from vlm.models.text_classifiers import TokenClassifier
 
 COMMAND = {"name": "tag", "help": "Tag the words of texts: one line a text, WORD/TAG WORD/TAG ..."}
 
+ROWS = 128  # of a long text that are read at a time, at least
+
 
 @torch.inference_mode()
 def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
@@ -79,8 +81,12 @@ class Tagger(Predictor):
 
     def probabilities(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (T, C) of the tags of all words of some sentences."""
-        samples = [encode_words(self.tokenizer, self.max_len, words) for words in sentences]
-        return tag_probabilities(self.model, rows_of(samples, self.tokenizer.pad_id, self.device)).cpu()
+        rows = [row for words in sentences for row in encode_words(self.tokenizer, self.max_len, words)]
+        size = max(len(sentences), ROWS)
+        parts = (
+            rows_of([rows[at : at + size]], self.tokenizer.pad_id, self.device) for at in range(0, len(rows), size)
+        )
+        return torch.cat([tag_probabilities(self.model, part).cpu() for part in parts])
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
         """The likeliest tag of each word of some sentences, with its probability."""

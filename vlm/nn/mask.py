@@ -18,8 +18,8 @@ class Texts(NamedTuple):
     bounds: Tensor
 
 
-# Keys that a query may attend to: everything (None), itself and what stands before it ("causal"), those of these within
-# its text (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
+# Keys that a query may attend to: all (None), its own position and earlier ones ("causal"), those of its own text among
+# these (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
 Mask = Tensor | Literal["causal"] | Texts | None
 
 

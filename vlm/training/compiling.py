@@ -69,6 +69,6 @@ def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
     _clock.watch()
     if on_gpu:
         return torch.compile  # for one size as long as there is but one
-    # What a run had seen since it was started would show in its weights, were there kernels for one size, or ends of
-    # loops in vectors where the first size that came was worth it: these sum in another order.
+    # The same kernels for all sizes, ends of loops included: others sum in another order, and a resumed run, which has
+    # met other sizes, would come to other weights.
     return partial(torch.compile, dynamic=True, options={"cpp.enable_loop_tail_vec": False})

@@ -9,7 +9,7 @@ from vlm.errors import SharedError, UserError, causes, is_out_of_memory
 from vlm.training.command import train_command
 from vlm.training.launcher import Launcher, describe, started
 
-# What a process says that waited for another one which is gone.
+# Parts of the messages that a rank raises when another one is gone.
 _LOST = ("connection closed by peer", "connection reset", "broken pipe", "gloo", "nccl", "socket")
 _SPACE = "free space, or choose another place: runs=DIR"
 _RIGHTS = "change its permissions, or choose another place: runs=DIR"

@@ -31,19 +31,22 @@ def resume_run(where: str, overrides: list[str]) -> int:
     folder = path.parent.parent
     loaded = ckpt.read(path)
     if "optimizer_states" not in loaded:
+        last = path.with_name(NAMES[0])
         raise UserError(
-            f"resume={where}: {path.name} has no optimiser to go on with; resume {path.with_name(NAMES[0])}"
+            f"resume={where}: {path.name} has no optimiser to go on with; "
+            f"{f'resume {last}' if last.is_file() else f'give the {last.name} of a run, or a run'}"
         )
     with refusing(path):
         saved = thaw(loaded["vlm"]["config"])
-        finished(loaded, saved)
+        reached(loaded, saved)
     config = check_resume_overrides(overrides, saved)
     check(config)
     check_steps(loaded, config)
     if is_rank_zero():
         check_same_run(folder, saved)
-    if finished(loaded, config) and (folder / "evaluation").is_dir():
-        print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise trainer.max_epochs to train on")
+    if (ends := reached(loaded, config)) and (folder / "evaluation").is_dir():
+        if is_rank_zero():
+            print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise {ends} to train on")
         return 0
     if is_rank_zero():
         lock(folder)
@@ -132,10 +135,8 @@ def epochs_done(loaded: dict[str, Any]) -> int:
     return loaded["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
 
 
-def finished(loaded: dict[str, Any], config: dict[str, Any]) -> bool:
-    """True for a checkpoint at the end that the config sets."""
+def reached(loaded: dict[str, Any], config: dict[str, Any]) -> str:
+    """The keys of the config at whose end a checkpoint is; nothing where it has some way to go."""
     limits = config["trainer"]
-    epochs, steps = limits.get("max_epochs"), limits.get("max_steps", -1)
-    return bool(
-        (epochs and epochs > 0 and epochs_done(loaded) >= epochs) or (steps > 0 and loaded["global_step"] >= steps)
-    )
+    done = {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}
+    return " and ".join(f"trainer.{name}" for name, count in done.items() if 0 < (limits.get(name) or -1) <= count)

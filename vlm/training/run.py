@@ -17,6 +17,7 @@ from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
+from vlm.data.records import Source
 from vlm.errors import UserError, printable, printable_lines
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
@@ -244,7 +245,7 @@ class Run:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [TellCompiling()] if self.compiled else []
-        # What is saved, and left, after a step is all that the others made of it.
+        # Checkpoints and signals come last: they save what the other callbacks make of a step.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
         )
@@ -294,18 +295,20 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_fit(config: dict[str, Any]) -> None:
+def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
     """Refuses data whose records do not hold what the task reads, before any is read.
 
+    Args:
+        source: Another source than the config's own.
     Raises:
         UserError: It names both.
     """
-    source: Any = find(config["data"]["source"]["_target_"])
+    own: Any = source or find(config["data"]["source"]["_target_"])
     fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
     needs = sorted({name for field in fields for name in field.needs})
-    if lacking := [name for name in needs if name not in source.holds]:
+    if lacking := [name for name in needs if name not in own.holds]:
         raise UserError(
-            f"data: records of {source.__name__} hold {' and '.join(source.holds)}, while task={config['task_name']} "
+            f"data: records of {own.__name__} hold {' and '.join(own.holds)}, while task={config['task_name']} "
             f"reads {' and '.join(lacking)}; choose other data, or another task"
         )
 

@@ -43,6 +43,8 @@ def answer(text, scene):
     if match := re.fullmatch(r"is the (.*) (left of|right of|above|below) the (.*)\?", text):
         holds = match[2] in relations(objects[match[1]], objects[match[3]], scene.image_size)
         return "yes" if holds else "no"
+    if match := re.fullmatch(r"where is the (.*) from the (.*)\?", text):
+        return " and ".join(relations(objects[match[1]], objects[match[2]], scene.image_size)) + " it"
     match = re.fullmatch(r"is there a (\w+) (\w+)\?", text)
     return "yes" if any((one.kind.color, one.kind.shape) == match.groups() for one in scene.objects) else "no"
 
@@ -65,8 +67,8 @@ def test_a_question_alone_tells_little(source):
         for question in record["questions"]:
             answers[question.kind][question.answer] += 1
     shares = {kind: counts.most_common(1)[0][1] / counts.total() for kind, counts in answers.items()}
-    assert shares.keys() == {"color", "count", "position", "yes_no"}
-    assert all(share < 0.65 for share in shares.values()) and sum(shares.values()) / 4 < 0.5
+    assert shares.keys() == {"color", "count", "position", "yes_no", "where"}
+    assert all(share < 0.65 for share in shares.values()) and sum(shares.values()) / 5 < 0.5
 
 
 def test_splits_share_no_combination_and_epochs_differ(source):
@@ -87,4 +89,4 @@ def test_training_scenes_may_have_several_questions_of_a_kind():
     source = SceneQuestions(**OPTIONS, train_scenes=50, val_scenes=1, test_scenes=50, questions_per_kind=2)
     train, test = ([record["questions"] for record in source.split(name).records()] for name in ("train", "test"))
     assert all(len(set(questions)) == len(questions) for questions in train)
-    assert any(len(questions) == 8 for questions in train) and max(map(len, test)) == 4
+    assert any(len(questions) == 10 for questions in train) and max(map(len, test)) == 5

@@ -101,3 +101,11 @@ def test_several_files_train_and_one_tests(tmp_path):
     made = Squad(path=paths, test_path=test, val_fraction=0.2)
     assert made.splits == ("train", "val", "test") and set(known(made, "test")) == {"test:z"}
     assert len(known(made, "train", "val")) == 60
+
+
+def test_questions_of_several_files_with_the_same_ids_stay_apart(tmp_path):
+    """A metric counts a sample once an id."""
+    paths = [write(tmp_path / f"{n}.json", [entry("1", n), entry("2", n)], context=f"{CONTEXT}{n}") for n in "ab"]
+    made = Squad(path=paths, val_fraction=0.0, test_fraction=0.0)
+    found = {(id, one["question"]) for id, one in known(made).items()}
+    assert found == {("1", "a"), ("2", "a"), ("1#2", "b"), ("2#2", "b")}

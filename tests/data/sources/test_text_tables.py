@@ -100,6 +100,16 @@ def test_faults_of_json_and_of_labels_are_named(tmp_path):
     assert "'c' of test:2 in test is none of train's" in message
 
 
+def test_null_in_json_is_an_empty_cell(tmp_path):
+    rows = '{"text": "x", "label": "a", "split": null}\n{"text": null, "label": "a"}\n{"text": "y", "label": "b"}\n'
+    path = write(tmp_path / "t.jsonl", rows)
+    source = TextTable(path=path, val_fraction=0, test_fraction=0)
+    assert [r["text"] for r in source.split("train").records()] == ["x", "y"]
+    assert source.skipped == [f"{path}, line 2: no text"]
+    path = write(tmp_path / "t.jsonl", '{"text": "x", "label": "a", "split": 3}\n')
+    assert "line 1: unknown split '3'" in refusal(TextTable, path=path)
+
+
 @pytest.fixture
 def reviews(tmp_path):
     for name in ("pos", "neg"):

@@ -23,6 +23,7 @@ class SceneQuestions(SceneSource):
         count       how many circles are there?                           two
         position    what is left of the small red cross?                  a large blue circle
         yes_no      is the small red cross above the large blue circle?   no
+        where       where is the red cross from the large blue circle?    left of and below it
 
     Splits share no combination of objects. A question alone tells little: a thing asked for is as likely to be there
     as not, and each color as any other.
@@ -104,9 +105,24 @@ def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -
     return Question(text, "yes" if true else "no", "yes_no")
 
 
+def ask_where(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
+    """The relations of an object to another: the answer names what answers to other kinds only depend on."""
+    if len(scene.objects) < 2:
+        return None
+    one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
+    answer = " and ".join(_relations(one, other, scene))
+    return Question(f"where is the {one.kind} from the {other.kind}?", f"{answer} it", "where")
+
+
 def _relations(one: Placed, other: Placed, scene: Scene) -> list[str]:
     return [] if one is other else relations(one, other, scene.image_size)
 
 
 Ask = Callable[[Scene, SceneQuestions, np.random.Generator], Question | None]
-KINDS: dict[str, Ask] = {"color": ask_color, "count": ask_count, "position": ask_position, "yes_no": ask_yes_no}
+KINDS: dict[str, Ask] = {
+    "color": ask_color,
+    "count": ask_count,
+    "position": ask_position,
+    "yes_no": ask_yes_no,
+    "where": ask_where,
+}

@@ -11,7 +11,9 @@ from vlm.data.hold_out import check_fractions, draw
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_lenient
 from vlm.data.sources.caption_tables import Row
-from vlm.data.store.places import Folder, Place, Tar
+from vlm.data.sources.column_images import FolderWithTables, table_of
+from vlm.data.store.columns import is_columns
+from vlm.data.store.places import Place, Tar
 from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
@@ -55,6 +57,7 @@ class CaptionSource(Source):
         root: The data set's folder, or a tar of it.
         seed: Seed of which images are held out and which captions are drawn.
         captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+        column: Name of the column of images, where a table may hold them.
     Attributes:
         separator: Parts the names of several images that belong together; None where each stands alone.
         place: Holds the images.
@@ -66,9 +69,9 @@ class CaptionSource(Source):
     holds = ("image", "captions")
     separator: str | None = None
 
-    def __init__(self, *, root: str, seed: int, captions_per_image: int | None) -> None:
+    def __init__(self, *, root: str, seed: int, captions_per_image: int | None, column: str = "image") -> None:
         self.root, self.base = Path(root), ""
-        self.place = _place(self.root)
+        self.place = _place(self.root, column)
         self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
@@ -144,6 +147,9 @@ class CaptionSource(Source):
     def _within(self, path: str) -> str:
         """A path within the place."""
         path = os.path.normpath(path)
+        if table_of(path) is not None:  # named as its table is, from the folder that the command runs in
+            path, root = os.path.abspath(path), self.root.absolute()
+            return os.path.relpath(path, root) if Path(path).is_relative_to(root) else path
         if os.path.isabs(path) and Path(path).is_relative_to(self.root):
             path = os.path.relpath(path, self.root)
         return path
@@ -188,24 +194,24 @@ class CaptionSource(Source):
         return [image for image in images if not missing[image.name]]
 
 
-def _place(root: Path) -> Place:
+def _place(root: Path, column: str) -> Place:
     if root.is_file() and root.suffix == ".tar":
         return Tar(root)
     if root.is_file():
         raise UserError(f"data.root={root}: is a file; give its folder as data.root, and the file as data.path")
     if not root.is_dir():
         raise UserError(f"data.root={root}: no such folder; set data.root to where the data set is")
-    return Folder(root)
+    return FolderWithTables(root, column)
 
 
 def find_file(path: str, root: Path, setting: str) -> Path:
-    """A file as given, or else within the root.
+    """A file, or a folder of files stored by columns, as given or else within the root.
 
     Raises:
         UserError: If it is in neither place.
     """
     for candidate in (Path(path), root / path):
-        if candidate.is_file():
+        if candidate.is_file() or is_columns(candidate):
             return candidate
     folders = [place.parent for place in (Path(path), root / path) if place.parent.is_dir()]
     files = {file.name: file for folder in folders for file in folder.iterdir()}

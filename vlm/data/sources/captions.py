@@ -22,7 +22,7 @@ class Captions(CaptionSource):
     Args:
         root: Folder, or tar, that the names of images are relative to, by default the one of `path`; without `path`,
             what is read.
-        path: CSV, TSV or JSON-lines file, as given or within the root.
+        path: CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of the latter, as given or within the root.
         val_path: Such a file, of validation alone.
         test_path: Such a file, of test alone.
         image_column: Name of the column of image files.
@@ -53,7 +53,9 @@ class Captions(CaptionSource):
         seed: int = 0,
         captions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(root=root_of(root, path), seed=seed, captions_per_image=captions_per_image)
+        super().__init__(
+            root=root_of(root, path), seed=seed, captions_per_image=captions_per_image, column=image_column
+        )
         files = table_files(self.root, path, val_path, test_path)
         for split, file in files.items():
             rows = read_table(file, image_column, caption_column, split_column)
@@ -190,14 +192,15 @@ class Coco(CaptionSource):
 
 
 def root_of(root: str | None, path: str | None) -> str:
-    """The folder of a data set: as the config says, or else the one that its table lies in.
+    """The folder of a data set: as the config says, or else the one that its table lies in, or is.
 
     Raises:
         UserError: The config says neither.
     """
     if root is None and path is None:
         raise UserError("data.root: missing, and data.path too; give a folder of images, or a table of them")
-    return str(Path(path or "").parent) if root is None else root
+    table = Path(path or "")
+    return str(table if table.is_dir() else table.parent) if root is None else root
 
 
 def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:

@@ -49,7 +49,9 @@ class QuestionTable(CaptionSource):
         seed: int = 0,
         questions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(root=root_of(root, path), seed=seed, captions_per_image=questions_per_image)
+        super().__init__(
+            root=root_of(root, path), seed=seed, captions_per_image=questions_per_image, column=image_column
+        )
         self.separator = image_separator
         names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
         names |= {} if kind_column is None else {"kind": kind_column}

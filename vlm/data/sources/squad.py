@@ -1,6 +1,7 @@
 """Questions about passages whose answers are parts of them, in SQuAD's JSON (Rajpurkar et al. 2016, 2018)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Squad(TextSource):
 
     def _hold_out(self, fractions: Mapping[str, float], seed: int) -> None:
         """Draws splits from training by passage."""
-        samples = self._samples["train"]
+        samples = list(_of_own_ids(self._samples["train"]))
         parts = draw([known["context"] for _, known in samples], fractions, seed)
         drawn = {name: [samples[index] for index in indices] for name, indices in parts.items()}
         if not drawn["train"]:
@@ -76,6 +77,14 @@ class Squad(TextSource):
             else:
                 yield Sample(id, {"question": text, "context": context, "answers": answers})
             seen.add(id)
+
+
+def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The samples of several files, whose ids may be alike: the second of an id is ID#2."""
+    counts: Counter[str] = Counter()
+    for id, known in samples:
+        counts[id] += 1
+        yield f"{id}#{counts[id]}" if counts[id] > 1 else id, known
 
 
 def _stands(answer: tuple[str, int], context: str) -> bool:

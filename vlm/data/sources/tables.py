@@ -1,4 +1,4 @@
-"""Tables in text files, read by the names of their columns: CSV, TSV, JSON lines, and lines without a header."""
+"""Tables, read by the names of their columns: CSV, TSV, JSON lines, lines without a header, Parquet and Arrow."""
 
 import csv
 import json
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm.data.records import SPLITS
+from vlm.data.store import columns as stored
 from vlm.errors import UserError
 
 PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # what may part the cells, the usual one first
 LINES = (".jsonl", ".ndjson")
-TABLES = (*PARTED, *LINES, ".json")
+TABLES = (*PARTED, *LINES, ".json", *stored.SUFFIXES)
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -25,14 +26,13 @@ class Cells(NamedTuple):
     where: str
 
     def split(self, path: Path) -> str | None:
-        """The split that the row states; None where its table has no column of splits.
+        """The split that the row states; None where its table has no column of splits, or JSON's null there.
 
         Raises:
             UserError: It is none.
         """
-        if "split_column" not in self.values:
-            return None
-        return parse_split(self.values["split_column"], path, self.where)
+        split = self.values.get("split_column")
+        return None if split is None else parse_split(str(split), path, self.where)
 
 
 def read_text(path: Path) -> str:
@@ -94,8 +94,9 @@ def read_cells(
 ) -> Iterator[Cells]:
     """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
-    Columns are found whatever their case, ``image`` and ``caption`` also as ``file_name`` and ``text``. What parts the
-    cells is known by the header: of the usual delimiters, the one that shows most of the columns.
+    A Parquet or Arrow file, or a folder of some, is a table too; an image in it is named FILE/ROW. Columns are found
+    whatever their case, ``image`` and ``caption`` also as ``file_name`` and ``text``. What parts the cells is known by
+    the header: of the usual delimiters, the one that shows most of the columns.
 
     Args:
         columns: Key of the config -> name of the column. The one of ``split_column`` may be absent if it is ``split``.
@@ -105,7 +106,9 @@ def read_cells(
         UserError: If the file's kind is unknown, columns are missing (all of them are named), or a line is malformed.
     """
     suffix = path.suffix.lower()
-    if names is not None:
+    if stored.is_columns(path):
+        yield from _stored_rows(path, columns)
+    elif names is not None:
         yield from _line_rows(path, read_text(path), names, delimiter or "\t", columns)
     elif suffix in PARTED:
         yield from _csv_rows(path, read_text(path), PARTED[suffix], columns)
@@ -117,7 +120,7 @@ def read_cells(
         raise UserError(f"{path}: not a kind of table that can be read; data.path takes {', '.join(TABLES)}")
 
 
-def _column(name: str, present: Collection[str]) -> str | None:
+def find_column(name: str, present: Collection[str]) -> str | None:
     """The column of this name, or of its synonym; its letters may be of another case in one column alone."""
     for wanted in filter(None, (name, SYNONYMS.get(name))):
         if wanted in present:
@@ -134,17 +137,33 @@ def _find_columns(place: str, present: Collection[str], columns: Mapping[str, st
     Raises:
         UserError: Some are not; it names them all.
     """
-    known = {key: _column(name, present) for key, name in columns.items()}
+    known = {key: find_column(name, present) for key, name in columns.items()}
     missing = [
         key for key, column in known.items() if column is None and (key, columns[key]) != ("split_column", "split")
     ]
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
+        if not present:
+            raise UserError(f"{place}: is empty; a table has the columns {lacking}")
         keys = " and ".join(f"data.source.{key}" for key in missing)
-        shown = ", ".join(map(repr, present)) or "none"
+        shown = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""
         raise UserError(f"{place}: no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
     return {key: column for key, column in known.items() if column is not None}
+
+
+def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
+    """Rows of tables stored by columns; a split that no column states is that of the file."""
+    for file, split in stored.column_files(path):
+        table = stored.open_columns(file)
+        known = _find_columns(str(file), table.names, columns)
+        inside = {key for key, name in known.items() if key == "image_column" and table.is_image(name)}
+        place = "" if file == path else f"{file.relative_to(path)} "
+        for number, row in enumerate(table.rows([name for key, name in known.items() if key not in inside])):
+            values = {key: f"{file}/{number}" if key in inside else row[name] for key, name in known.items()}
+            if split is not None and "split_column" in columns:
+                values.setdefault("split_column", split)
+            yield Cells(values, f"{place}row {number}")
 
 
 def _line_rows(
@@ -173,7 +192,7 @@ def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
             header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
         except csv.Error:  # quotes end before another delimiter
             return 0
-        return sum(_column(name, header) is not None for name in names)
+        return sum(find_column(name, header) is not None for name in names)
 
     return max(delimiters, key=count)
 
@@ -185,7 +204,10 @@ def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        known = {key: header.index(column) for key, column in _find_columns(str(path), header, columns).items()}
+        found = _find_columns(str(path), header, columns)
+        for column in (column for column in found.values() if header.count(column) > 1):
+            raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
+        known = {key: header.index(column) for key, column in found.items()}
         for row in reader:
             if not row:
                 continue

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split
+from vlm.data.store.columns import is_columns
 from vlm.errors import Share, UserError
 
 
@@ -114,7 +115,7 @@ class TextSource(Source):
 def _files(split: str, paths: str | Sequence[str]) -> list[Path]:
     setting = "data.path" if split == "train" else f"data.{split}_path"
     files = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for path in (path for path in files if not path.is_file()):
+    for path in (path for path in files if not path.is_file() and not is_columns(path)):
         what = "is a folder; give a file" if path.is_dir() else f"no such file; set {setting} to one"
         raise UserError(f"{setting}={path}: {what}")
     return files

@@ -61,6 +61,7 @@ class TableSource(TextSource):
             name = key.removesuffix("_column")
             if name == "split":
                 continue
+            value = "" if value is None else value  # JSON's null is an empty cell
             if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
                 raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
             known[name] = str(value).strip(self.spaces)

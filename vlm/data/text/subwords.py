@@ -126,8 +126,8 @@ class BytePairTokenizer(SubwordTokenizer):
 
     def _row_of(self, piece: str) -> Row:
         try:
-            raw = bytes(BYTE_OF[char] for char in piece)
-        except KeyError:
+            raw = piece.translate(LATIN1).encode("latin1")
+        except UnicodeEncodeError:
             raise ValueError(f"{piece!r:.40} is not written in GPT-2's characters for bytes") from None
         text = raw.decode("utf-8", "replace")
         return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
@@ -196,3 +196,5 @@ def _byte_of() -> dict[str, int]:
 BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself where it can be seen, else one from 256 on
 CONTINUES = "##"  # a piece that goes on with a word
 _JOINED = re.compile(r"[.?!,]|n't|'m|'s|'ve|'re")  # pieces so begun are written without a space before them
+# Each of these characters as the one whose byte it stands for is in Latin-1; others as one that Latin-1 lacks.
+LATIN1 = dict.fromkeys(range(256), 0xFFFD) | {ord(char): byte for char, byte in BYTE_OF.items()}

@@ -167,5 +167,6 @@ def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:
 
 
 def printable_piece(text: str) -> str:
-    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return "".join(shown).replace(" ", SPACE)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text.replace(" ", SPACE)

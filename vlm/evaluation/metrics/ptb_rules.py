@@ -59,7 +59,7 @@ _SYMBOLS = """
 ff5b-ff65 ffe0-ffe1 ffe5-ffe6
 """
 
-# What stands in an outline for every letter, mark and digit that is not ASCII.
+# The character that stands in an outline for every letter, mark and digit that is not ASCII.
 A_LETTER, _A_MARK, A_DIGIT = "\u00e9", "\u0301", "\u0660"
 
 _LETTER = f"[A-Za-z{A_LETTER}]"

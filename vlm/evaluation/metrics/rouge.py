@@ -7,7 +7,7 @@ import numpy as np
 
 from vlm.evaluation.metrics.ngrams import Floats, Tokens
 
-# How much more recall weighs than precision, the value of COCO's evaluation.
+# Weight of recall against precision, as in COCO's evaluation.
 _BETA = 1.2
 
 

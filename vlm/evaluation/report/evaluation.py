@@ -188,6 +188,6 @@ def pictures_of(split: Any) -> Picture:
 
 
 def curves_beside(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """The curves of the run whose evaluation a folder is (RUN/evaluation/SPLIT), or that lie in the folder itself."""
+    """The curves of training: of the folder itself, or of RUN where the folder is RUN/evaluation/SPLIT."""
     places = [folder / "metrics.csv", folder.resolve().parent.parent / "metrics.csv"]
     return next((curves for place in places if (curves := charts.read_curves(place))), {})

@@ -5,6 +5,8 @@ A folder of unknown origin executes nothing, and no link leads out of it.
 
 import json
 import re
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from vlm.errors import UserError
 
+AT_ONCE = 2**26  # bytes of weights that are read before their file is opened anew
 MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
 OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
 KEY = "model.init_from"  # of the config; stands before each fault
@@ -89,15 +92,29 @@ def read_tensors(folder: str) -> dict[str, Tensor]:
         UserError: There are none, or they are damaged.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
-            tensors |= load_file(path)
+            tensors |= dict(_copied(path))
         except (OSError, SafetensorError) as fault:
             raise UserError(f"{KEY}: {path} cannot be read ({fault}); fetch it again") from fault
     return {_RENAMED.sub(lambda match: RENAMED[match[0]], name): tensor for name, tensor in tensors.items()}
+
+
+def _copied(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields names and tensors of a file. What has been read of it takes memory until it is closed, which is often."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        names = deque(file.keys())
+    while names:
+        with safe_open(path, framework="pt") as file:
+            read = 0
+            while names and read < AT_ONCE:
+                tensor = file.get_tensor(names[0]).clone()
+                read += tensor.nbytes
+                yield names.popleft(), tensor
 
 
 def _weight_files(folder: str) -> list[Path]:

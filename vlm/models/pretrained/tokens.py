@@ -14,6 +14,8 @@ FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece
 class Decodes(Protocol):
     """A tokenizer, as far as it takes part in the comparison."""
 
+    unk_id: int | None
+
     @property
     def vocab_size(self) -> int: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -35,8 +37,8 @@ def check_tokens(folder: str, tokenizer: Decodes, key: str) -> None:
     except (OSError, RecursionError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as fault:
         raise UserError(f"{key}: {path} cannot be read ({fault!r:.80}); restore the file") from fault
     ours = {id: tokenizer.decode([id]) for id in range(tokenizer.vocab_size)}
-    # Special tokens decode to nothing; what they are called is each tokenizer's own affair.
-    wrong = [id for id, text in ours.items() if text and theirs.get(id) != text]
+    # Special tokens decode to nothing, or to a replacement; what they are called is each tokenizer's own affair.
+    wrong = [id for id, text in ours.items() if text and id != tokenizer.unk_id and theirs.get(id) != text]
     if wrong:
         id = wrong[0]
         raise UserError(

@@ -15,7 +15,7 @@ class KeyValueCache:
     """
 
     def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        # What is masked must be finite still.
+        # Zeros: a masked value gets the weight 0, and 0 times NaN is NaN.
         self.keys = as_cached(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
         self.values = torch.zeros_like(self.keys)
         self.length = 0

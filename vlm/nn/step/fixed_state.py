@@ -29,7 +29,8 @@ class FixedDecodeState(DecodeState):
     """Goes on from another state, one token a step, with every number that changes held on the device.
 
     Each step looks at the whole cache, with a mask over what is not written yet, and shapes never change: what a step
-    launches on a GPU can be recorded once and replayed. `taken` counts steps for the host; who replays a step adds 1.
+    launches on a GPU can be recorded once and replayed. `taken` is the host's count of steps; the caller of a replayed
+    step adds 1.
     """
 
     def __init__(self, state: DecodeState) -> None:

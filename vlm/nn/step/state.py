@@ -116,7 +116,7 @@ class DecodeState:
         self._context_bias = None
 
     def reorder_beams(self, parents: Tensor) -> None:
-        """Makes each beam go on from another of its row: parents (B, G), places among the row's beams."""
+        """Reorders beams: beam g of row b goes on from beam parents[b, g], (B, G). Keys and values stay."""
         if self.beam_ancestors is not None:
             index = parents[:, :, None, None].expand_as(self.beam_ancestors)
             self.beam_ancestors = self.beam_ancestors.gather(1, index)
@@ -148,7 +148,7 @@ class DecodeState:
             age of a slot              .  .  .  s  .       steps since it was written, 0 for the newest
             step held                  .  .  .  s  .       newest step - age; < 0, so before any start, if never written
             step held <= own step      .  .  L  s  .
-            step held >= start         B  .  L  s  .       a token before the start of its text sees itself alone
+            step held >= start         B  .  L  s  .       padding before a text sees itself: no row is empty
             ancestors                  B  G  .  s  G
             bias of the positions      N  .  L  s  .       of the oldest key first: column -1 - age
             folded                     B or N, G * L, s * G

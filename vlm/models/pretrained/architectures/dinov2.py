@@ -21,7 +21,7 @@ LAYERS: Table = {
     "norm2": "norm2",
     "mlp.fc1": "mlp.fc1",
 }
-# What writes a branch, and the scale of that branch.
+# The last layer of each residual branch, and the scale of that branch.
 SCALED = {"attn.proj": ("attention.output.dense", "layer_scale1"), "mlp.fc2": ("mlp.fc2", "layer_scale2")}
 
 

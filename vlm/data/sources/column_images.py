@@ -1,0 +1,71 @@
+"""Images inside of tables stored by columns, in the place of files."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from PIL import Image
+
+from vlm.data.images.image import ImageError, load_image, read_bytes
+from vlm.data.sources.tables import find_column
+from vlm.data.store.columns import SUFFIXES, open_columns
+from vlm.data.store.places import Folder
+from vlm.data.store.storage import stamp
+from vlm.errors import UserError
+
+
+def table_of(name: str) -> tuple[str, int] | None:
+    """The table and the row that FILE/ROW names; None for the name of a file."""
+    table, _, row = name.replace(os.sep, "/").rpartition("/")
+    return (table, int(row)) if table.lower().endswith(SUFFIXES) and row.isdecimal() else None
+
+
+class FolderWithTables(Folder):
+    """A folder whose tables stored by columns hold images too, each named FILE/ROW.
+
+    Args:
+        path: The folder.
+        column: Name of the column of images, as in `find_column`.
+    """
+
+    def __init__(self, path: Path, column: str) -> None:
+        super().__init__(path)
+        self.column = column
+
+    def has(self, name: str) -> bool:
+        inside = table_of(name)
+        return super().has(name) if inside is None else super().has(inside[0])
+
+    def names(self, folder: str) -> Collection[str]:
+        return () if folder.lower().endswith(SUFFIXES) else super().names(folder)
+
+    def read(self, name: str) -> bytes:
+        inside = table_of(name)
+        return super().read(name) if inside is None else self._content(*inside)
+
+    def image(self, name: str) -> Image.Image:
+        if table_of(name) is None:
+            return super().image(name)
+        try:
+            return load_image(self.read(name))
+        except ImageError as fault:
+            raise ImageError(str(fault).replace("<bytes>", f"{self.path / name}", 1)) from fault
+
+    def stamp(self, name: str) -> str:
+        inside = table_of(name)
+        return super().stamp(name) if inside is None else f"{stamp(str(self.path / inside[0]))} {inside[1]}"
+
+    def _content(self, table: str, row: int) -> bytes:
+        """The bytes of a row; where it has none but names a file, those of the file."""
+        where = f"{self.path / table}/{row}"
+        try:
+            columns = open_columns(self.path / table)
+            cell = columns.cell(find_column(self.column, columns.names) or self.column, row)
+        except UserError as fault:
+            raise ImageError(str(fault)) from fault
+        data, beside = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
+        if data is not None:
+            return data
+        if beside is None:
+            raise ImageError(f"{where}: holds no image")
+        return read_bytes(self.path / beside)

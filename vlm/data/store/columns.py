@@ -1,0 +1,253 @@
+"""Tables stored by columns: Parquet and Arrow files, and folders of them as Hugging Face's `datasets` keeps them.
+
+pyarrow, an extra, is imported where such a table is read. Arrow files are mapped into memory. Of Parquet files whole
+row groups are decoded, and the last ones are kept.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from vlm.data.records import SPLITS
+from vlm.errors import UserError, printable
+
+PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
+SUFFIXES = (*PARQUET, *ARROW)
+SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"  # of a folder that `save_to_disk` wrote
+KEPT_BYTES = 2**28  # of row groups that were decoded, in each process
+ROWS = 4096  # that are read at once
+_WORD = re.compile(r"[a-zA-Z]+")
+
+
+def is_columns(path: Path) -> bool:
+    """True for a Parquet or Arrow file, and for a folder of some."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in (SPLITS_FILE, STATE_FILE)) or bool(_found(path))
+    return path.suffix.lower() in SUFFIXES
+
+
+def column_files(path: Path) -> list[tuple[Path, str | None]]:
+    """The files of a table with the split that each is of, if their folders or names state it.
+
+    Args:
+        path: A file; or a folder that `save_to_disk` wrote, of one split or of all; or one of files that are named as
+            on the hub, such as ``data/train-00000-of-00002.parquet``.
+    Raises:
+        UserError: The folder is damaged.
+    """
+    if not path.is_dir():
+        return [(path, None)]
+    if (path / SPLITS_FILE).is_file():
+        names = _listed(path / SPLITS_FILE, "splits")
+        return [(file, name) for name in names for file in _saved(path / name)]
+    if (path / STATE_FILE).is_file():
+        return [(file, None) for file in _saved(path)]
+    files = _found(path)
+    splits = [_split_of(file.relative_to(path)) for file in files]
+    return list(zip(files, splits if all(splits) else [None] * len(files), strict=True))
+
+
+def _found(folder: Path) -> list[Path]:
+    files = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+
+
+def _split_of(path: Path) -> str | None:
+    words = [word[0].lower() for part in path.parts if (word := _WORD.match(part))]
+    return next((SPLITS[word] for word in words if word in SPLITS), None)
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files of one split that `save_to_disk` wrote, in their order."""
+    return [folder / name for name in _listed(folder / STATE_FILE, "_data_files", "filename")]
+
+
+def _listed(path: Path, key: str, inner: str | None = None) -> list[str]:
+    """Names of files or folders beside a JSON file that lists them.
+
+    Raises:
+        UserError: It cannot be read, or a name leads elsewhere.
+    """
+    try:
+        names = json.loads(path.read_bytes())[key]
+        names = names if inner is None else [one[inner] for one in names]
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError(f"{key} are no names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
+        raise UserError(f"{path}: is damaged ({type(fault).__name__}); save the data set again") from fault
+    return names
+
+
+@lru_cache(maxsize=256)
+def open_columns(path: Path) -> "Columns":
+    """The columns of a Parquet or Arrow file, opened once a process.
+
+    Raises:
+        UserError: It cannot be read, or pyarrow is missing.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as fault:
+        raise UserError(f"{path}: needs the package pyarrow; pip install vlm-lightning[parquet]") from fault
+    return (_Parquet if path.suffix.lower() in PARQUET else _Arrow)(path)
+
+
+class Columns:
+    """A table stored by columns.
+
+    Args:
+        path: The file.
+    Attributes:
+        schema: The library's.
+    Raises:
+        UserError: It is damaged.
+    """
+
+    schema: Any
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._readable():
+            self._open()
+
+    def _open(self) -> None:
+        raise TypeError(f"{type(self).__name__} opens nothing")
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Parts of these columns in order, of which every value is sound."""
+        raise TypeError(f"{type(self).__name__} reads nothing")
+
+    def _value(self, name: str, row: int) -> Any:
+        raise TypeError(f"{type(self).__name__} reads nothing")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.schema.names)
+
+    def is_image(self, name: str) -> bool:
+        """True for a column that holds the bytes of files, alone or beside their names."""
+        from pyarrow import types
+
+        kind = self.schema.field(name).type
+        if types.is_struct(kind):
+            kind = next((field.type for field in kind if field.name == "bytes"), kind)
+        return types.is_binary(kind) or types.is_large_binary(kind)
+
+    def classes(self, name: str) -> list[str] | None:
+        """Names of the numbers in a column of classes, as `datasets` states them beside the data."""
+        try:
+            features = json.loads((self.schema.metadata or {})[b"huggingface"])["info"]["features"]
+            names = features[name]["names"] if features[name]["_type"] == "ClassLabel" else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return [str(name) for name in names] if isinstance(names, list) else None
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The rows of some columns; what is null is an empty text, and a class is its name.
+
+        Raises:
+            UserError: The file is damaged.
+        """
+        classes = {name: known for name in names if (known := self.classes(name))}
+        with self._readable():
+            for batch in self._batches(list(dict.fromkeys(names))):
+                for row in batch.to_pylist():
+                    row = {name: "" if value is None else value for name, value in row.items()}
+                    named = {
+                        name: known[row[name]] for name, known in classes.items() if row[name] in range(len(known))
+                    }
+                    yield row | named
+
+    def cell(self, name: str, row: int) -> Any:
+        """The value of a column in a row.
+
+        Raises:
+            UserError: The file is damaged.
+        """
+        with self._readable():
+            return self._value(name, row)
+
+    def _readable(self) -> "_Readable":
+        return _Readable(self.path)
+
+
+class _Readable:
+    """A block whose faults of reading name the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, fault: BaseException | None, trace: Any) -> None:
+        from pyarrow import ArrowException
+
+        if isinstance(fault, ArrowException | OSError | ValueError | IndexError):  # its own errors are some of each
+            reason = printable(next(iter(str(fault).splitlines()), type(fault).__name__))
+            raise UserError(f"{self.path}: cannot be read ({reason:.150}); fetch or save it again") from fault
+
+
+class _Arrow(Columns):
+    """An Arrow file, a stream of batches as `datasets` writes it or the format with an index, mapped into memory."""
+
+    def _open(self) -> None:
+        import pyarrow
+        from pyarrow import ipc
+
+        data = pyarrow.memory_map(str(self.path))
+        indexed = data.read(6) == b"ARROW1"
+        data.seek(0)
+        self.table = (ipc.open_file if indexed else ipc.open_stream)(data).read_all()
+        self.schema = self.table.schema
+        self._sound: set[str] = set()
+
+    def _check(self, names: Sequence[str]) -> None:
+        """Checks columns that were not read before: offsets of a damaged file lead anywhere."""
+        self.table.select([name for name in names if name not in self._sound]).validate(full=True)
+        self._sound |= set(names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        self._check(names)
+        yield from self.table.select(names).to_batches(max_chunksize=ROWS)
+
+    def _value(self, name: str, row: int) -> Any:
+        self._check([name])
+        return self.table.column(name)[row].as_py()
+
+
+class _Parquet(Columns):
+    """A Parquet file."""
+
+    def _open(self) -> None:
+        from pyarrow import parquet
+
+        self.file = parquet.ParquetFile(self.path, memory_map=True)
+        self.schema = self.file.schema_arrow
+        groups = range(self.file.metadata.num_row_groups)
+        self._starts = list(accumulate((self.file.metadata.row_group(group).num_rows for group in groups), initial=0))
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        yield from self.file.iter_batches(batch_size=ROWS, columns=names, use_threads=False)
+
+    def _value(self, name: str, row: int) -> Any:
+        group = bisect_right(self._starts, row) - 1
+        if not 0 <= group < len(self._starts) - 1:
+            raise IndexError(f"it has no row {row}")
+        key = (self.path, name, group)
+        decoded = _kept.pop(key, None)
+        if decoded is None:
+            decoded = self.file.read_row_group(group, columns=[name], use_threads=False).column(name)
+        _kept[key] = decoded  # the last one that was read
+        while len(_kept) > 1 and sum(one.nbytes for one in _kept.values()) > KEPT_BYTES:
+            _kept.popitem(last=False)
+        return decoded[row - self._starts[group]].as_py()
+
+
+_kept: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()  # row groups of columns, the last read at the end
