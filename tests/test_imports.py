@@ -14,7 +14,7 @@ FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 
 # Modules of the top floor: they import nothing of vlm but each other, and anything may import them.
 BASE = ("vlm", "vlm.errors", "vlm.randomness", "vlm.atomic", "vlm.tuning")
-ORDER = ("nn", "models", "decoding", "inference", "evaluation", "training", "tasks", "cli")
+ORDER = ("nn", "models", "decoding", "inference", "serving", "evaluation", "training", "tasks", "cli")
 LEVELS = {f"vlm.{name}": level for level, name in enumerate(ORDER)}
 BESIDE = ("vlm.checkpoint", "vlm.config", "vlm.data")  # import nothing above models
 SHARED = ("vlm.checkpoint", "vlm.data.images.image", "vlm.data.images.guard", "vlm.data.images.resize")

@@ -174,3 +174,24 @@ def test_texts_side_by_side_are_bounded_and_change_nothing(decoding, columns, ma
     monkeypatch.setattr(decoder, "step", lambda tokens, state: (widths.append(len(tokens)), step(tokens, state))[1])
     same(run(decoder, context, decoding, eos_id=2), truth)
     assert max(widths) == 2 * columns
+
+
+def test_a_chunk_without_ids_ends_nothing_that_runs(make_decoder, context):
+    """None waits now: texts that run go on, later images join them, and the end is where none runs and none waits."""
+    decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding()
+    end = common_token(decoder, context)
+    truth = run(decoder, context, decoding, eos_id=end)
+
+    def chunks():
+        for place in range(0, IMAGES, 3):
+            places = [place, place + 1, place + 2]
+            yield [f"image {one}" for one in places], part(context, places)
+            yield (), None
+            yield (), None
+
+    queue, texts, came = chunks(), {}, 0
+    while came < IMAGES:
+        found = dict(decode(decoder, queue, decoding, bos_id=BOS, eos_id=end, rows=4))
+        texts |= {came + place: rows for place, rows in found.items()}
+        came += len(found)
+    same([texts[place] for place in range(IMAGES)], truth)

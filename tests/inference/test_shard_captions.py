@@ -92,7 +92,7 @@ def test_ranks_share_the_shards(shards, tmp_path, kind, monkeypatch, capsys):
     monkeypatch.delenv("SLURM_JOB_NAME", raising=False)
     expected = [["0000.jsonl", "0002.jsonl"], ["0001.jsonl"]]
     for rank in as_ranks(monkeypatch, kind, 2):
-        caption(shards / "{0000..0002}.tar", tmp_path / "out")
+        assert caption(shards / "{0000..0002}.tar", tmp_path / "out") == 0  # 1 would have torchrun end the others
         lines = capsys.readouterr().out.splitlines()
         assert [os.path.basename(line.partition("\t")[0]) for line in lines] == expected[rank]
     assert len(records(written(tmp_path / "out"))) == len(IMAGES)

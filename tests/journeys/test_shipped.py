@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ GROUPS = {
 }
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
-    "classification": "classifier_.*|image_folder|image_tar|.*_classes|cifar10|fashion_mnist|mnist",
+    "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
     "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
@@ -67,6 +68,7 @@ NEEDS = {
     "questions": ["data.root=.", "data.path=questions.csv"],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
+    "image_table": ["data.path=classes.csv"],
     "texts": ["data.path=texts.csv"],
     "text_folder": ["data.root=."],
     "sst2": ["data.root=."],
@@ -357,7 +359,9 @@ README = PAGES[0].read_text()  # its commands run in any run of the tests; those
 
 
 @pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
-def test_the_commands_of_the_pages_run_as_written(command, place, trained_classifier, trained_text) -> None:
+def test_the_commands_of_the_pages_run_as_written(
+    command, place, trained_classifier, trained_text, monkeypatch
+) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "python" or arguments[0] == "train":  # vlm train is python train.py
         program, arguments = "python", arguments[1:]
@@ -368,13 +372,17 @@ def test_the_commands_of_the_pages_run_as_written(command, place, trained_classi
         else:
             (run / "checkpoints").mkdir(parents=True)
             shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")
-    if "data=webdataset" in command:
+    if "data=webdataset" in command or command.startswith("vlm caption 'data/shards"):
         assert vlm(["shard", "data=flickr8k", "data.root=data/flickr8k", "--out", "data/shards"]) == 0
     for name, save in FOLDERS.items():
         if name in command:
             save(place / name)
     wrong = "dpeth" in command
-    if program == "vlm":
+    if program == "vlm" and arguments[0] == "serve":
+        server = pytest.importorskip("uvicorn").Server
+        monkeypatch.setattr(server, "run", lambda self, sockets: signal.raise_signal(signal.SIGTERM))
+        assert vlm(arguments) == 128 + signal.SIGTERM
+    elif program == "vlm":
         assert vlm(arguments) == 0
     elif any(argument.startswith("resume=") for argument in arguments):
         assert main([argument.replace("max_epochs=10", "max_epochs=3") for argument in arguments]) == 0  # in less time

@@ -1,4 +1,4 @@
-"""The commands that use a model: each task's own, `vlm predict` for any, and `vlm info`."""
+"""The commands that use a model: each task's own, `vlm predict` for any, `vlm serve` and `vlm info`."""
 
 import importlib
 import inspect
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from vlm.errors import UserError
 from vlm.inference.commands import Command
 from vlm.inference.commands import commands as all_commands
-from vlm.inference.options import Checkpoint, ModelOptions, Option
+from vlm.inference.options import BatchSize, Checkpoint, DecodingOptions, Device, ModelOptions, Option, Precision, Trust
 
 
 def command_of(commands: Sequence[Command]) -> Callable[..., int]:
@@ -88,6 +88,25 @@ def predict(
     predictor = model.load(kind)
     with output:
         return predictor.predict(chosen, records, batch_size=model.batch_size)
+
+
+def serve(
+    checkpoint: Checkpoint,
+    decoding: DecodingOptions,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    batch_size: BatchSize = 32,
+    trust: Trust = None,
+    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
+    queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
+    max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
+) -> int:
+    """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /docs."""
+    from vlm.serving.serve import serve
+
+    model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
+    return serve(model, decoding, host=host, port=port, queue=queue, max_mb=max_mb)
 
 
 def info(checkpoint: Checkpoint) -> int:

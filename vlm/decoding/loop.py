@@ -73,7 +73,8 @@ def decode(
     The texts of an image depend on it, its id and the options alone: not on rows, its neighbours or the order.
 
     Args:
-        chunks: Encoded images, taken as there is room for them.
+        chunks: Encoded images, taken as there is room for them. One without ids says that none waits now: it is asked
+            for the next one as further rows fall free, and is the end where nothing is left to decode.
         prompts: Tokens that the text of each place goes on from, in place of the begin token. They are read at once,
             so that all places of the queue must have a row. Rules on what a text repeats look at them too; counts of
             tokens and required words are of what follows. All have as much room as the longest leaves.
@@ -245,7 +246,7 @@ class _Loop:
         """Up to `count` images from the queue."""
         while len(self.waiting) < count:
             chunk = next(self.chunks, None)
-            if chunk is None:
+            if chunk is None or not chunk[0]:
                 break
             ids, context = chunk
             for place, id in enumerate(ids):

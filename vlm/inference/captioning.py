@@ -160,8 +160,8 @@ def command(
         str | None, Option("Write a picture a caption of where the model looked.", metavar="DIR")
     ] = None,
     resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False,
-    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.")] = False,
-    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.")] = False,
+    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False,
+    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False,
 ) -> int:
     """Captions images as the options say; returns the exit status."""
     names = listed(images)

@@ -50,6 +50,8 @@ Checkpoint = Annotated[
     ),
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
+Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device computes in it.")]
+BatchSize = Annotated[int, Option("Inputs at a time.", least=1)]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
@@ -68,8 +70,8 @@ class ModelOptions:
 
     checkpoint: Checkpoint
     device: Device = "auto"
-    precision: Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device computes in it.")] = "auto"
-    batch_size: Annotated[int, Option("Inputs at a time.", least=1)] = 32
+    precision: Precision = "auto"
+    batch_size: BatchSize = 32
     form: Annotated[str, Option("text, jsonl, csv; html for captions.", ("--format",))] = "text"
     out: Out = None
     trust: Trust = None

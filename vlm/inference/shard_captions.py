@@ -72,7 +72,7 @@ def caption_shards(
     caption: Caption,
     prefix: str,
 ) -> int:
-    """Captions the images of shards; returns the exit status: 1 if a shard or an image cannot be read.
+    """Captions the images of shards; returns the exit status: 1 if a shard cannot be read, or, without ranks, an image.
 
     Args:
         tars: Paths, patterns or URLs.
@@ -98,7 +98,8 @@ def caption_shards(
             continue
         try:
             records, members = Kept(), _members(tar)
-            status |= caption(captioner, members, records, search)
+            bad = caption(captioner, members, records, search)
+            status |= bad if world == 1 else 0  # by which torchrun would end the other ranks
         except Unreadable as fault:
             print_error(fault)
             status = 1

@@ -151,9 +151,29 @@ class Writer(Predictor):
             rows: Inputs at a time.
             trees: As in `decode`.
         """
+        waiting, turn = {}, 0
+        for place, texts in self.ended(batches, decoding, rows=rows, trees=trees):
+            waiting[place] = texts
+            while turn in waiting:
+                yield waiting.pop(turn)
+                turn += 1
+
+    def ended(
+        self,
+        batches: Iterable[Sequence[Any] | None],
+        decoding: Decoding,
+        *,
+        rows: int,
+        trees: dict[int, Any] | None = None,
+    ) -> Iterator[tuple[int, list[Text]]]:
+        """The place of an input in a queue and its texts, best first, as soon as they are written.
+
+        Args:
+            batches: As in `stream`; None where no input waits now, as an empty chunk of `decode`.
+            rows, trees: As in `stream`.
+        """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
-        waiting, turn = {}, 0
         for place, texts in decode(
             self.model.decoder,
             self._encoded(batches, decoding),
@@ -164,14 +184,13 @@ class Writer(Predictor):
             device=self.device,
             trees=trees,
         ):
-            waiting[place] = texts
-            while turn in waiting:
-                yield [_text(self.tokenizer, decoding, text) for text in waiting.pop(turn)]
-                turn += 1
+            yield place, [_text(self.tokenizer, decoding, text) for text in texts]
 
-    def _encoded(self, batches: Iterable[Sequence[Any]], decoding: Decoding) -> Iterator[Chunk]:
+    def _encoded(self, batches: Iterable[Sequence[Any] | None], decoding: Decoding) -> Iterator[Chunk]:
         for batch in batches:
-            if batch:
+            if batch is None:
+                yield (), None
+            elif batch:
                 keys = range(len(batch)) if decoding.sampling is None else self.keys(batch)
                 yield keys, self.encode(batch)
 

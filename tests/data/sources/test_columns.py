@@ -10,6 +10,7 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError
 from vlm.data.sources.captions import Captions
+from vlm.data.sources.image_tables import ImageTable
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.data.store import columns
@@ -192,3 +193,29 @@ def test_folders_that_are_no_data_set(tmp_path):
     parquet.write_table(photos(), tmp_path / "a.parquet")
     message = refusal(Captions, path=str(tmp_path / "a.parquet"), caption_column="title")
     assert "no column 'title' among 'image', 'caption'" in message and "data.source.caption_column" in message
+
+
+def test_images_in_classes(tmp_path, root):
+    names = ["cat", "dog"]
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    table = pa.table({"image": photos()["image"], "label": [0, 1, 1, 0]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    source = ImageTable(path=saved(tmp_path / "set", {"train": table, "validation": table[:2]}))
+    assert source.splits == ("train", "val") and source.classes == names and not source.skipped
+    found = [(pixel(record), record["class"], record["label"]) for record in source.split("train").records()]
+    assert found == [(RGB[color], names[n], n) for color, n in zip(COLORS, [0, 1, 1, 0], strict=True)]
+    assert source.split("val").record(1).read_file() == png("green")
+    (root / "names.csv").write_text("image,label\na.png,x\nb.png,y\nsub/../c.png,x\n")
+    beside = ImageTable(path=str(root / "names.csv"), val_fraction=0)
+    assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3
+    (root / "names.csv").write_text("image,label\na.png,x\nd.png,y\n")
+    assert "1 of 2 images are not there" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
+
+
+def test_a_null_split_is_none(tmp_path):
+    table = pa.table({"text": ["x", "y", "z"], "label": ["a", "b", "a"], "split": pa.array([None] * 3, pa.string())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert TextTable(path=str(tmp_path / "a.parquet"), val_fraction=0.0, test_fraction=0.0).splits == ("train",)
+    mixed = table.set_column(2, "split", pa.array(["train", None, "test"]))
+    parquet.write_table(mixed, tmp_path / "b.parquet")
+    assert "some rows have a split, others none" in refusal(TextTable, path=str(tmp_path / "b.parquet"))

@@ -11,7 +11,7 @@ from vlm.data.hold_out import check_fractions, draw
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
 from vlm.data.sources.caption_tables import Row
-from vlm.data.sources.column_images import FolderWithTables, table_of
+from vlm.data.sources.column_images import FolderWithTables, within
 from vlm.data.store.columns import is_columns
 from vlm.data.store.places import Place, Tar
 from vlm.errors import UserError, nearest
@@ -137,7 +137,7 @@ class CaptionSource(Source):
 
     def _image(self, path: str, split: str | None) -> CaptionedImage:
         """The image of this file, or files, known by its path, so that a.jpg and ./a.jpg are the same."""
-        paths = [self._within(part.strip()) for part in (path.split(self.separator) if self.separator else [path])]
+        paths = [within(part.strip(), self.root) for part in (path.split(self.separator) if self.separator else [path])]
         self._named.update(paths)
         joined = " ".join(paths)
         image = self._by_path.get(joined)
@@ -145,16 +145,6 @@ class CaptionSource(Source):
             name = joined.removeprefix(f"{self.base}/") if self.base else joined
             image = self._by_path[joined] = CaptionedImage(name.replace(os.sep, "/"), paths[0], split, more=paths[1:])
         return image
-
-    def _within(self, path: str) -> str:
-        """A path within the place."""
-        path = os.path.normpath(path)
-        if table_of(path) is not None:  # named as its table is, from the folder that the command runs in
-            path, root = os.path.abspath(path), self.root.absolute()
-            return os.path.relpath(path, root) if Path(path).is_relative_to(root) else path
-        if os.path.isabs(path) and Path(path).is_relative_to(self.root):
-            path = os.path.relpath(path, self.root)
-        return path
 
     def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
         """Makes the splits: as the images say, or else by fractions.

@@ -20,6 +20,14 @@ def table_of(name: str) -> tuple[str, int] | None:
     return (table, int(row)) if table.lower().endswith(SUFFIXES) and row.isdecimal() else None
 
 
+def within(path: str, root: Path) -> str:
+    """The name of an image, relative to a folder where it lies in it; that of FILE/ROW is known by its table's path."""
+    path = os.path.normpath(path)
+    if table_of(path) is not None:
+        path, root = os.path.abspath(path), root.absolute()
+    return os.path.relpath(path, root) if os.path.isabs(path) and Path(path).is_relative_to(root) else path
+
+
 class FolderWithTables(Folder):
     """A folder whose tables stored by columns hold images too, each named FILE/ROW.
 
@@ -57,7 +65,6 @@ class FolderWithTables(Folder):
 
     def _content(self, table: str, row: int) -> bytes:
         """The bytes of a row; where it has none but names a file, those of the file."""
-        where = f"{self.path / table}/{row}"
         try:
             columns = open_columns(self.path / table)
             cell = columns.cell(find_column(self.column, columns.names) or self.column, row)
@@ -66,6 +73,6 @@ class FolderWithTables(Folder):
         data, beside = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if data is not None:
             return data
-        if beside is None:
-            raise ImageError(f"{where}: holds no image")
-        return read_bytes(self.path / beside)
+        if beside is not None:
+            return read_bytes(self.path / beside)
+        raise ImageError(f"{self.path / table}/{row}: holds no image")

@@ -161,6 +161,7 @@ def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
         place = "" if file == path else f"{file.relative_to(path)} "
         for number, row in enumerate(table.rows([name for key, name in known.items() if key not in inside])):
             values = {key: f"{file}/{number}" if key in inside else row[name] for key, name in known.items()}
+            values |= {key: "" for key, value in values.items() if value is None and key != "split_column"}
             if split is not None and "split_column" in columns:
                 values.setdefault("split_column", split)
             yield Cells(values, f"{place}row {number}")

@@ -94,7 +94,7 @@ def open_columns(path: Path) -> "Columns":
     try:
         import pyarrow  # noqa: F401
     except ImportError as fault:
-        raise UserError(f"{path}: needs the package pyarrow; pip install vlm-lightning[parquet]") from fault
+        raise UserError(f"{path}: needs the package pyarrow; pip install 'vlm-lightning[parquet]'") from fault
     return (_Parquet if path.suffix.lower() in PARQUET else _Arrow)(path)
 
 
@@ -149,7 +149,7 @@ class Columns:
         return [str(name) for name in names] if isinstance(names, list) else None
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows of some columns; what is null is an empty text, and a class is its name.
+        """The rows of some columns; a class is its name.
 
         Raises:
             UserError: The file is damaged.
@@ -158,7 +158,6 @@ class Columns:
         with self._readable():
             for batch in self._batches(list(dict.fromkeys(names))):
                 for row in batch.to_pylist():
-                    row = {name: "" if value is None else value for name, value in row.items()}
                     named = {
                         name: known[row[name]] for name, known in classes.items() if row[name] in range(len(known))
                     }

@@ -1,0 +1,210 @@
+"""The HTTP service: answers equal to `vlm caption`, limits, refusals in a line, and an end that loses nothing."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import FILES, IMAGES, ROOT
+
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.predictor import load_predictor
+from vlm.serving.serve import make_engine
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
+PHOTOS = [Path(path).read_bytes() for path in IMAGES]
+LOADED: dict[str, object] = {}
+
+
+def client(path: str = CAPTIONER, *, key: str | None = None, most: int = 64):
+    """A client of a service in this process."""
+    from fastapi.testclient import TestClient
+
+    from vlm.serving.app import Service, make_app
+
+    if (path, most) not in LOADED:
+        model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
+        LOADED[path, most] = make_engine(model.load(load_predictor), DecodingOptions(), rows=8, most=most)
+    service = Service(LOADED[path, most], max_bytes=100_000, key=key)
+    return TestClient(make_app(service), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[dict]:
+    """The records of `vlm caption`."""
+    model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32")
+    texts = model.load(load_predictor).use(IMAGES)
+    return [vars(text) for text in texts]
+
+
+def same(results: list[dict], truth: list[dict]) -> bool:
+    texts = [(one["text"], one["tokens"]) for one in results] == [(one["text"], one["tokens"]) for one in truth]
+    return texts and [one["logprob"] for one in results] == pytest.approx([one["logprob"] for one in truth], abs=1e-4)
+
+
+def test_images_come_in_any_form(truth):
+    http = client()
+    answer = http.post("/predict", content=PHOTOS[0], headers={"Content-Type": "image/png"})
+    assert answer.status_code == 200 and list(answer.json()) == ["results"]
+    assert set(answer.json()["results"][0]) == {"text", "logprob", "confidence", "tokens"}
+    assert same(answer.json()["results"], truth[:1])
+    form = [("image", (f"{place}.png", photo)) for place, photo in enumerate(PHOTOS)]
+    assert same(http.post("/predict", files=form).json()["results"], truth)
+    images = [base64.b64encode(photo).decode() for photo in PHOTOS]
+    assert same(http.post("/predict", json={"images": images}).json()["results"], truth)
+    assert same(http.post("/predict", json={"image": images[1]}).json()["results"], truth[1:2])
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        ({"content": b"no image"}, 400, "image 1: damaged, or not an image"),
+        ({"content": b""}, 400, "image 1: the file is empty"),
+        ({"content": bytes(100_001)}, 413, "the body has more than 100,000 bytes"),
+        ({"json": {"images": []}}, 422, "0 inputs in a request; send 1 to 64"),
+        ({"json": {"images": ["AA=="] * 65}}, 422, "65 inputs in a request"),
+        ({"json": {"images": [3]}}, 400, "the body is no JSON such as"),
+        ({"json": ["AA=="]}, 400, "the body is no JSON such as"),
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON such as"),
+        ({"files": [("a", ("a", PHOTOS[0])), ("b", ("b", b"x"))]}, 400, "image 2: damaged"),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "boundary"),
+    ],
+)
+def test_bad_input_is_a_line(body, code, line):
+    answer = client().post("/predict", **body)
+    assert answer.status_code == code and line in answer.json()["detail"]
+    assert len(answer.json()["detail"].splitlines()) == 1 and "Traceback" not in answer.text
+
+
+def test_an_image_of_too_many_pixels_is_refused():
+    header = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x01\x00\x00\x00\x01\x00\x00\x08\x02\x00\x00\x00"
+    answer = client().post("/predict", content=header + bytes(200))
+    assert answer.status_code == 400 and answer.json()["detail"].startswith("image 1: ")
+
+
+def test_a_full_queue_is_503(monkeypatch):
+    http = client(most=1)
+    monkeypatch.setattr(type(LOADED[CAPTIONER, 1]), "waiting", property(lambda self: 1))
+    answer = http.post("/predict", content=PHOTOS[0])
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
+
+
+def test_the_key_opens():
+    http = client(key="schlüssel")
+    assert http.get("/health").json() == {"status": "ok", "task": "captioning"}
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        assert http.post("/predict", content=PHOTOS[0], headers=headers).status_code == 401
+        assert http.get("/metrics", headers=headers).status_code == 401
+    headers = {"Authorization": "Bearer schlüssel".encode()}
+    assert http.get("/metrics", headers=headers).status_code == 200
+    assert http.post("/predict", content=PHOTOS[0], headers=headers).status_code == 200
+
+
+def test_metrics_count_and_the_page_is_there():
+    http = client()
+    http.post("/predict", content=PHOTOS[0])
+    http.post("/predict", content=b"x")
+    lines = http.get("/metrics").text.splitlines()
+    assert {'vlm_requests_total{code="200"} 1', 'vlm_requests_total{code="400"} 1', "vlm_inputs_total 1"} <= {*lines}
+    assert all(re.fullmatch(r'# TYPE vlm_\w+ (counter|gauge)|vlm_\w+({code="\d+"})? [\d.]+', line) for line in lines)
+    assert http.get("/docs").status_code == 200
+    assert "/predict" in http.get("/openapi.json").json()["paths"]
+
+
+def test_texts_and_classes():
+    classes = client(str(FILES / "classification.ckpt")).post("/predict", content=PHOTOS[0]).json()["results"]
+    assert {"name", "probability", "top"} == set(classes[0])
+    http = client(str(FILES / "translation.ckpt"))
+    assert http.post("/predict", json={"text": "a red circle"}).json()["results"][0]["text"]
+    assert len(http.post("/predict", json={"texts": ["a red circle", "a"]}).json()["results"]) == 2
+    for body in ({"content": b"\xff\xfe"}, {"json": {"text": 3}}, {"content": b'{"text": "\\ud800"}'}):
+        headers = {"Content-Type": "application/json"} if b"ud800" in body.get("content", b"") else {}
+        answer = http.post("/predict", **body, headers=headers)
+        assert answer.status_code == 400 and answer.json()["detail"] == "text 1: is no text in UTF-8"
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A service in a process of its own, and its port."""
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-m", "vlm", "serve", "-c", CAPTIONER, "--port", "0"]
+    command += ["--device", "cpu", "--precision", "fp32"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
+    line = process.stdout.readline()
+    yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)/docs", line)[1])
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_page_answer(served, tmp_path):
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    lines = [line for line in (ROOT / "docs" / "serving.md").read_text().splitlines() if line.startswith("curl ")]
+    assert len(lines) == 3
+    for name in ("photo.jpg", "other.jpg"):
+        (tmp_path / name).write_bytes(PHOTOS[0])
+    for line in lines:
+        line = line.replace("127.0.0.1:8000", f"127.0.0.1:{served[1]}").replace("curl ", "curl --silent ", 1)
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["results"][0]["text"]
+
+
+@pytest.mark.slow
+def test_a_signal_under_load_loses_no_request(served, truth):
+    """64 clients; those whose request was taken are answered, and the process ends with 143 in time."""
+    process, port = served
+    sent, lock = threading.Event(), threading.Lock()
+    answers: list[tuple[int, dict]] = []
+    refused = 0
+
+    def talk(number: int) -> None:
+        nonlocal refused
+        http = HTTPConnection("127.0.0.1", port, timeout=30)
+        for step in range(50):
+            place = (number + step) % len(PHOTOS)
+            body = b"no image" if (number + step) % 20 == 19 else PHOTOS[place]
+            try:
+                http.request("POST", "/predict", body)
+            except OSError:  # it listens no more
+                refused += 1
+                return
+            try:
+                response = http.getresponse()
+            except OSError:  # the connection was closed before the request was taken
+                refused += 1
+                return
+            content = json.loads(response.read())
+            with lock:
+                answers.append((response.status, {"place": place, "bad": body == b"no image", **content}))
+                if len(answers) == 200:
+                    sent.set()
+
+    with ThreadPoolExecutor(64) as pool:
+        talks = [pool.submit(talk, number) for number in range(64)]
+        while not sent.wait(1):
+            assert not all(one.done() for one in talks)
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 143 and time.monotonic() - start < 10
+        for one in talks:
+            one.result(30)
+    assert len(answers) >= 200 and refused <= 64
+    for status, content in answers:
+        assert status == (400 if content["bad"] else 200)
+        if status == 200:
+            assert content["results"][0]["text"] == truth[content["place"]]["text"]
+    assert process.stderr.read() == ""

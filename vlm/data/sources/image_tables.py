@@ -1,0 +1,64 @@
+"""Tables of images in classes."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+from vlm.data.records import Record, Skipped
+from vlm.data.sources.caption_source import MAX_ABSENT
+from vlm.data.sources.captions import root_of
+from vlm.data.sources.column_images import FolderWithTables, within
+from vlm.data.sources.text_tables import TableOptions, TableSource, TextTable
+from vlm.errors import UserError
+
+Row = tuple[str, Mapping[str, Any]]
+
+
+class ImageTable(TextTable):
+    """Images with labels, a row each: Parquet and folders of `datasets` with images inside, or any table of names.
+
+    Args:
+        root: Folder that the names of images are relative to, by default that of the table.
+        image_column: Name of the column of images.
+        label_column: Name of the column of labels.
+        options: As TableSource takes them; each class is held out of by its share.
+    Raises:
+        UserError: As TextTable; or more than a few images are not there.
+    """
+
+    holds = ("image", "label")
+    name = "image_table"
+
+    def __init__(
+        self,
+        *,
+        root: str | None = None,
+        image_column: str = "image",
+        label_column: str = "label",
+        **options: Unpack[TableOptions],
+    ) -> None:
+        self.place = FolderWithTables(Path(root_of(root, options["path"])), image_column)
+        TableSource.__init__(self, {"image": image_column, "label": label_column}, **options)
+        for split, rows in self._samples.items():
+            self._samples[split] = self._present(rows, options["path"])
+        self._number_labels(options["path"])
+
+    def _present(self, rows: list[Row], path: str) -> list[Row]:
+        """The rows whose image is there; the others are named in `skipped`."""
+        names = [within(known["image"], self.place.path) for _, known in rows]
+        absent = [name for name in names if not self.place.has(name)]
+        if len(absent) > MAX_ABSENT * len(rows):
+            raise UserError(
+                f"{path}: {len(absent)} of {len(rows)} images are not there, such as {self.place.path / absent[0]}; "
+                "set data.root to the folder that their names are relative to"
+            )
+        lines = (f"{self.place.path / name}: named in {path}, but not there" for name in absent)
+        self.skipped += [Skipped(line, "no image") for line in lines]
+        pairs = zip(names, rows, strict=True)
+        return [(id, {**known, "image": name}) for name, (id, known) in pairs if self.place.has(name)]
+
+    def _record(self, split: str, sample: Row, epoch: int) -> Record:
+        id, known = sample
+        read = (partial(function, known["image"]) for function in (self.place.image, self.place.read, self.place.stamp))
+        return Record(id, {"label": known["label"], "class": known["class"]}, *read)  # type: ignore[arg-type]

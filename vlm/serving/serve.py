@@ -1,0 +1,77 @@
+"""A model as an HTTP service: what is loaded, how it is bound, and how a signal ends it."""
+
+import inspect
+import os
+import signal
+from types import FrameType
+
+from vlm.errors import UserError, print_error
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.predictor import Predictor, load_predictor
+from vlm.inference.writing import Writer
+from vlm.serving.engine import Engine
+
+KEY = "VLM_SERVE_KEY"
+GRACE = 8  # seconds in which requests are answered that came before a signal
+SPARE = 64  # connections beside those whose inputs may wait; bodies of all lie in memory
+LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: int, queue: int, max_mb: int) -> int:
+    """Serves a model until a signal; returns 128 and its number as the exit status.
+
+    Args:
+        host, port: The address that it listens on.
+        queue: Inputs that may wait.
+        max_mb: Megabytes of the largest body.
+    Raises:
+        UserError: The extra is not installed, the model takes more than one input, or the address cannot be had.
+    """
+    try:
+        import uvicorn
+
+        from vlm.serving.app import Service, make_app
+    except ModuleNotFoundError as fault:
+        raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
+    engine = make_engine(model.load(load_predictor), decoding, rows=model.batch_size, most=queue)
+    key = os.environ.get(KEY) or None
+    if host not in LOCAL and key is None:
+        print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
+    app = make_app(Service(engine, max_bytes=max_mb * 10**6, key=key))
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE)
+    config.limit_concurrency = 2 * queue + SPARE
+    received: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    try:
+        sockets = [config.bind_socket()]
+        sockets[0].listen(config.backlog)  # so that the line below is true
+    except SystemExit as fault:
+        raise UserError(f"--port {port}: {host} cannot be listened on; choose another --port") from fault
+    print(f"serving     http://{host}:{sockets[0].getsockname()[1]}/docs", flush=True)
+    # uvicorn sends a signal on once it has ended.
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        uvicorn.Server(config).run(sockets=sockets)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    return 128 + received[0] if received else 1
+
+
+def make_engine(predictor: Predictor, decoding: DecodingOptions, *, rows: int, most: int) -> Engine:
+    """The engine of a model.
+
+    Raises:
+        UserError: An input of it is not one image or one text, or options of decoding are set for one without.
+    """
+    needs = {"question", "image"} & inspect.signature(predictor.use).parameters.keys()
+    if needs:
+        raise UserError(f"vlm serve: a model for {predictor.task} takes a {needs.pop()} too, which it does not do yet")
+    if isinstance(predictor, Writer):
+        return Engine(predictor, search=predictor.searching(decoding), rows=rows, most=most)
+    if decoding != DecodingOptions():
+        raise UserError(f"vlm serve: a model for {predictor.task} is served with its own options; leave others out")
+    return Engine(predictor, search=None, rows=rows, most=most)
