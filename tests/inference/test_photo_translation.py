@@ -70,7 +70,7 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate,
     ("arguments", "checkpoint", "named"),
     [
         (beside(TEXTS, IMAGES[:2]), CHECKPOINT, "--image: 2 images for 3 texts; give one for each, or one for all"),
-        (["--text", "a"], CHECKPOINT, "IMAGE: missing"),
+        (["--text", "a"], CHECKPOINT, "--image: missing"),
         (
             beside(TEXTS[:1], IMAGES[:1]),
             str(Path(FILES) / "translation.ckpt"),
