@@ -346,7 +346,7 @@ def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.Mon
 
 # Folders of Hugging Face, and data that they are trained on.
 FOLDERS = {
-    "FOLDER": hugging.saved_captioner,
+    "FOLDER": lambda folder: hugging.saved_captioner(folder, side=32),  # the least of a drawn scene
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
     "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
