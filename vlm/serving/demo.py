@@ -10,7 +10,7 @@ from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
-GRACE = 2  # seconds until open pages are left
+GRACE = 5  # seconds in which a page is sent that was asked for before a signal
 SPARE = 64  # connections beside those whose requests may wait: each page holds two
 MEGABYTE = 10**6
 
@@ -34,7 +34,8 @@ def demo(model: ModelOptions, *, host: str, port: int, queue: int, max_mb: int, 
             remedy = "a proxy before it can ask for a password"
             print_error(f"whoever reaches {host} may use the model; {remedy}", "warning")
         line = f"page        http://{host}:{{port}}"
-        return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
+        options: Any = {"connections": 2 * queue + SPARE, "grace": GRACE, "ending": app.end}
+        return listen(app, host=host, port=port, line=line, **options)
 
 
 def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:

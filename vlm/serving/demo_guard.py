@@ -6,6 +6,7 @@ import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -56,6 +57,11 @@ class Guard:
     def __init__(self, app: Any, *, local: bool, max_bytes: int, rate: int) -> None:
         self.app, self.local, self.max_bytes, self.rate = app, local, max_bytes, rate
         self._asked: OrderedDict[str, deque[float]] = OrderedDict()
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Ends the streams of open pages, which would go on for ever."""
+        self._ended.set()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -90,7 +96,7 @@ class Guard:
         if path in ("/", "/config"):
             scope["query_string"] = b""  # by which Gradio would read a file of its cache
         if scope["method"] != "POST":
-            return receive
+            return partial(self._until_end, receive)
         if path == ASKS:
             self._count((scope.get("client") or ("", 0))[0])
         try:
@@ -101,6 +107,16 @@ class Guard:
         if path == ASKS and not _is_plain(body):
             raise Refused(422, "the request is none of this page")
         return _replayed(body, receive)
+
+    async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:
+        """A message of the client; at the end, that it is gone."""
+        message, end = asyncio.ensure_future(receive()), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({message, end}, return_when=asyncio.FIRST_COMPLETED)
+            return message.result() if message.done() else {"type": "http.disconnect"}
+        finally:
+            message.cancel()
+            end.cancel()
 
     async def _body(self, receive: Any) -> bytes:
         parts: list[bytes] = []

@@ -1,6 +1,7 @@
 """An address that a service listens on until a signal."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -9,7 +10,16 @@ from vlm.errors import UserError
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
-def listen(app: Any, *, host: str, port: int, line: str, connections: int, grace: int) -> int:
+def listen(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    line: str,
+    connections: int,
+    grace: int,
+    ending: Callable[[], None] = lambda: None,
+) -> int:
     """Serves an application until a signal; returns 128 and its number as the exit status.
 
     Args:
@@ -17,6 +27,7 @@ def listen(app: Any, *, host: str, port: int, line: str, connections: int, grace
         line: Printed once it listens, with a place for the port.
         connections: Most connections at a time.
         grace: Seconds in which requests are answered that came before a signal.
+        ending: Called at the signal.
     Raises:
         UserError: The address cannot be had.
     """
@@ -25,6 +36,11 @@ def listen(app: Any, *, host: str, port: int, line: str, connections: int, grace
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
     config.limit_concurrency = connections
     received: list[int] = []
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            ending()
+            super().handle_exit(sig, frame)
 
     def note(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
@@ -38,7 +54,7 @@ def listen(app: Any, *, host: str, port: int, line: str, connections: int, grace
     # uvicorn sends a signal on once it has ended.
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
-        uvicorn.Server(config).run(sockets=sockets)
+        Server(config).run(sockets=sockets)
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
