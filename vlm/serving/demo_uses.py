@@ -32,7 +32,7 @@ LABELS = {"question": "Question", "pair": "Second text", "label": "Texts to choo
 
 @dataclass
 class Values:
-    """What a person has put into a form.
+    """Values of a form.
 
     Args:
         photos: The photos, opened.
