@@ -22,7 +22,7 @@ def test_the_probabilities_of_words_are_those_of_the_search(task):
     (texts,) = writer.stream([[source]], search, rows=1, trees=trees)
     nodes = [node for step in trees[0] for node in step if node.kept]
     for text in texts:
-        words = word_probabilities(writer, source, text.tokens)
+        words = word_probabilities(writer, writer.encode([source]), text.tokens)
         assert " ".join(word for word, _ in words) == text.text and len({text.text for text in texts}) == 3
         (node,) = [node for node in nodes if node.tokens() == text.tokens]
         assert sum(log(chance) for _, chance in words) == pytest.approx(node.total, abs=1e-4)

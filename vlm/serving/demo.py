@@ -54,8 +54,9 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
 
     predictor = model.load(load_predictor)
     predictor.prepack(model.batch_size)
-    form, samples = form_of(predictor), samples_of(Path(model.checkpoint))
-    name = f"{samples.parent.name}/{Path(model.checkpoint).name}"  # and no path of this machine
+    path, form = Path(model.checkpoint), form_of(predictor)
+    samples = samples_of(path)
+    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # and no path of this machine
     page = Page(task=predictor.task, name=name, form=form, samples=samples, max_bytes=max_bytes)
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
     return Guard(mounted(page, queue=queue), local=local, max_bytes=body, rate=rate)

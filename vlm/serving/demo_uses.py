@@ -22,6 +22,7 @@ from vlm.inference.page import thumbnail
 from vlm.inference.predictor import Predictor
 from vlm.inference.text_words import word_probabilities
 from vlm.inference.writing import Text, Writer
+from vlm.models.context import Context
 from vlm.serving import demo_html as html
 
 TOP = 10  # classes, and words of a gap
@@ -141,15 +142,16 @@ def _write(writer: Writer, values: Values) -> Iterator[str]:
     source: Any = tuple(inputs) if len(inputs) > 1 else inputs[0]
     trees: dict[int, Any] = {}
     (texts,) = writer.stream([[source]], search, rows=1, trees=trees if values.way == "beams" else None)
-    shown = [_shown(writer, source, text) for text in texts]
+    context = writer.encode([source])
+    shown = [_shown(writer, source, context, text) for text in texts]
     photo = _photo(writer, values.photos[0]) if isinstance(writer, Captioner) else None
     piece, end = writer.tokenizer.piece, writer.tokenizer.piece(writer.tokenizer.eos_id)
     drawn = (html.tree(as_json(one, piece)["nodes"], end=end) for one in trees.values())
     yield html.written(shown, photo, texts[0].text if texts else "") + "".join(drawn)
 
 
-def _shown(writer: Writer, source: Any, text: Text) -> html.Written:
-    words = word_probabilities(writer, source, text.tokens)
+def _shown(writer: Writer, source: Any, context: Context, text: Text) -> html.Written:
+    words = word_probabilities(writer, context, text.tokens)
     lights = []
     if isinstance(writer, Captioner):
         reading = (writer.model, writer.tokenizer, writer.preprocess, source.to(writer.device))
