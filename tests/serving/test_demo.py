@@ -17,7 +17,7 @@ from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.inference.attention import read_attention
 from vlm.inference.options import ModelOptions
-from vlm.inference.predictor import load_predictor
+from vlm.inference.predictor import Predictor, load_predictor
 from vlm.inference.span_answering import Answer
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts, samples_of
@@ -147,6 +147,27 @@ def test_a_language_model_writes_piece_by_piece():
     (whole,) = model.use(["A large"], max_tokens=16, sample=False)
     assert len(pieces) > 8 and html.flowing("A large", whole.text) == pieces[-1]
     assert all(one.startswith(html.flowing("A large", "").removesuffix("</div>")) for one in pieces)
+
+
+def test_a_task_of_ones_own_has_a_form_too():
+    """A predictor that says no more than its base: a text in, its record out."""
+
+    class Own(Predictor):
+        task, fields = "own", ("text", "length")
+
+        def __init__(self):
+            pass
+
+        def restore(self, about):
+            pass
+
+        def predict(self, inputs, records, *, batch_size):
+            records.write({"text": inputs[0], "length": len(inputs[0])})
+            return 0
+
+    form = form_of(Own())
+    assert (form.photos, form.texts) == (0, {"text": "Text"})
+    assert "<small>length</small> 5" in last(form, texts={"text": "a < c"})
 
 
 def test_the_tasks_of_this_test_are_all():

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -35,15 +36,18 @@ def page_of(path: str, **limits):
     return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
+def join(http, *data):
+    """The answer to a request that is put into the queue."""
+    config = http.get("/config").json()
+    clicks = [one for one in config["dependencies"] if one["inputs"] and one["outputs"]]
+    body = {"data": data, "fn_index": clicks[0]["id"], "session_hash": "session"}
+    headers = {"Content-Type": "application/json"}
+    return http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+
+
 def answers(http, *data) -> list[str]:
     """The results that come of a form's values, in order."""
-    config = http.get("/config").json()
-    (function,) = [
-        one for one in config["dependencies"] if any(event == "click" for _, event in one["targets"]) and one["inputs"]
-    ]
-    body = {"data": data, "fn_index": function["id"], "session_hash": "session"}
-    headers = {"Content-Type": "application/json"}
-    joined = http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+    joined = join(http, *data)
     assert joined.status_code == 200, joined.text
     got, shown = [], ""
     with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": "session"}) as events:
@@ -129,11 +133,38 @@ def test_a_client_may_not_ask_without_end():
         assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests in a minute")
 
 
+def test_more_than_the_queue_holds_is_refused(monkeypatch):
+    """One request computes, one waits, and the third is told so."""
+    from vlm.serving.demo_page import Page
+
+    go = threading.Event()
+    monkeypatch.setattr(Page, "answer", lambda self, *inputs: iter([str(go.wait(30))]))
+    with page_of(str(FILES / "tagging.ckpt"), queue=1) as http:
+        try:
+            codes = [join(http, "a red circle").status_code for _ in range(4)]
+        finally:
+            go.set()
+    assert codes[0] == 200 and codes[-1] == 503 and sorted(codes) == codes
+
+
+ASKED = """
+import socket, sys
+asked = []
+connect, resolve = socket.socket.connect, socket.getaddrinfo
+socket.socket.connect = lambda self, address: (asked.append(address), connect(self, address))[1]
+socket.getaddrinfo = lambda *options, **more: (asked.append(options[0]), resolve(*options, **more))[1]
+from vlm.cli.main import run
+status = run(sys.argv[1:])
+print([one for one in asked if "127.0.0.1" not in str(one)])
+sys.exit(status)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_page(number, status, tmp_path):
-    """Also while a page is open in a browser, which holds a connection; no file is left."""
-    command = [sys.executable, "-m", "vlm", "demo", "-c", CAPTIONER, "--port", "0", "--device", "cpu"]
+    """Also while a page is open in a browser, which holds a connection; no file is left, and no host was asked."""
+    command = [sys.executable, "-c", ASKED, "demo", "-c", CAPTIONER, "--port", "0", "--device", "cpu"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True, cwd=tmp_path
@@ -146,7 +177,7 @@ def test_a_signal_ends_the_page(number, status, tmp_path):
         start = time.monotonic()
         process.send_signal(number)
         assert process.wait(10) == status and time.monotonic() - start < 10
-        assert process.stderr.read() == "" and list(tmp_path.iterdir()) == []
+        assert process.stdout.read() == "[]\n" and process.stderr.read() == "" and list(tmp_path.iterdir()) == []
     finally:
         process.kill()
         process.communicate()

@@ -120,16 +120,23 @@ class Page:
                         stop = gr.Button("Stop", visible=self.form.streams, min_width=100)
                 with gr.Column(scale=3, min_width=300):
                     shown = gr.HTML(html.hint("The result stands here."), elem_id="result", js_on_load=None)
-            if self.rows:
-                gr.Examples(self.rows, texts, label="Examples of the run", api_visibility="private")
+            about: Any = {"label": "Examples of the run", "type": "index", "visible": bool(self.rows)}
+            rows = gr.Dataset(components=texts, samples=self.rows, **about)
+            asked: Any = {"inputs": [*photos, *texts, *options], "outputs": shown, "api_visibility": "private", **MODEL}
             triggers = [button.click, *(photo.upload for photo in photos)]
             triggers += [option.change for option in options[:1]] if photos else []
             triggers += [text.submit for text in texts if text.lines == 1]
-            asked = {"inputs": [*photos, *texts, *options], "outputs": shown, "api_visibility": "private"}
-            event = gr.on(triggers, self.answer, **asked, trigger_mode="always_last", **MODEL)
-            event.then(None, js=SHOW)
-            stop.click(None, cancels=[event], api_visibility="private")
+            events = [gr.on(triggers, self.answer, **asked, trigger_mode="always_last")]
+            filled = rows.click(self._row, rows, texts, api_visibility="private") if texts else None
+            events += [filled.then(self.answer, **asked)] if filled else []
+            for event in events:
+                event.then(None, js=SHOW)
+            stop.click(None, cancels=events, api_visibility="private")
         return blocks
+
+    def _row(self, place: int) -> Any:
+        """The texts of an example."""
+        return self.rows[place] if len(self.rows[place]) > 1 else self.rows[place][0]
 
     def _drop(self, place: int) -> gr.HTML:
         """The place where a photo is dropped, with the gallery below it."""
