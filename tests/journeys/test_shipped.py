@@ -383,8 +383,9 @@ def test_the_commands_of_the_pages_run_as_written(
         if name in command:
             save(place / name)
     wrong = "dpeth" in command
-    if program == "vlm" and arguments[0] == "serve":
+    if program == "vlm" and arguments[0] in ("serve", "demo"):
         server = pytest.importorskip("uvicorn").Server
+        pytest.importorskip("gradio" if arguments[0] == "demo" else "fastapi")
         monkeypatch.setattr(server, "run", lambda self, sockets: signal.raise_signal(signal.SIGTERM))
         assert vlm(arguments) == 128 + signal.SIGTERM
     elif program == "vlm":
