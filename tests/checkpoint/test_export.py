@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from small import TASKS as SMALL
 
 import vlm
@@ -252,6 +253,30 @@ def test_faults_of_folders_are_lines(tmp_path: Path, capsys) -> None:
         (tmp_path / "out" / "vlm.json").write_text(damage)
         assert command(["info", "-c", str(tmp_path / "out")]) == 2
         assert "vlm.json: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "reason"),
+    [
+        (torch.float8_e4m3fn, 0x38, ""),
+        (torch.float8_e4m3fn, 0x7F, r"its weights are not finite numbers \(model\.encoder\.norm\.bias\)"),
+        (torch.float4_e2m1fn_x2, 0x22, "does not hold what vlm writes"),
+    ],
+    ids=["one", "NaN", "two in a byte"],
+)
+def test_numbers_that_torch_cannot_sum_are_read_or_refused_in_a_line(tmp_path: Path, dtype, bits, reason) -> None:
+    path, out = captioner(tmp_path), tmp_path / "out"
+    assert command(["export", str(out), "-c", str(path), "--to", "safetensors"]) == 0
+    tensors = load_file(out / "model.safetensors")
+    size = len(tensors["encoder.norm.bias"])
+    tensors["encoder.norm.bias"] = torch.full((size,), bits, dtype=torch.uint8).view(dtype)
+    save_file(tensors, out / "model.safetensors")
+    if not reason:
+        assert torch.equal(load_model(read(out)).encoder.norm.bias, torch.ones(size))
+        return
+    with pytest.raises(UserError, match=rf"out: {reason}") as caught:
+        read(out)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> None:

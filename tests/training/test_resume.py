@@ -1,10 +1,11 @@
 """Going on with a run: what its end is named by, and what cannot be gone on from."""
 
 import pytest
+import torch
 from tiny_checkpoints import FILES
 
 from vlm.errors import UserError
-from vlm.training.resume import reached, resume_run
+from vlm.training.resume import last_of, reached, resume_run
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,18 @@ def test_a_checkpoint_without_an_optimiser_names_another_only_where_it_is(tmp_pa
     (tmp_path / "last.ckpt").touch()
     with pytest.raises(UserError, match=f"; resume {tmp_path}/last.ckpt"):
         resume_run(str(best), [])
+
+
+def test_a_last_checkpoint_that_is_not_finite_is_passed_over(tmp_path, capsys):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "previous.ckpt").write_bytes((FILES / "classification.ckpt").read_bytes())
+    content = torch.load(FILES / "classification.ckpt", weights_only=True)
+    name = next(name for name, tensor in content["state_dict"].items() if tensor.is_floating_point())
+    content["state_dict"][name].view(-1)[0] = float("nan")
+    torch.save(content, folder / "last.ckpt")
+    assert last_of(tmp_path) == folder / "previous.ckpt"
+    assert f"passed over: {folder}/last.ckpt: its weights are not finite numbers ({name})" in capsys.readouterr().err
+    (folder / "previous.ckpt").unlink()
+    with pytest.raises(UserError, match=r"no checkpoint to go on from \(.*last\.ckpt: its weights are not finite"):
+        last_of(tmp_path)

@@ -18,7 +18,7 @@ from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.runs import in_run
 from vlm.checkpoint.specification import from_specification, is_specified
-from vlm.checkpoint.verify import check_archive, check_content, check_sizes
+from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
 from vlm.errors import UserError
 
 
@@ -44,9 +44,10 @@ def read_file(path: str | os.PathLike) -> dict[str, Any]:
     """
     path = locate(path)
     loaded = _read(path)
-    for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
-        if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
-            raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
+    with refusing(path):  # torch has kinds of numbers that it cannot sum
+        for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
+            if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
+                raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
     return loaded
 
 
@@ -99,7 +100,7 @@ def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _is_finite(tensor: Tensor) -> bool:
     # A sum takes one pass and no memory; that of finite numbers may be too large for one.
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    return (tensor.itemsize > 1 and bool(tensor.sum().isfinite())) or bool(tensor.isfinite().all())
 
 
 def _is_whole(tensor: Tensor) -> bool:

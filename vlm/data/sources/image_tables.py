@@ -47,7 +47,8 @@ class ImageTable(TextTable):
     def _present(self, rows: list[Row], path: str) -> list[Row]:
         """The rows whose image is there; the others are named in `skipped`."""
         names = [within(known["image"], self.place.path) for _, known in rows]
-        absent = [name for name in names if not self.place.has(name)]
+        present = {name for name in set(names) if self.place.has(name)}
+        absent = [name for name in names if name not in present]
         if len(absent) > MAX_ABSENT * len(rows):
             raise UserError(
                 f"{path}: {len(absent)} of {len(rows)} images are not there, such as {self.place.path / absent[0]}; "
@@ -56,7 +57,7 @@ class ImageTable(TextTable):
         lines = (f"{self.place.path / name}: named in {path}, but not there" for name in absent)
         self.skipped += [Skipped(line, "no image") for line in lines]
         pairs = zip(names, rows, strict=True)
-        return [(id, {**known, "image": name}) for name, (id, known) in pairs if self.place.has(name)]
+        return [(id, {**known, "image": name}) for name, (id, known) in pairs if name in present]
 
     def _record(self, split: str, sample: Row, epoch: int) -> Record:
         id, known = sample

@@ -6,9 +6,11 @@ row groups are decoded, and the last ones are kept.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -98,7 +100,7 @@ def open_columns(path: Path) -> "Columns":
     return (_Parquet if path.suffix.lower() in PARQUET else _Arrow)(path)
 
 
-class Columns:
+class Columns(ABC):
     """A table stored by columns.
 
     Args:
@@ -116,15 +118,17 @@ class Columns:
         with self._readable():
             self._open()
 
+    @abstractmethod
     def _open(self) -> None:
-        raise TypeError(f"{type(self).__name__} opens nothing")
+        """Opens the file, and sets `schema`."""
 
+    @abstractmethod
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         """Parts of these columns in order, of which every value is sound."""
-        raise TypeError(f"{type(self).__name__} reads nothing")
 
+    @abstractmethod
     def _value(self, name: str, row: int) -> Any:
-        raise TypeError(f"{type(self).__name__} reads nothing")
+        """The value of a column in a row."""
 
     @property
     def names(self) -> list[str]:
@@ -172,23 +176,14 @@ class Columns:
         with self._readable():
             return self._value(name, row)
 
-    def _readable(self) -> "_Readable":
-        return _Readable(self.path)
-
-
-class _Readable:
-    """A block whose faults of reading name the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, fault: BaseException | None, trace: Any) -> None:
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A block whose faults of reading name the file."""
         from pyarrow import ArrowException
 
-        if isinstance(fault, ArrowException | OSError | ValueError | IndexError):  # its own errors are some of each
+        try:
+            yield
+        except (ArrowException, OSError, ValueError, IndexError) as fault:  # its own errors are some of each
             reason = printable(next(iter(str(fault).splitlines()), type(fault).__name__))
             raise UserError(f"{self.path}: cannot be read ({reason:.150}); fetch or save it again") from fault
 
