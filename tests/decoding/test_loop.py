@@ -1,6 +1,7 @@
 """What is found for an image depends on nothing but the image, its id and the options."""
 
 import json
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from vlm.decoding.sampling import Sampling
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.models.context import Context
+from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 
 
@@ -195,3 +197,45 @@ def test_a_chunk_without_ids_ends_nothing_that_runs(make_decoder, context):
         texts |= {came + place: rows for place, rows in found.items()}
         came += len(found)
     same([texts[place] for place in range(IMAGES)], truth)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample", "beam"])
+def test_texts_are_shown_as_they_grow(make_decoder, context, name):
+    """Each step adds one token to what was shown; beams, of which any may be dropped, show none."""
+    decoder, decoding, shown = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(**SEARCHES[name]), {}
+
+    def watch(place, texts):
+        shown.setdefault(place, []).append([list(text) for text in texts])
+        return True
+
+    end = common_token(decoder, context)
+    chunks = [(range(at, at + 3), part(context, range(at, at + 3))) for at in range(0, IMAGES, 3)]
+    found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=end, rows=4, watch=watch))
+    assert set(found) == set(shown) == set(range(IMAGES))
+    for place, views in shown.items():
+        texts = [] if name == "beam" else [text.tokens for text in found[place]]
+        assert [view for view, _ in groupby(views)] == [
+            [text[:length] for text in texts] for length in range(1, 1 + max(map(len, texts), default=1))
+        ]
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam"])
+def test_an_unwanted_text_gives_up_its_row(make_decoder, context, name, monkeypatch):
+    decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(**SEARCHES[name])
+    truth, steps, real = run(decoder, context, decoding, eos_id=-1, rows=1), [], Stepper.logits
+    monkeypatch.setattr(Stepper, "logits", lambda *args: steps.append(1) or real(*args))
+    run(decoder, context, decoding, eos_id=-1, rows=1)
+    whole, unwanted = len(steps), {0, 3, 4, IMAGES - 1}
+    steps.clear()
+    chunks = [(range(IMAGES), context)]
+
+    def watch(place, texts):
+        return place not in unwanted
+
+    found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=-1, rows=1, watch=watch))
+    assert {place for place, texts in found.items() if not texts} == unwanted
+    same(
+        [found[place] for place in range(IMAGES) if place not in unwanted],
+        [truth[place] for place in range(IMAGES) if place not in unwanted],
+    )
+    assert len(steps) == whole * (IMAGES - len(unwanted)) // IMAGES + len(unwanted)  # one step each

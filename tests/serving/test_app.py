@@ -58,7 +58,7 @@ def test_images_come_in_any_form(truth):
     http = client()
     answer = http.post("/predict", content=PHOTOS[0], headers={"Content-Type": "image/png"})
     assert answer.status_code == 200 and list(answer.json()) == ["results"]
-    assert set(answer.json()["results"][0]) == {"text", "logprob", "confidence", "tokens"}
+    assert set(answer.json()["results"][0]) == {"text", "logprob", "confidence", "tokens", "times"}
     assert same(answer.json()["results"], truth[:1])
     form = [("image", (f"{place}.png", photo)) for place, photo in enumerate(PHOTOS)]
     assert same(http.post("/predict", files=form).json()["results"], truth)
@@ -154,13 +154,14 @@ def test_the_lines_of_the_page_answer(served, tmp_path):
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     lines = [line for line in (ROOT / "docs" / "serving.md").read_text().splitlines() if line.startswith("curl ")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for name in ("photo.jpg", "other.jpg"):
         (tmp_path / name).write_bytes(PHOTOS[0])
     for line in lines:
         line = line.replace("127.0.0.1:8000", f"127.0.0.1:{served[1]}").replace("curl ", "curl --silent ", 1)
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["results"][0]["text"]
+        answer = done.stdout.rstrip().rpartition("event: result\ndata: ")[2]
+        assert ("stream" in line) == (answer != done.stdout) and json.loads(answer)["results"][0]["text"]
 
 
 @pytest.mark.slow

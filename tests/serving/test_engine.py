@@ -40,8 +40,8 @@ def test_each_of_many_clients_gets_its_own_caption(captions, options):
     def client(number: int) -> list:
         time.sleep(number % 5 / 100)
         order = [(number + step) % len(images) for step in range(1 + number % 3)]
-        answers = ours.submit([pixels[place] for place in order])
-        return [(place, answer.result(60)) for place, answer in zip(order, answers, strict=True)]
+        jobs = ours.submit([pixels[place] for place in order])
+        return [(place, job.answer.result(60)) for place, job in zip(order, jobs, strict=True)]
 
     with ThreadPoolExecutor(8) as pool:
         answers = [one for got in pool.map(client, range(24)) for one in got]
@@ -69,7 +69,7 @@ def test_those_that_wait_run_together(captions, monkeypatch):
     assert begun.wait(10)
     others = captions.submit([pixels] * 20)
     go.set()
-    texts = {answer.result(60).text for answer in first + others}
+    texts = {job.answer.result(60).text for job in first + others}
     assert len(texts) == 1 and sizes[:2] == [1, 4] and sum(sizes) == 21
 
 
@@ -79,8 +79,8 @@ def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
     begun, real = [], StepperPool.begin
     monkeypatch.setattr(StepperPool, "begin", lambda *args, **sizes: begun.append(1) or real(*args, **sizes))
     pixels = [captions.predictor.pixels(load_image(path)) for path in IMAGES]
-    answers = ours.submit([pixels[number**2 % 7 % len(pixels)] for number in range(120)])
-    assert len({answer.result(60).text for answer in answers}) > 1
+    jobs = ours.submit([pixels[number**2 % 7 % len(pixels)] for number in range(120)])
+    assert len({job.answer.result(60).text for job in jobs}) > 1
     assert len(begun) == 1
 
 
@@ -89,14 +89,14 @@ def test_a_full_queue_takes_all_or_none(captions, monkeypatch):
     pixels = captions.predictor.pixels(load_image(IMAGES[0]))
     with pytest.raises(Full):
         captions.submit([pixels] * 3)
-    assert captions.waiting == 0 and captions.submit([pixels])[0].result(60).text
+    assert captions.waiting == 0 and captions.submit([pixels])[0].answer.result(60).text
 
 
 def test_the_engine_outlives_a_fault(captions):
     broken = captions.submit([load_image(IMAGES[0])])[0]  # not as the model takes it
     with pytest.raises(TypeError):
-        broken.result(60)
-    assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].result(60).text
+        broken.answer.result(60)
+    assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].answer.result(60).text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_engine_outlives_a_fault(captions):
 def test_other_tasks_answer_as_from_python(task):
     ours = engine(task)
     inputs = [load_image(path) for path in IMAGES] if task == "classification" else ["a red circle", "a blue cross"]
-    answers = [answer.result(60) for answer in ours.submit(inputs)]
+    answers = [job.answer.result(60) for job in ours.submit(inputs)]
     for one, other in zip(answers, ours.predictor.use(inputs), strict=True):
         assert getattr(one, "name", None) == getattr(other, "name", None)
         assert getattr(one, "text", None) == getattr(other, "text", None) and type(one) is type(other)
@@ -114,9 +114,9 @@ def test_other_tasks_answer_as_from_python(task):
 def test_an_input_at_fault_keeps_no_other_from_its_answer():
     ours = engine("masked_language_modeling")
     good, bad, other = ours.submit(["a [MASK] circle", "no gap", "a red [MASK]"])
-    assert good.result(60) == ours.predictor.use(["a [MASK] circle"])[0] and other.result(60)
+    assert good.answer.result(60) == ours.predictor.use(["a [MASK] circle"])[0] and other.answer.result(60)
     with pytest.raises(UserError):
-        bad.result(60)
+        bad.answer.result(60)
 
 
 @pytest.mark.parametrize(("task", "options", "line"), [("image_questions", {}, "takes a question too")])

@@ -102,6 +102,10 @@ class Beam:
         ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)
         return [(place, self.rows[place].hypotheses()) for place in ended]
 
+    def written(self, row: int) -> tuple[()]:
+        """Nothing: any beam may be dropped until the search ends."""
+        return ()
+
     def _candidates(
         self, scores: Tensor, logprobs: Tensor, group: int, before: Sequence[tuple[Tensor, ...]]
     ) -> tuple[Tensor, Tensor]:

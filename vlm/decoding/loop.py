@@ -1,7 +1,7 @@
 """The loop over decode steps: images wait in a queue, and take the places of those whose texts have ended."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ TEXTS = 4096  # that are decoded side by side, at most; their keys, values and l
 
 # Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
 Chunk = tuple[Sequence[int | str], Context | None]
+
+# Is shown the place of an image and the tokens of its texts so far; false where nobody wants them any more.
+Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
 class StepDecoder(Protocol):
@@ -53,6 +56,7 @@ class Chooser(Protocol):
     def select(self, rows: Sequence[int], index: Tensor) -> None: ...
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor | None]: ...
     def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
+    def written(self, row: int) -> Sequence[Sequence[int]]: ...
 
 
 def decode(
@@ -67,6 +71,7 @@ def decode(
     trees: dict[int, list] | None = None,
     pool: replay.StepperPool | None = None,
     prompts: Sequence[Sequence[int]] = (),
+    watch: Watch | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Finds texts for a queue of images, at most `rows` at a time.
 
@@ -80,6 +85,8 @@ def decode(
             tokens and required words are of what follows. All have as much room as the longest leaves.
         trees: Takes the candidates of each step of each image's beam search, by its place.
         pool: Recorded steps of calls before, and for calls to come; by default none.
+        watch: Is shown each image's texts whenever tokens of them become known. An image whose texts nobody wants ends
+            there, without any. They have neither prefix nor prompt; beams change until their end, and show none.
     Yields:
         The place of an image in the queue and its texts, best first, as soon as they are found.
     Raises:
@@ -88,7 +95,7 @@ def decode(
     """
     with torch.inference_mode():
         pool = replay.StepperPool() if pool is None else pool
-        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool, prompts)
+        loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool, prompts, watch)
     while True:
         with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
             texts = loop.advance()
@@ -117,10 +124,11 @@ class _Loop:
         trees: dict[int, list] | None,
         pool: replay.StepperPool,
         prompts: Sequence[Sequence[int]],
+        watch: Watch | None,
     ) -> None:
         self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
         self.room = max(1, min(rows, TEXTS // decoding.columns))
-        self.device, self.trees, self.pool = device, trees, pool
+        self.device, self.trees, self.pool, self.watch = device, trees, pool, watch
         if len(prompts) > self.room:
             raise ValueError(f"{len(prompts)} prompts are more than {self.room} rows")
         self.prompts, self.read = prompts, max(map(len, prompts), default=1) - 1  # steps before the first choice
@@ -188,15 +196,26 @@ class _Loop:
         return True
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
-        ended = self.chooser.settle(self.free)
+        known = {*self.free}
+        ended = self.chooser.settle(known)
         done = [(self.places[row], texts) for row, texts in ended]
         if self.trees is not None and isinstance(self.chooser, Beam):
             self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}
         self.free += [row for row, _ in ended]
+        if self.watch is not None:
+            unwanted = self._unwanted(self.watch, {*self.free}, known)
+            done += [(self.places[row], []) for row in unwanted]
+            self.free += unwanted
         # Images join a few at a time: each time costs a pass over their keys and values.
         if 8 * len(self.free) >= len(self.places):
             self._refill()
         return done
+
+    def _unwanted(self, watch: Watch, ended: Collection[int], known: Collection[int]) -> list[int]:
+        """Shows the texts of all rows but those known of; returns the rows whose texts nobody wants to be ended."""
+        rows = [row for row in range(len(self.places)) if row not in known]
+        wanted = [watch(self.places[row], self.chooser.written(row)) for row in rows]
+        return [row for row, wants in zip(rows, wanted, strict=True) if not wants and row not in ended]
 
     def _refill(self) -> None:
         """Gives the rows of ended texts to waiting images; without any, goes on with fewer rows, or ends.

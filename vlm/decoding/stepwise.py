@@ -103,6 +103,10 @@ class Stepwise:
         ended = (place for place, row in enumerate(self.rows) if place not in known and all(row.ended))
         return [(place, self._hypotheses(self.rows[place])) for place in ended]
 
+    def written(self, row: int) -> list[list[int]]:
+        """The tokens of a row's texts that the host has read, the end token counted."""
+        return [tokens[: self.limit] for tokens in self.rows[row].tokens]
+
     def _row(self) -> _Row:
         columns = range(self.decoding.columns)
         return _Row([[] for _ in columns], [[] for _ in columns], ended=[False] * len(columns))

@@ -16,6 +16,7 @@ from PIL import Image
 
 from vlm.checkpoint.base import digest
 from vlm.data.images.image import ImageError, load_image
+from vlm.data.ranks import Rank, rank_by_launcher
 from vlm.data.store import storage
 from vlm.data.store.shard_scan import open_index
 from vlm.data.store.shards import Opened
@@ -86,20 +87,20 @@ def caption_shards(
     out = storage.local(model.out)
     if not storage.is_url(out):
         output_folder(out)
-    rank, world = place()
+    ours = _rank_on_its_gpu()
     captioner = load()
     search = captioner.searching(options, prefix)
     done = {os.path.basename(path) for path in _answered(out, storage.files_in, out, SUFFIX)}
     _settle(captioner, search, out, begun=bool(done))
     captioner.prepack(model.batch_size * search.columns)
     status = 0
-    for tar, name in list(results.items())[rank::world]:
+    for tar, name in list(results.items())[ours.rank :: ours.world]:
         if name in done:
             continue
         try:
             records, members = Kept(), _members(tar)
             bad = caption(captioner, members, records, search)
-            status |= bad if world == 1 else 0  # by which torchrun would end the other ranks
+            status |= bad if ours.world == 1 else 0  # by which torchrun would end the other ranks
         except Unreadable as fault:
             print_error(fault)
             status = 1
@@ -122,19 +123,12 @@ def _members(tar: str) -> list[Member]:
     return [Member(shard, at) for at in range(len(shard.index))]
 
 
-def place() -> tuple[int, int]:
-    """The rank of this process and their number, by torchrun's variables or srun's; its GPU is that of the rank here.
-
-    A job of SLURM that starts a process without srun has SLURM_NTASKS too, but one process.
-    """
-    slurm = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
-    kinds = [("RANK", "WORLD_SIZE", "LOCAL_RANK"), *([("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")] * slurm)]
-    for rank, world, local in kinds:
-        if rank in os.environ and world in os.environ:
-            if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ.get(local, 0)) % torch.cuda.device_count())
-            return int(os.environ[rank]), int(os.environ[world])
-    return 0, 1
+def _rank_on_its_gpu() -> Rank:
+    """The rank of this process, which takes the GPU of its place on this machine."""
+    rank = rank_by_launcher()
+    if rank.world > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(rank.local % torch.cuda.device_count())
+    return rank
 
 
 def _expanded(tars: Sequence[str]) -> list[str]:

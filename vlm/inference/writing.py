@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import torch
 
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import Chunk, decode
+from vlm.decoding.loop import Chunk, Watch, decode
 from vlm.decoding.options import Decoding, Hypothesis, shortfall
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
@@ -75,9 +76,14 @@ def likeliest(
 
 def _text(tokenizer: Tokenizer, decoding: Decoding, hypothesis: Hypothesis) -> Text:
     logprob = sum(hypothesis.logprobs)
-    tokens = [*decoding.rules.prefix, *hypothesis.tokens]
+    tokens = _tokens(tokenizer, decoding, hypothesis.tokens)
     confidence = exp(logprob / max(1, len(hypothesis.logprobs)))
-    return Text(tokenizer.decode(tokens), logprob, confidence, [t for t in tokens if t != tokenizer.eos_id])
+    return Text(tokenizer.decode(tokens), logprob, confidence, tokens)
+
+
+def _tokens(tokenizer: Tokenizer, decoding: Decoding, tokens: Sequence[int]) -> list[int]:
+    """The tokens of a text, of which its search has no prefix but an end token."""
+    return [token for token in [*decoding.rules.prefix, *tokens] if token != tokenizer.eos_id]
 
 
 class Writer(Predictor):
@@ -165,15 +171,18 @@ class Writer(Predictor):
         *,
         rows: int,
         trees: dict[int, Any] | None = None,
+        watch: Watch | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
         """The place of an input in a queue and its texts, best first, as soon as they are written.
 
         Args:
             batches: As in `stream`; None where no input waits now, as an empty chunk of `decode`.
             rows, trees: As in `stream`.
+            watch: As in `decode`; it is shown tokens as `Text` has them.
         """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
+        shown = None if watch is None else partial(self._show, watch, decoding)
         for place, texts in decode(
             self.model.decoder,
             self._encoded(batches, decoding),
@@ -183,8 +192,12 @@ class Writer(Predictor):
             rows=rows,
             device=self.device,
             trees=trees,
+            watch=shown,
         ):
             yield place, [_text(self.tokenizer, decoding, text) for text in texts]
+
+    def _show(self, watch: Watch, decoding: Decoding, place: int, texts: Sequence[Sequence[int]]) -> bool:
+        return watch(place, [_tokens(self.tokenizer, decoding, text) for text in texts])
 
     def _encoded(self, batches: Iterable[Sequence[Any] | None], decoding: Decoding) -> Iterator[Chunk]:
         for batch in batches:

@@ -6,16 +6,16 @@ import hmac
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import UploadFile
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm import __version__
 from vlm.data.images.image import ImageError, load_image
@@ -23,6 +23,8 @@ from vlm.errors import UserError, printable
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.writing import Writer
 from vlm.serving.engine import Engine, Full
+from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
+from vlm.serving.job import Job, Texts
 
 PATIENCE = 60  # seconds for a body to come
 BODY = {
@@ -55,8 +57,12 @@ class Service:
         if self.key is not None and not hmac.compare_digest(shown.encode("latin-1"), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; send Authorization: Bearer KEY")
 
-    async def predict(self, request: Request) -> dict[str, list[Any]]:
-        """The results of an image or of several, in their order, and likewise of texts."""
+    async def predict(self, request: Request) -> Any:
+        """The results of an image or of several, in their order, and likewise of texts.
+
+        With `Accept: text/event-stream` they come as events: `token`, one a token as it is written, with the text so
+        far; then `result`, with what is the answer otherwise, or `error`.
+        """
         if self.engine.waiting >= self.engine.most:
             raise Full
         try:
@@ -67,10 +73,30 @@ class Service:
         if not 0 < len(contents) <= self.engine.most:
             raise HTTPException(422, f"{len(contents)} inputs in a request; send 1 to {self.engine.most}")
         inputs = [await run_in_threadpool(self._input, content, place) for place, content in enumerate(contents, 1)]
-        answers: list[Future] = self.engine.submit(inputs)
-        results = await asyncio.gather(*map(asyncio.wrap_future, answers))
+        if MEDIA_TYPE in request.headers.get("accept", ""):
+            return self._streamed(inputs)
+        return await _unless_gone(request, self._results(self.engine.submit(inputs)))
+
+    def _streamed(self, inputs: Sequence[Any]) -> Response:
+        loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def grow(place: int, texts: Texts) -> None:
+            loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
+
+        jobs = self.engine.submit(inputs, grown=grow)
+        decode = self.engine.predictor.tokenizer.decode if isinstance(self.engine.predictor, Writer) else str
+        return StreamingResponse(
+            events(jobs, grown, self._results(jobs), decode=decode), headers=HEADERS, media_type=MEDIA_TYPE
+        )
+
+    async def _results(self, jobs: Sequence[Job]) -> dict[str, list[Any]]:
+        try:
+            results = await asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs))
+        finally:
+            for job in jobs:  # the others, where one failed or the client has gone
+                job.leave()
         self.answered += len(results)
-        return {"results": [_plain(result) for result in results]}
+        return {"results": [_answer(result, job) for result, job in zip(results, jobs, strict=True)]}
 
     def _limited(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         size = 0
@@ -135,6 +161,32 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
+async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> Any:
+    """Results for a client that waits for them; they are cancelled where it closes the connection."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, left = asyncio.ensure_future(results), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise HTTPException(499, "the client has gone")
+        return answer.result()
+    finally:
+        answer.cancel()
+        left.cancel()
+
+
+def _answer(result: Any, job: Job) -> Any:
+    """A result as plain containers, its texts with the times of their tokens."""
+    plain = _plain(result)
+    for text, times in zip(plain if isinstance(plain, list) else [plain], job.times, strict=False):
+        text["times"] = times[: len(text["tokens"])]
+    return plain
+
+
 def _plain(result: Any) -> Any:
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
@@ -143,35 +195,49 @@ def _plain(result: Any) -> Any:
     return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
 
 
+class Measured:
+    """Counts the answers of /predict by their status, and their seconds to the last byte."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start, code = time.monotonic(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal code
+            code = message.get("status", code)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            if scope.get("path") == "/predict":
+                self.service.codes[code] += 1
+                self.service.seconds += time.monotonic() - start
+
+
 def make_app(service: Service) -> FastAPI:
     """The application of a service."""
     app = FastAPI(title="vlm", version=__version__, description=f"A model for {service.engine.predictor.task}.")
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
     body = {"requestBody": {"content": BODY, "required": True}}
-    app.post("/predict", **guarded, openapi_extra=body)(service.predict)
+    streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
+    answers = {"response_model": dict[str, list[Any]], "responses": streams}
+    app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
 
     @app.get("/health")
     def health() -> dict[str, str]:
         return {"status": "ok", "task": service.engine.predictor.task}
 
-    @app.middleware("http")
-    async def measured(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        start, code = time.monotonic(), 500
-        try:
-            response = await call_next(request)
-            code = response.status_code
-            return response
-        finally:
-            if request.url.path == "/predict":
-                service.codes[code] += 1
-                service.seconds += time.monotonic() - start
+    app.add_middleware(Measured, service=service)
 
     def refusal(code: int, line: str) -> Response:
         headers = {"Retry-After": "1"} if code == 503 else None
         return Response(json.dumps({"detail": printable(line)}), code, headers, "application/json")
 
     app.exception_handler(Full)(lambda request, fault: refusal(503, "too many inputs wait; try again in a moment"))
-    app.exception_handler(Exception)(lambda request, fault: refusal(500, "the model failed; its log says why"))
+    app.exception_handler(Exception)(lambda request, fault: refusal(500, FAILED))
     app.exception_handler(UserError)(lambda request, fault: refusal(400, str(fault)))
     return app

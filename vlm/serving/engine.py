@@ -1,8 +1,8 @@
 """A model that answers inputs as they come, together: each joins the running batch as rows fall free."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from threading import Condition, Thread
 from typing import Any
 
@@ -10,8 +10,7 @@ from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import Writer
-
-Job = tuple[Any, Future]  # an input as the model takes it, and its answer to come
+from vlm.serving.job import Job, Texts
 
 
 class Full(Exception):
@@ -41,19 +40,21 @@ class Engine:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, inputs: Sequence[Any]) -> list[Future]:
-        """The answers to come of some inputs, all of which are taken or none.
+    def submit(self, inputs: Sequence[Any], *, grown: Callable[[int, Texts], None] | None = None) -> list[Job]:
+        """Jobs of some inputs, all of which are taken or none.
 
+        Args:
+            grown: As a job's, with the place of the input before the texts.
         Raises:
             Full: They do not fit into the queue.
         """
-        jobs: list[Job] = [(one, Future()) for one in inputs]
+        jobs = [Job(one, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
         with self._changed:
             if len(self._waiting) + len(jobs) > self.most:
                 raise Full
             self._waiting += jobs
             self._changed.notify()
-        return [answer for _, answer in jobs]
+        return jobs
 
     def _serve(self) -> None:
         while True:
@@ -66,14 +67,19 @@ class Engine:
                 else:
                     self._use(taken)
             except Exception as fault:  # of these inputs; others may do better
-                for _, answer in taken.values():
-                    answer.set_exception(fault)
+                for job in taken.values():
+                    job.answer.set_exception(fault)
             self.running = 0
 
     def _write(self, writer: Writer, search: Decoding, taken: dict[int, Job]) -> None:
-        for place, texts in writer.ended(self._arrivals(taken), search, rows=self.rows):
+        def watch(place: int, texts: Texts) -> bool:
+            return taken[place].show(texts)
+
+        for place, texts in writer.ended(self._arrivals(taken), search, rows=self.rows, watch=watch):
             self.running -= 1
-            taken.pop(place)[1].set_result(texts if search.results > 1 else next(iter(texts), None))
+            job = taken.pop(place)
+            job.note([text.tokens for text in texts])
+            job.answer.set_result(texts if search.results > 1 else next(iter(texts), None))
 
     def _arrivals(self, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
         """The inputs that wait whenever rows are free, or None.
@@ -85,37 +91,37 @@ class Engine:
         while True:
             begins = self.running == 0
             grows = not begins and width < self.rows and self.waiting > self.running
-            jobs: list[Job] = [] if grows else self._take()
+            jobs = [] if grows else self._take()
             if begins or not jobs:
                 width = self.running
             taken |= enumerate(jobs, start=place)
             place += len(jobs)
-            yield [one for one, _ in jobs] or None
+            yield [job.content for job in jobs] or None
 
     def _use(self, taken: dict[int, Job]) -> None:
         taken |= enumerate(self._take())
-        inputs = [one for one, _ in taken.values()]
+        inputs = [job.content for job in taken.values()]
         try:
             results = self.predictor.use(inputs, batch_size=self.rows)
         except UserError:
             if len(inputs) == 1:
                 raise
-            for place, one in enumerate(inputs):  # one is at fault, and the others are not
-                self._answer_alone(one, taken.pop(place)[1])
+            for place in range(len(inputs)):  # one is at fault, and the others are not
+                self._answer_alone(taken.pop(place))
             return
         for place, result in enumerate(results):
-            taken.pop(place)[1].set_result(result)
+            taken.pop(place).answer.set_result(result)
 
-    def _answer_alone(self, one: Any, answer: Future) -> None:
+    def _answer_alone(self, job: Job) -> None:
         try:
-            answer.set_result(self.predictor.use([one], batch_size=self.rows)[0])
+            job.answer.set_result(self.predictor.use([job.content], batch_size=self.rows)[0])
         except Exception as fault:
-            answer.set_exception(fault)
+            job.answer.set_exception(fault)
 
     def _take(self) -> list[Job]:
         """Inputs that wait, but for those whose clients have gone."""
         with self._changed:
             jobs = [self._waiting.popleft() for _ in range(min(self.rows, len(self._waiting)))]
-        jobs = [job for job in jobs if job[1].set_running_or_notify_cancel()]
+        jobs = [job for job in jobs if job.answer.set_running_or_notify_cancel()]
         self.running += len(jobs)
         return jobs

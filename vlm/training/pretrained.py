@@ -20,8 +20,8 @@ MODELS = {
 }
 HEADS = {"classification": "model.pool=class", "text_classification": "model.transform=true"}  # of bare encoders
 CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
-# Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11), and
-# of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
+# Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
+# and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
 WHOLE_LR, ADAPTERS_LR, FRESH_LR = "5e-5", "2e-4", "3e-4"
 SIZES = ("dim", "num_heads", "mlp_ratio")  # said once, under model.size
 SUPPLIED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of the data, or said elsewhere

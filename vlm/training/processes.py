@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from vlm.data.ranks import TORCHELASTIC, rank_by_launcher
 from vlm.errors import UserError
 
 CHOICE = "VLM_RUN"  # how the first process tells those that Lightning starts for it what it chose
@@ -16,14 +17,8 @@ _stores: list[Any] = []  # what the first process serves must live until the oth
 
 def started() -> tuple[int, int] | None:
     """This process's rank and their number, where torchrun or srun started several; None where we start them."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        names = "RANK", "WORLD_SIZE"
-    elif "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        names = "SLURM_PROCID", "SLURM_NTASKS"
-    else:
-        return None
-    rank, world = (int(os.environ.get(name, default)) for name, default in zip(names, (0, 1), strict=True))
-    return (rank, world) if world > 1 else None
+    ours = rank_by_launcher(TORCHELASTIC)
+    return (ours.rank, ours.world) if ours.world > 1 else None
 
 
 def is_rank_zero() -> bool:
@@ -97,7 +92,7 @@ def _store(rank: int, world: int) -> Any:
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if TORCHELASTIC not in os.environ:
         place = SLURMEnvironment(auto_requeue=False)
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
     store, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=PATIENCE))

@@ -1,0 +1,47 @@
+"""An input on its way through the engine: its answer to come, and the times of its tokens."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+Texts = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
+
+
+class Job:
+    """An input that was accepted.
+
+    Args:
+        content: The input as the model takes it.
+        grown: Called with the texts on the engine's thread, whenever a token of them comes.
+    Attributes:
+        answer: The result to come.
+        times: For each text, seconds from acceptance to each of its tokens.
+    """
+
+    def __init__(self, content: Any, *, grown: Callable[[Texts], None] | None = None) -> None:
+        self.content, self.grown = content, grown
+        self.answer: Future = Future()
+        self.times: list[list[float]] = []
+        self._start = time.monotonic()
+        self._left = False
+
+    def leave(self) -> None:
+        """Says that nobody waits for the answer any more."""
+        self._left = True
+        self.answer.cancel()
+
+    def note(self, texts: Texts) -> None:
+        """Notes the time of the tokens that are new in the texts."""
+        seconds = round(time.monotonic() - self._start, 4)
+        self.times += [[] for _ in texts[len(self.times) :]]
+        for times, tokens in zip(self.times, texts, strict=False):
+            times += [seconds] * (len(tokens) - len(times))
+
+    def show(self, texts: Texts) -> bool:
+        """Takes in texts that may have grown; false where nobody waits for them any more."""
+        if texts and not self._left:
+            self.note(texts)
+            if self.grown is not None:
+                self.grown(texts)
+        return not self._left
