@@ -10,7 +10,7 @@ TASKS = {
     "captioning": [
         *SCENES,
         *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6"],
+        *["model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6", ADAMW],
     ],
     "classification": [
         *SCENES,

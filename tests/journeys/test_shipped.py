@@ -284,6 +284,11 @@ def test_every_experiment_takes_a_step(
     fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}"]
     fast += [f"trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
     assert main([f"experiment={experiment}", *fast, *own]) == 0
+    if experiment == "captioning_flickr8k":
+        assert (
+            vlm(["export", str(tmp_path / "out"), "-c", str(next(tmp_path.rglob("*.ckpt"))), "--to", "huggingface"])
+            == 0
+        )
 
 
 def test_the_pages_have_commands() -> None:
@@ -378,8 +383,9 @@ def test_the_commands_of_the_pages_run_as_written(
         if name in command:
             save(place / name)
     wrong = "dpeth" in command
-    if program == "vlm" and arguments[0] == "serve":
+    if program == "vlm" and arguments[0] in ("serve", "demo"):
         server = pytest.importorskip("uvicorn").Server
+        pytest.importorskip("gradio" if arguments[0] == "demo" else "fastapi")
         monkeypatch.setattr(server, "run", lambda self, sockets: signal.raise_signal(signal.SIGTERM))
         assert vlm(arguments) == 128 + signal.SIGTERM
     elif program == "vlm":

@@ -151,3 +151,27 @@ def test_both_are_needed():
         with pytest.raises(UserError, match="go together"):
             spell_out(overrides)
     assert spell_out(["model=tiny", "seed=1"]) == ["model=tiny", "seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("own", "rate"),
+    [
+        ([], "5e-5"),
+        (["model/adapt=lora"], "2e-4"),
+        (["optim.lr=1e-3"], "1e-3"),
+        (["optim=muon"], None),
+    ],
+)
+def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, own, rate):
+    CAPTIONERS[FIRST](tmp_path / "theirs")
+    overrides = spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *own])
+    assert [text for text in overrides if text.startswith("optim=")] == (["optim=adamw"] if rate else ["optim=muon"])
+    rates = [text for text in overrides if text.startswith("optim.lr=")]
+    assert rates[-1:] == ([f"optim.lr={rate}"] if rate else [])
+
+
+def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
+    saved(tmp_path / "theirs", next(iter(ENCODERS.values()))())
+    folder = ["model=pretrained", f"model.path={tmp_path / 'theirs'}"]
+    assert "optim.lr=3e-4" in spell_out([*folder, "task=captioning"])
+    assert "optim.lr=5e-5" in spell_out([*folder, "task=classification"])

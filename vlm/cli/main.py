@@ -31,7 +31,7 @@ def app(argv: Sequence[str]) -> typer.Typer:
         own = [command for command in commands() if command.name == name]
         function = as_typer(use.command_of(own)) if name in argv[:1] else lambda: None
         program.command(name, help=own[0].help)(function)
-    for function in (use.predict, use.serve, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
+    for function in (use.predict, use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
         program.command(function.__name__)(as_typer(function))
     program.command("check-data")(as_typer(data.check_data))
     program.command("shard")(as_typer(data.shard))

@@ -1,4 +1,4 @@
-"""The commands that use a model: each task's own, `vlm predict` for any, `vlm serve` and `vlm info`."""
+"""The commands that use a model: each task's own, `vlm predict` for any, `vlm serve`, `vlm demo` and `vlm info`."""
 
 import importlib
 import inspect
@@ -107,6 +107,24 @@ def serve(
 
     model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
     return serve(model, decoding, host=host, port=port, queue=queue, max_mb=max_mb)
+
+
+def demo(
+    checkpoint: Checkpoint,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    trust: Trust = None,
+    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
+    queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,
+    max_mb: Annotated[int, Option("Megabytes of the largest photo.", least=1)] = 16,
+    rate: Annotated[int, Option("Requests that a client may send in a minute.", least=1)] = 120,
+) -> int:
+    """Try a model of any task on a page in the browser."""
+    from vlm.serving.demo import demo
+
+    model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=1, trust=trust)
+    return demo(model, host=host, port=port, queue=queue, max_mb=max_mb, rate=rate)
 
 
 def info(checkpoint: Checkpoint) -> int:

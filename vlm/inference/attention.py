@@ -13,6 +13,7 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.inference.predictor import normalized
+from vlm.inference.text_words import words_of
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -73,7 +74,9 @@ def read_attention(
         weights = looked[0][-1].mean(dim=1)[0, -len(tokens) :]  # (B, N, L, S), or (B, N, S + L, S + L) -> (L, ...)
         weights = weights[:, : -len(tokens)] if isinstance(layer, SelfAttention) else weights  # (L, S)
         grids = _grids(weights, before)
-        words = [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in _words(tokens, tokenizer)]
+        words = (
+            [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in words_of(tokens, tokenizer)]
+        )
     return Attention(words, _heads(seen[-1][0], model.encoder, before) if seen else [])
 
 
@@ -143,20 +146,6 @@ def _grids(weights: Tensor, before: int | None) -> np.ndarray | None:
     if side == 0 or spare > (before is None):
         return None
     return weights[:, -side * side :].float().cpu().numpy().reshape(-1, side, side)
-
-
-def _words(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """The words of a text with the places of their tokens."""
-    word = ""
-    places: list[int] = []
-    for place in range(len(tokens)):
-        piece = tokenizer.decode(tokens[: place + 1])[len(tokenizer.decode(tokens[:place])) :]
-        if piece.startswith(" ") and word.strip():
-            yield word.strip(), places
-            word, places = "", []
-        word, places = word + piece, [*places, place]
-    if word.strip():
-        yield word.strip(), places
 
 
 def _normal(weights: np.ndarray) -> np.ndarray:

@@ -2,19 +2,17 @@
 
 import inspect
 import os
-import signal
-from types import FrameType
 
 from vlm.errors import UserError, print_error
 from vlm.inference.options import DecodingOptions, ModelOptions
 from vlm.inference.predictor import Predictor, load_predictor
 from vlm.inference.writing import Writer
 from vlm.serving.engine import Engine
+from vlm.serving.server import LOCAL, listen
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds in which requests are answered that came before a signal
 SPARE = 64  # connections beside those whose inputs may wait; bodies of all lie in memory
-LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: int, queue: int, max_mb: int) -> int:
@@ -28,7 +26,7 @@ def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: in
         UserError: The extra is not installed, the model takes more than one input, or the address cannot be had.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401  of the extra, as the others
 
         from vlm.serving.app import Service, make_app
     except ModuleNotFoundError as fault:
@@ -38,27 +36,8 @@ def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: in
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     app = make_app(Service(engine, max_bytes=max_mb * 10**6, key=key))
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE)
-    config.limit_concurrency = 2 * queue + SPARE
-    received: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    try:
-        sockets = [config.bind_socket()]
-        sockets[0].listen(config.backlog)  # so that the line below is true
-    except SystemExit as fault:
-        raise UserError(f"--port {port}: {host} cannot be listened on; choose another --port") from fault
-    print(f"serving     http://{host}:{sockets[0].getsockname()[1]}/docs", flush=True)
-    # uvicorn sends a signal on once it has ended.
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        uvicorn.Server(config).run(sockets=sockets)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-    return 128 + received[0] if received else 1
+    line = f"serving     http://{host}:{{port}}/docs"
+    return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
 
 
 def make_engine(predictor: Predictor, decoding: DecodingOptions, *, rows: int, most: int) -> Engine:

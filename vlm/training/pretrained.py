@@ -20,6 +20,9 @@ MODELS = {
 }
 HEADS = {"classification": "model.pool=class", "text_classification": "model.transform=true"}  # of bare encoders
 CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
+# Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
+# and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
+WHOLE_LR, ADAPTERS_LR, FRESH_LR = "5e-5", "2e-4", "3e-4"
 SIZES = ("dim", "num_heads", "mlp_ratio")  # said once, under model.size
 SUPPLIED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of the data, or said elsewhere
 
@@ -37,10 +40,10 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
         raise UserError(f"{CHOICE} and {PATH}FOLDER go together; give each once")
     own = [text for text in overrides if text != CHOICE and not text.startswith((PATH, TASK))]
     task = next((text.removeprefix(TASK) for text in overrides if text.startswith(TASK)), None)
-    return [*_of_folder(paths[0], task), *own]
+    return [*_of_folder(paths[0], task, own), *own]
 
 
-def _of_folder(folder: str, task: str | None) -> Iterator[str]:
+def _of_folder(folder: str, task: str | None, own: Sequence[str]) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
 
@@ -49,8 +52,11 @@ def _of_folder(folder: str, task: str | None) -> Iterator[str]:
     task = task or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)
-    model = MODELS[str(task)][0] if whole or task != "captioning" else CAPTIONER
-    yield from (f"task={task}", f"model={model}", f"model.init_from={place}")
+    fresh = task == "captioning" and not whole
+    yield from (f"task={task}", f"model={CAPTIONER if fresh else MODELS[str(task)][0]}", f"model.init_from={place}")
+    if not any(text.startswith("optim=") for text in own):
+        rate = ADAPTERS_LR if any(text.startswith("model/adapt=") for text in own) else FRESH_LR if fresh else WHOLE_LR
+        yield from ("optim=adamw", f"optim.lr={rate}")
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
     if (encoder := specified.parts.get("encoder")) is not None:

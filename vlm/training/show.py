@@ -2,15 +2,19 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from vlm.data.batch import IGNORE, PADDING, InputRows, next_token_labels
+from vlm.data.images.image import ImageError
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
+
+GALLERY, SIDE = 8, 512  # images of a gallery, and pixels of the longer side of those beside the first
 
 
 def first_row(
@@ -75,9 +79,19 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
 
 
 def example_image(data: Data, folder: Path) -> str:
-    """Puts the image, or images, of a record of the final split into a folder; returns their paths for a shell."""
-    images = data.split(data.final_split).record(0).images()
+    """Puts the image, or images, of a record of the final split into a folder; returns their paths for a shell.
+
+    Smaller ones of other records, spread over the split, lie beside it for the gallery of `vlm demo`.
+    """
+    split = data.split(data.final_split)
+    images = split.record(0).images()
     paths = [folder / ("example.png" if number == 0 else f"example{number}.png") for number in range(len(images))]
     for image, path in zip(images, paths, strict=True):
         image.save(path)
+    places = range(0, len(split), -(-len(split) // GALLERY))
+    for number, place in enumerate(places[1:], start=1):
+        with suppress(ImageError):  # one that is damaged was counted where the split was read
+            image = split.record(place).images()[0]
+            image.thumbnail((SIDE, SIDE))
+            image.save(folder / f"more{number}.png")
     return " ".join(shlex.quote(str(path)) for path in paths)

@@ -1,0 +1,297 @@
+"""The page of `vlm demo` without Gradio: its forms, results as HTML, the run's examples, and its guard."""
+
+import asyncio
+import base64
+import json
+import re
+import sys
+from io import BytesIO
+from math import exp
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
+
+from vlm.cli.main import run
+from vlm.data.images.image import load_image
+from vlm.inference.attention import read_attention
+from vlm.inference.options import ModelOptions
+from vlm.inference.predictor import load_predictor
+from vlm.inference.span_answering import Answer
+from vlm.serving import demo_html as html
+from vlm.serving.demo_examples import example_images, example_texts, samples_of
+from vlm.serving.demo_uses import Form, Values, form_of
+
+CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
+PHOTO = load_image(IMAGES[1])
+WRITING = ("greedy", "beams", "samples")
+
+
+def load(path: str):
+    return ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
+
+
+def last(form: Form, **values) -> str:
+    """The answer as it stands in the end."""
+    return list(form.answer(Values(**values)))[-1]
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    return load(CAPTIONER)
+
+
+def test_a_caption_has_its_words_with_bars_and_lights(captioner):
+    form = form_of(captioner)
+    assert (form.photos, form.texts, form.ways, form.streams) == (1, {}, WRITING, False)
+    shown = last(form, photos=[PHOTO])
+    (text,) = captioner.use([PHOTO])
+    assert re.findall(r"<b>(\w+)</b>", shown) == text.text.split()
+    assert f"confidence {text.confidence:.1%}, log-probability {text.logprob:.2f}" in shown
+    assert shown.count('class="v-light"') == len(text.text.split()) == shown.count("tabindex")
+    assert shown.count(":hover) .v-light") == len(text.text.split()) and "<script" not in shown
+
+
+def test_a_light_is_bright_where_the_model_looked(captioner):
+    (text,) = captioner.use([PHOTO])
+    reading = (captioner.model, captioner.tokenizer, captioner.preprocess, captioner.pixels(PHOTO))
+    _, weights = read_attention(*reading, text.tokens).words[3]
+    corner = np.zeros_like(weights)
+    corner[0, -1] = 1
+    for maps in (weights, corner):
+        picture = Image.open(BytesIO(base64.b64decode(html.light(maps).partition(",")[2])))
+        alpha = np.asarray(picture.convert("RGBA").resize(maps.shape[::-1], Image.Resampling.BOX))[..., 3]
+        assert alpha.argmin() == maps.argmax()  # least is laid over the place
+
+
+def test_beams_are_listed_and_drawn_as_a_tree(captioner):
+    form = form_of(captioner)
+    texts = captioner.use([PHOTO], beam=3, results=3)[0]
+    shown = last(form, photos=[PHOTO], way="beams", count=3)
+    lines = [" ".join(re.findall(r"<b>(\w+)</b>", part)) for part in shown.split('<p class="v-text">')[1:]]
+    assert lines == [text.text for text in texts]
+    tree = shown.partition("<details")[2]
+    assert tree.count("<ul>") == tree.count("</ul>") > 1 and tree.count("<li") == tree.count("</li>")
+    for text in texts:  # each ends in the tree with its log-probability
+        assert f"{html.END} <small>{text.logprob:.2f}</small>" in tree
+    first = last(form, photos=[PHOTO], way="samples", seed=1)
+    assert (
+        first == last(form, photos=[PHOTO], way="samples", seed=1) != last(form, photos=[PHOTO], way="samples", seed=2)
+    )
+    assert first.count("v-text") == 4 and "<details" not in first
+
+
+QUESTION = "how many circles are there?"
+TEXTS = ["a red circle", "a blue cross"]
+CASES = {
+    "classification": (1, {}, {"photos": [PHOTO]}, lambda it: it.use([PHOTO], top=10)[0].top),
+    "contrastive": (
+        *(1, {"label": "\n".join(TEXTS)}, {"photos": [PHOTO]}),
+        lambda it: it.use([PHOTO], label=TEXTS, top=10)[0].top,
+    ),
+    "image_questions": (
+        *(1, {"question": QUESTION}, {"photos": [PHOTO]}),
+        lambda it: [(answer := it.use([PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],
+    ),
+    "masked_language_modeling": (
+        *(0, {"text": "a [MASK] red circle"}, {}),
+        lambda it: [(one := it.use(["a [MASK] red circle"], top=10)[0]).text, *one.gaps[0].items()],
+    ),
+    "photo_translation": (
+        *(1, {"text": TEXTS[0]}, {"photos": [PHOTO]}),
+        lambda it: it.use([TEXTS[0]], image=PHOTO)[0].text.split(),
+    ),
+    "span_answering": (
+        *(0, {"text": STORY, "question": "what is left of the cross?"}, {}),
+        lambda it: [it.use([STORY], question="what is left of the cross?")[0].text or "no answer"],
+    ),
+    "tagging": (
+        0,
+        {"text": "a small red circle"},
+        {},
+        lambda it: [one.tag for one in it.use(["a small red circle"])[0]],
+    ),
+    "text_classification": (
+        *(0, {"text": TEXTS[0], "pair": TEXTS[1]}, {}),
+        lambda it: it.use([TEXTS[0]], pair=[TEXTS[1]], top=10)[0].top,
+    ),
+    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: it.use([TEXTS[0]])[0].text.split()),
+}
+SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in CASES if task != "tagging"]
+
+
+def said(shown: str) -> str:
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", shown))
+
+
+@pytest.mark.parametrize("task", ["tagging", *SLOW])
+def test_each_task_has_a_form_that_answers_as_python_does(task):
+    photos, texts, values, truth = CASES[task]
+    model = load(str(FILES / f"{task}.ckpt"))
+    form = form_of(model)
+    assert form.photos == photos and list(form.texts) == list(texts) and not form.streams
+    shown = said(last(form, texts=texts, **values))
+    for one in truth(model):
+        pair = one if isinstance(one, tuple) else (one,)
+        for part in pair:
+            assert (f"{part:.1%}" if isinstance(part, float) else part.strip()) in shown
+    assert form.ways == (WRITING if "translation" in task else ())
+
+
+def test_a_language_model_writes_piece_by_piece():
+    model = load(str(FILES / "language_modeling.ckpt"))
+    form = form_of(model)
+    assert form.streams and form.optional == ("text",)
+    pieces = list(form.answer(Values(texts={"text": "A large"}, way="greedy", tokens=16)))
+    (whole,) = model.use(["A large"], max_tokens=16, sample=False)
+    assert len(pieces) > 8 and html.flowing("A large", whole.text) == pieces[-1]
+    assert all(one.startswith(html.flowing("A large", "").removesuffix("</div>")) for one in pieces)
+
+
+def test_the_tasks_of_this_test_are_all():
+    assert {*CASES, "captioning", "language_modeling"} == {path.stem for path in FILES.glob("*.ckpt")}
+
+
+HOSTILE = '<img src=x onerror="alert(1)">&\x1b'
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        html.refusal(HOSTILE),
+        html.bars([(HOSTILE, 0.5)]),
+        html.flowing(HOSTILE, HOSTILE),
+        html.span(Answer(HOSTILE, 0, 0.5), HOSTILE),
+        html.tagged([html.Tagged(HOSTILE, HOSTILE, 0.5)]),
+        html.written([html.Written(-1.0, 0.5, [(HOSTILE, 0.5)], [np.eye(3)])], "data:", HOSTILE),
+        html.tree([{"id": 0, "parent": None, "kept": True, "token": HOSTILE, "total": 0.0}], end="</s>"),
+        html.result({HOSTILE: HOSTILE}),
+    ],
+)
+def test_texts_are_no_markup(shown):
+    assert "<img src=x" not in shown and "\x1b" not in shown
+    assert not re.search(r'="[^"]*" ?onerror="', shown)
+
+
+def test_an_answer_is_marked_where_it_stands():
+    assert html.span(Answer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
+    assert "no answer" in html.span(Answer("", -1, 0.5), "a b")
+
+
+def test_examples_are_those_of_the_runs_folder(tmp_path):
+    samples = tmp_path / "samples"
+    (tmp_path / "checkpoints").mkdir()
+    assert samples_of(tmp_path / "checkpoints" / "best.ckpt") == samples_of(tmp_path) == samples
+    assert example_images(samples) == [] == example_texts(samples, ["text"])
+    samples.mkdir()
+    for number in range(10):
+        PHOTO.save(samples / f"more{number}.png")
+    (samples / "more0.png").write_bytes(b"no image")
+    assert len(example_images(samples)) == 7
+    records = [{"text": "a red circle", "gaps": [2], "true": ["\u2581red"]}, {"words": ["a", "b"]}, {"other": 1}]
+    (samples / "step_9.jsonl").write_text("{}\n")
+    (samples / "step_10.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert example_texts(samples, ["text"]) == [["a [MASK] circle"], ["a b"]]
+    (samples / "step_11.jsonl").write_text('{"caption": "a"}\n{"caption": "b"}\n{"caption": "a"}')
+    assert example_texts(samples, ["label"]) == [["a\nb"]]
+    (samples / "step_12.jsonl").write_text("no JSON")
+    assert example_texts(samples, ["text"]) == []
+
+
+def asked(guard, path: str = "/", body: bytes = b"", **scope) -> tuple[int, str, list]:
+    """The status of a request behind a guard, its body, and its headers."""
+    parts = [body[at : at + 1000] for at in range(0, max(1, len(body)), 1000)]
+    messages = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
+    sent: list[dict] = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", scope.pop("host", b"127.0.0.1:7860"))]
+    method = "POST" if body else "GET"
+    about = {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "headers": headers,
+        "query_string": b"deep_link=x",
+        **scope,
+    }
+    asyncio.run(guard(about, receive, send))
+    text = b"".join(message.get("body", b"") for message in sent).decode()
+    return sent[0]["status"], text, sent[0]["headers"]
+
+
+@pytest.fixture
+def guarded():
+    """A guard before an application that tells the query and the size of the body that it was handed."""
+    pytest.importorskip("starlette")
+    from vlm.serving.demo_guard import Guard
+
+    async def app(scope, receive, send):
+        body = (await receive())["body"] if scope["method"] == "POST" else b""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": f"{scope['query_string'].decode()} {len(body)}".encode()})
+
+    return Guard(app, local=True, max_bytes=5000, rate=3)
+
+
+def test_the_guard_lets_the_page_through_and_seals_it(guarded):
+    status, text, headers = asked(guarded)
+    assert (status, text) == (200, " 0") and dict(headers)[b"content-security-policy"].startswith(
+        b"default-src 'self' "
+    )
+    assert asked(guarded, "/assets/index-a.b_c.js")[0] == asked(guarded, "/gradio_api/queue/data")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/gradio_api/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/proxy=http://a.b/", "/assets/../../x"),
+        *(
+            "/gradio_api/info",
+            "/gradio_api/run/x",
+            "/gradio_api/component_server",
+            "/monitoring",
+            "/login",
+            "/docs",
+            "//",
+        ),
+    ],
+)
+def test_the_guard_hides_what_the_page_does_not_need(guarded, path):
+    assert asked(guarded, path)[:2] == (404, '{"detail":"there is nothing here"}')
+
+
+def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
+    join = "/gradio_api/queue/join"
+    body = json.dumps({"data": ["x" * 3000, 1, None]}).encode()
+    assert asked(guarded, join, body)[:2] == (200, f"deep_link=x {len(body)}")
+    hostile = {"data": [{"path": "http://a.b/", "meta": {"_type": "gradio.FileData"}}]}
+    assert asked(guarded, join, json.dumps(hostile).encode())[:2] == (
+        422,
+        '{"detail":"the request is none of this page"}',
+    )
+    assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the request has more than 5,000 bytes"}')
+    assert asked(guarded, join, body)[0] == 429
+    assert asked(guarded, join, body, client=("10.0.0.2", 1))[0] == 200
+
+
+def test_the_guard_answers_to_names_of_this_machine_alone(guarded):
+    assert asked(guarded, host=b"evil.example")[0] == 421
+    assert asked(guarded, host=b"[::1]:7860")[0] == asked(guarded, host=b"localhost")[0] == 200
+    guarded.local = False
+    assert asked(guarded, host=b"evil.example")[0] == 200
+
+
+def test_without_the_extra_a_line_names_it(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("vlm.serving.demo_page")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert run(["demo", "-c", CAPTIONER]) == 2
+    line = r'error: vlm demo: needs (gradio|starlette)[.\w]*; pip install "vlm-lightning\[demo\]"\n'
+    assert re.fullmatch(line, capsys.readouterr().err)

@@ -1,0 +1,152 @@
+"""The page of `vlm demo` over HTTP: what Gradio answers behind the guard, and how a signal ends it."""
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import FILES, IMAGES, ROOT
+
+from vlm.inference.options import ModelOptions
+from vlm.inference.predictor import load_predictor
+
+pytest.importorskip("gradio")
+pytest.importorskip("httpx")
+CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
+PHOTO = "data:;base64," + base64.b64encode(Path(IMAGES[1]).read_bytes()).decode()
+OPTIONS = ["greedy", 4, 1.0, 0, 128]
+
+
+def page_of(path: str, **limits):
+    """A client of a model's page in this process, once it is entered."""
+    from fastapi.testclient import TestClient
+
+    from vlm.serving.demo import make_app
+
+    model = ModelOptions(checkpoint=path, device="cpu", precision="fp32", batch_size=1)
+    app = make_app(model, **{"local": True, "queue": 4, "max_bytes": 100_000, "rate": 100} | limits)
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def answers(http, *data) -> list[str]:
+    """The results that come of a form's values, in order."""
+    config = http.get("/config").json()
+    (function,) = [
+        one for one in config["dependencies"] if any(event == "click" for _, event in one["targets"]) and one["inputs"]
+    ]
+    body = {"data": data, "fn_index": function["id"], "session_hash": "session"}
+    headers = {"Content-Type": "application/json"}
+    joined = http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+    assert joined.status_code == 200, joined.text
+    got, shown = [], ""
+    with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": "session"}) as events:
+        for line in events.iter_lines():
+            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+            if event.get("msg") in ("process_generating", "process_completed") and event["output"].get("data"):
+                shown = patched(shown, event["output"]["data"][0])
+                got.append(shown)
+    return got
+
+
+def patched(shown: str, news) -> str:
+    """A text, or what Gradio sends in its place: what is appended to the one before, or takes its place."""
+    if isinstance(news, str):
+        return news
+    for action, _, value in news:
+        shown = shown + value if action == "append" else value
+    return shown
+
+
+@pytest.fixture(scope="module")
+def http():
+    with page_of(CAPTIONER) as client:
+        yield client
+
+
+def test_a_photo_is_captioned(http):
+    model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32").load(load_predictor)
+    shown = answers(http, PHOTO, *OPTIONS)[-1]
+    assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == model.use([IMAGES[1]])[0].text
+    assert "log-probability" in answers(http, PHOTO, "beams", 3, 1.0, 0, 128)[-1]
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (["", *OPTIONS], "drop a photo first"),
+        ([None, *OPTIONS], "drop a photo first"),
+        (["data:;base64,AAAA", *OPTIONS], "photo: damaged, or not an image of a known format"),
+        (["data:;base64,A", *OPTIONS], "photo: did not come whole"),
+        (["data:;base64,", *OPTIONS], "photo: the file is empty"),
+        (["large:999999", *OPTIONS], "photo: is too large; 100,000 bytes are the most"),
+        (["example:0", *OPTIONS], "photo: the file is empty"),
+        (["/etc/passwd", *OPTIONS], "photo: the file is empty"),
+        (["data:;base64," + base64.b64encode(b"GIF89a" + b"\xff" * 30).decode(), *OPTIONS], "photo: "),
+    ],
+)
+def test_a_hostile_photo_is_a_line(http, data, line):
+    shown = answers(http, *data)[-1]
+    assert shown.startswith('<p class="v-refusal" role="alert">' + line) and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("options", [["x", 4, 1.0, 0, 128], ["beams", 10**9, 1.0, 0, 128], ["samples", 2, -5, 0, 128]])
+def test_options_stay_in_their_bounds(http, options, capfd):
+    shown = answers(http, PHOTO, *options)
+    assert not shown or "v-refusal" in shown[-1] or shown[-1].count('class="v-text"') <= 8
+
+
+def test_nothing_of_the_disk_or_the_network_is_to_be_had(http):
+    for path in ("file=/etc/passwd", f"file={CAPTIONER}", "proxy=http://127.0.0.1/", "info", "monitoring", "upload"):
+        assert http.get(f"/gradio_api/{path}").status_code == 404
+    assert http.post("/gradio_api/upload", files={"files": b"x"}).status_code == 404
+    page = http.get("/").text
+    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]*)"', page)
+    assert loaded and not [url for url in loaded if url.startswith(("http", "//"))]
+    assert not re.search(r"url\([\"']?(https?:)?//|@import", http.get("/theme.css").text)
+    assert str(ROOT) not in page and "captioner.ckpt" in page
+
+
+def test_a_text_streams_and_hostile_ones_are_lines():
+    with page_of(str(FILES / "language_modeling.ckpt")) as http:
+        pieces = answers(http, "A large", "greedy", 4, 1.0, 0, 32)
+        assert len(pieces) > 8 and "A large" in pieces[-1] and len(pieces[-1]) > len(pieces[0])
+        assert "characters; 20,000 are the most" in answers(http, "x" * 20_001, "greedy", 4, 1.0, 0, 32)[-1]
+        assert "is no text in UTF-8" in answers(http, "\ud800", "greedy", 4, 1.0, 0, 32)[-1]
+
+
+def test_a_client_may_not_ask_without_end():
+    with page_of(str(FILES / "tagging.ckpt"), rate=2) as http:
+        for _ in range(2):
+            assert "v-tag" in answers(http, "a red circle")[-1]
+        refused = http.post("/gradio_api/queue/join", json={"data": []})
+        assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests in a minute")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_page(number, status, tmp_path):
+    """Also while a page is open in a browser, which holds a connection; no file is left."""
+    command = [sys.executable, "-m", "vlm", "demo", "-c", CAPTIONER, "--port", "0", "--device", "cpu"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True, cwd=tmp_path
+    )
+    try:
+        port = int(re.fullmatch(r"page        http://127\.0\.0\.1:(\d+)\n", process.stdout.readline())[1])
+        open_page = HTTPConnection("127.0.0.1", port, timeout=30)
+        open_page.request("GET", "/gradio_api/heartbeat/session")
+        assert open_page.getresponse().status == 200
+        start = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == status and time.monotonic() - start < 10
+        assert process.stderr.read() == "" and list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,41 @@
+"""The words of a text that a model wrote, and how sure it was of each."""
+
+from collections.abc import Iterator, Sequence
+from math import exp
+
+import torch
+
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.inference.writing import Writer
+from vlm.models.context import Context
+
+
+def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """The words of a text with the places of their tokens."""
+    word = ""
+    places: list[int] = []
+    for place in range(len(tokens)):
+        piece = tokenizer.decode(tokens[: place + 1])[len(tokenizer.decode(tokens[:place])) :]
+        if piece.startswith(" ") and word.strip():
+            yield word.strip(), places
+            word, places = "", []
+        word, places = word + piece, [*places, place]
+    if word.strip():
+        yield word.strip(), places
+
+
+@torch.inference_mode()
+def word_probabilities(writer: Writer, context: Context, tokens: Sequence[int]) -> list[tuple[str, float]]:
+    """The words of a text with the probability of each after those before it; the text is read once more.
+
+    Args:
+        context: The input, encoded, one row.
+        tokens: The text, without begin and end; at most as many as the decoder has room for.
+    """
+    if not tokens:
+        return []
+    read = torch.tensor([[writer.tokenizer.bos_id, *tokens[:-1]]], device=writer.device)
+    hidden = writer.model.decoder(read, None, context)  # (1, L, D)
+    logprobs = writer.model.head(hidden)[0].float().log_softmax(-1)  # (L, V)
+    own = [row[token].item() for row, token in zip(logprobs, tokens, strict=True)]
+    return [(word, exp(sum(own[at] for at in places))) for word, places in words_of(tokens, writer.tokenizer)]

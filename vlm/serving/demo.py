@@ -1,0 +1,62 @@
+"""A page on which people try a model: `vlm demo`. Gradio is imported when it runs, not before."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vlm.errors import UserError, print_error
+from vlm.inference.options import ModelOptions
+from vlm.inference.predictor import load_predictor
+from vlm.serving.server import LOCAL, listen
+
+GRACE = 5  # seconds in which a page is sent that was asked for before a signal
+SPARE = 64  # connections beside those whose requests may wait: each page holds two
+MEGABYTE = 10**6
+
+
+def demo(model: ModelOptions, *, host: str, port: int, queue: int, max_mb: int, rate: int) -> int:
+    """Shows the page of a model until a signal; returns 128 and its number as the exit status.
+
+    Args:
+        host, port: The address that it listens on.
+        queue: Requests that may wait.
+        max_mb: Megabytes of the largest photo.
+        rate: Requests that a client may send in a minute.
+    Raises:
+        UserError: The extra is not installed, or the address cannot be had.
+    """
+    with TemporaryDirectory(prefix="vlm-demo-") as folder:
+        # Gradio reports nothing to anybody, and its folder stays empty.
+        os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
+        app = make_app(model, local=host in LOCAL, queue=queue, max_bytes=max_mb * MEGABYTE, rate=rate)
+        if host not in LOCAL:
+            remedy = "a proxy before it can ask for a password"
+            print_error(f"whoever reaches {host} may use the model; {remedy}", "warning")
+        line = f"page        http://{host}:{{port}}"
+        options: Any = {"connections": 2 * queue + SPARE, "grace": GRACE, "ending": app.end}
+        return listen(app, host=host, port=port, line=line, **options)
+
+
+def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:
+    """The page of a model as an ASGI application, behind its guard; arguments as in `Guard`, but of a photo's bytes.
+
+    Raises:
+        UserError: The extra is not installed.
+    """
+    try:
+        from vlm.serving.demo_guard import Guard
+        from vlm.serving.demo_page import Page, mounted
+    except ModuleNotFoundError as fault:
+        raise UserError(f'vlm demo: needs {fault.name}; pip install "vlm-lightning[demo]"') from fault
+    from vlm.serving.demo_examples import samples_of
+    from vlm.serving.demo_uses import form_of
+
+    predictor = model.load(load_predictor)
+    predictor.prepack(model.batch_size)
+    path, form = Path(model.checkpoint), form_of(predictor)
+    samples = samples_of(path)
+    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # and no path of this machine
+    page = Page(task=predictor.task, name=name, form=form, samples=samples, max_bytes=max_bytes)
+    body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
+    return Guard(mounted(page, queue=queue), local=local, max_bytes=body, rate=rate)

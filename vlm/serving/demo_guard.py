@@ -1,0 +1,170 @@
+"""The door of `vlm demo`'s page: the few paths of Gradio that it needs, their sizes and rates, and no other machine."""
+
+import asyncio
+import json
+import re
+import time
+from collections import OrderedDict, deque
+from collections.abc import MutableMapping
+from functools import partial
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+
+from vlm.serving.server import LOCAL
+
+Scope = MutableMapping[str, Any]
+PATHS = re.compile(
+    r"/|/(config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt)|/(assets|static)/[\w./@-]+"
+    r"|/gradio_api/(queue/(join|data)|heartbeat/\w+|startup-events|cancel|reset/?|app_id|theme\.css)"
+)
+ASKS = "/gradio_api/queue/join"
+PATIENCE = 60  # seconds for a body to come
+MINUTE = 60.0
+CLIENTS = 4096  # whose rates are remembered
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; "
+    "form-action 'self'; base-uri 'self'; object-src 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Refused(Exception):
+    """A request that is answered by a line.
+
+    Args:
+        code: Its status.
+        line: The line.
+    """
+
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(line)
+        self.code, self.line = code, line
+
+
+class Guard:
+    """An ASGI application behind a guard.
+
+    Args:
+        app: The application.
+        local: Whether it may only be asked by a name of this machine, which a page elsewhere cannot take on.
+        max_bytes: Size of the largest body.
+        rate: Requests to the model, a minute and client.
+    """
+
+    def __init__(self, app: Any, *, local: bool, max_bytes: int, rate: int) -> None:
+        self.app, self.local, self.max_bytes, self.rate = app, local, max_bytes, rate
+        self._asked: OrderedDict[str, deque[float]] = OrderedDict()
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Ends the streams of open pages, which would go on for ever."""
+        self._ended.set()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # it speaks no WebSocket
+            return
+        try:
+            receive = await self._admitted(scope, receive)
+        except Refused as fault:
+            await JSONResponse({"detail": fault.line}, fault.code)(scope, receive, send)
+            return
+
+        async def sealed(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self.app(scope, receive, sealed)
+
+    async def _admitted(self, scope: Scope, receive: Any) -> Any:
+        """The source of a request's body, which is there whole.
+
+        Raises:
+            Refused: The request is none of the page's, or too large, or one too many.
+        """
+        path, headers = scope["path"], Headers(scope=scope)
+        if self.local and re.sub(r":\d+$", "", headers.get("host", "")).strip("[]") not in LOCAL:
+            raise Refused(421, "ask by the address that the command printed")
+        if ".." in path or PATHS.fullmatch(path) is None:
+            raise Refused(404, "there is nothing here")
+        if path in ("/", "/config"):
+            scope["query_string"] = b""  # by which Gradio would read a file of its cache
+        if scope["method"] != "POST":
+            return partial(self._until_end, receive)
+        if path == ASKS:
+            self._count((scope.get("client") or ("", 0))[0])
+        try:
+            async with asyncio.timeout(PATIENCE):
+                body = await self._body(receive)
+        except TimeoutError as fault:
+            raise Refused(408, f"the request did not come within {PATIENCE} seconds") from fault
+        if path == ASKS and not _is_plain(body):
+            raise Refused(422, "the request is none of this page")
+        return _replayed(body, receive)
+
+    async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:
+        """A message of the client; at the end, that it is gone."""
+        message, end = asyncio.ensure_future(receive()), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({message, end}, return_when=asyncio.FIRST_COMPLETED)
+            return message.result() if message.done() else {"type": "http.disconnect"}
+        finally:
+            message.cancel()
+            end.cancel()
+
+    async def _body(self, receive: Any) -> bytes:
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.max_bytes:
+                raise Refused(413, f"the request has more than {self.max_bytes:,} bytes")
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+    def _count(self, client: str) -> None:
+        """Counts a request to the model.
+
+        Raises:
+            Refused: The client has sent too many within a minute.
+        """
+        times, now = self._asked.pop(client, deque()), time.monotonic()
+        while times and times[0] < now - MINUTE:
+            times.popleft()
+        self._asked[client] = times
+        if len(self._asked) > CLIENTS:
+            self._asked.popitem(last=False)
+        if len(times) >= self.rate:
+            raise Refused(429, f"more than {self.rate} requests in a minute; wait a moment")
+        times.append(now)
+
+
+def _is_plain(body: bytes) -> bool:
+    """True for a request of values alone: Gradio opens paths, and URLs too, that stand in dictionaries."""
+    try:
+        values = json.loads(body)["data"]
+        return isinstance(values, list) and all(isinstance(one, str | int | float | None) for one in values)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _replayed(body: bytes, receive: Any) -> Any:
+    """The source of a body that has been read."""
+    message: MutableMapping[str, Any] | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def again() -> Any:
+        nonlocal message
+        if message is not None:
+            first, message = message, None
+            return first
+        return await receive()
+
+    return again

@@ -1,0 +1,179 @@
+"""The page of `vlm demo` as Gradio builds it: a form on the left, results on the right."""
+
+import base64
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+from PIL import Image
+
+from vlm.data.images.image import ImageError, load_image
+from vlm.errors import UserError
+from vlm.inference.page import escape, thumbnail
+from vlm.serving import demo_html as html
+from vlm.serving.demo_examples import example_images, example_texts
+from vlm.serving.demo_uses import WAYS, Form, Values
+
+HERE = Path(__file__).parent
+MAX_TEXT = 20_000  # characters of a field
+SESSIONS = 16  # of which Gradio remembers the values
+# Options of `Values` in order: least, most, step and label of their sliders.
+BOUNDS: dict[str, tuple[Any, ...]] = {
+    "count": (2, 8, 1, "Beams, or samples"),
+    "temperature": (0.1, 2.0, 0.1, "Temperature of samples"),
+    "seed": (0, 99, 1, "Seed of samples"),
+    "tokens": (16, 512, 16, "Longest text, in tokens"),
+}
+MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}  # one request computes at a time
+SHOW = """() => {
+  const result = document.getElementById('result');
+  if (result.getBoundingClientRect().top > innerHeight / 2) result.scrollIntoView({behavior: 'smooth'});
+}"""  # on a phone it stands below the form
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
+MONO = ["ui-monospace", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
+
+
+class Page:
+    """The page of a model.
+
+    Args:
+        task: The task's name.
+        name: Name of the checkpoint.
+        form: The model's form.
+        samples: The folder of the run's samples.
+        max_bytes: Size of the largest photo.
+    """
+
+    def __init__(self, *, task: str, name: str, form: Form, samples: Path, max_bytes: int) -> None:
+        self.task, self.name, self.form, self.max_bytes = task.replace("_", " "), name, form, max_bytes
+        images = example_images(samples) if form.photos else []
+        self.images = {str(place): image for place, image in enumerate(images)}
+        self.rows = example_texts(samples, list(form.texts))
+
+    def answer(self, *inputs: Any) -> Iterator[str]:
+        """The answer to what stands in the form, as HTML; of what is wrong with it, a line."""
+        try:
+            yield from self.form.answer(self.values(inputs))
+        except UserError as fault:
+            yield html.refusal(str(fault))
+        except Exception:  # a fault of the model's, whose inputs were in order
+            traceback.print_exc()
+            yield html.refusal("the model failed; its log says why")
+
+    def values(self, inputs: Sequence[Any]) -> Values:
+        """The values of the form.
+
+        Raises:
+            UserError: Something is missing, or is wrong.
+        """
+        remaining = iter(inputs)
+        sources = [str(next(remaining) or "") for _ in range(self.form.photos)]
+        photos = [self.photo(source, place) for place, source in enumerate(sources, start=1) if source]
+        if self.form.photos and not photos:
+            raise UserError("drop a photo first, or choose an example")
+        texts = {name: self.text(name, str(next(remaining) or "")) for name in self.form.texts}
+        way = next(remaining, None)
+        options = {name: _bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
+        return Values(photos, texts, way if way in self.form.ways else WAYS[0], **options)
+
+    def photo(self, source: str, place: int) -> Image.Image:
+        """A photo of the form: an example by its number, or a file's bytes in base64."""
+        kind, _, content = source.partition(":")
+        name = f"photo {place}" if self.form.photos > 1 else "photo"
+        if kind == "example" and content in self.images:
+            return self.images[content]
+        if kind == "large":
+            raise UserError(f"{name}: is too large; {self.max_bytes:,} bytes are the most")
+        try:
+            return load_image(base64.b64decode(content.partition(",")[2], validate=True))
+        except ValueError as fault:
+            raise UserError(f"{name}: did not come whole; try again") from fault
+        except ImageError as fault:
+            raise UserError(str(fault).replace("<bytes>", name, 1)) from fault
+
+    def text(self, name: str, text: str) -> str:
+        label = self.form.texts[name]
+        if len(text) > MAX_TEXT:
+            raise UserError(f"{label}: has {len(text):,} characters; {MAX_TEXT:,} are the most")
+        if not text.strip() and name not in self.form.optional:
+            raise UserError(f"{label}: is empty; write one")
+        try:
+            text.encode()
+        except UnicodeEncodeError as fault:
+            raise UserError(f"{label}: is no text in UTF-8") from fault
+        return text
+
+    def blocks(self) -> gr.Blocks:
+        """The page in Gradio's terms."""
+        with gr.Blocks(analytics_enabled=False, title=f"vlm: {self.task}") as blocks:
+            gr.HTML(f"<h1>{escape(self.task)}</h1><p>{escape(self.name)}</p>", elem_classes="v-head")
+            with gr.Row():
+                with gr.Column(scale=2, min_width=300):
+                    photos = [self._drop(place) for place in range(self.form.photos)]
+                    texts = [self._field(name, label) for name, label in self.form.texts.items()]
+                    options = self._options() if self.form.ways else []
+                    with gr.Row():
+                        button = gr.Button("Run", variant="primary", min_width=100)
+                        stop = gr.Button("Stop", visible=self.form.streams, min_width=100)
+                with gr.Column(scale=3, min_width=300):
+                    shown = gr.HTML(html.hint("The result stands here."), elem_id="result", js_on_load=None)
+            if self.rows:
+                gr.Examples(self.rows, texts, label="Examples of the run", api_visibility="private")
+            triggers = [button.click, *(photo.upload for photo in photos)]
+            triggers += [option.change for option in options[:1]] if photos else []
+            triggers += [text.submit for text in texts if text.lines == 1]
+            asked = {"inputs": [*photos, *texts, *options], "outputs": shown, "api_visibility": "private"}
+            event = gr.on(triggers, self.answer, **asked, trigger_mode="always_last", **MODEL)
+            event.then(None, js=SHOW)
+            stop.click(None, cancels=[event], api_visibility="private")
+        return blocks
+
+    def _drop(self, place: int) -> gr.HTML:
+        """The place where a photo is dropped, with the gallery below it."""
+        label = "Drop a photo here, paste one, or tap to choose" if self.form.photos == 1 else f"Photo {place + 1}"
+        examples = [thumbnail(image, 192) for image in self.images.values()]
+        template, script = ((HERE / f"demo_photo.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
+        options: Any = {"examples": examples, "most": self.max_bytes, "pastes": place == 0}
+        options |= {"html_template": template, "js_on_load": script, "apply_default_css": False}
+        return gr.HTML("", label=label, elem_classes="v-photo-in", **options)
+
+    def _field(self, name: str, label: str) -> gr.Textbox:
+        value = self.rows[0][list(self.form.texts).index(name)] if self.rows else ""
+        lines = {"question": 1, "label": 5}.get(name, 3)
+        return gr.Textbox(value, label=label, lines=lines, max_length=MAX_TEXT)
+
+    def _options(self) -> list[Any]:
+        """The ways of writing and their options, in the order of `Values`."""
+        way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
+        with gr.Accordion("Options", open=False):
+            sliders = [
+                gr.Slider(*bounds, getattr(Values, name), step=step, label=label)
+                for name, (*bounds, step, label) in BOUNDS.items()
+            ]
+        sliders[0].visible, sliders[-1].visible = not self.form.streams, self.form.streams
+        return [way, *sliders]
+
+
+def _bounded(name: str, value: Any) -> Any:
+    """An option as a slider can set it, whatever was sent."""
+    least, most, *_ = BOUNDS[name]
+    value = value if isinstance(value, int | float) else least
+    return type(getattr(Values, name))(min(max(least, value), most))
+
+
+def mounted(page: Page, *, queue: int) -> FastAPI:
+    """The page as an application, on the guarded side.
+
+    Args:
+        queue: Requests that may wait.
+    """
+    blocks = page.blocks().queue(max_size=queue, default_concurrency_limit=1, api_open=False)
+    blocks.state_session_capacity = SESSIONS
+    theme = gr.themes.Default(font=FONTS, font_mono=MONO)
+    css = (HERE / "demo.css").read_text(encoding="utf-8")
+    options: Any = {"allowed_paths": [], "footer_links": [], "run_history": False, "enable_monitoring": False}
+    options |= {"blocked_paths": ["/"], "show_error": False, "max_file_size": 1, "ssr_mode": False, "pwa": False}
+    return gr.mount_gradio_app(FastAPI(openapi_url=None), blocks, "", theme=theme, css=css, **options)

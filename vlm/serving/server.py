@@ -1,0 +1,61 @@
+"""An address that a service listens on until a signal."""
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from vlm.errors import UserError
+
+LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def listen(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    line: str,
+    connections: int,
+    grace: int,
+    ending: Callable[[], None] = lambda: None,
+) -> int:
+    """Serves an application until a signal; returns 128 and its number as the exit status.
+
+    Args:
+        host, port: The address.
+        line: Printed once it listens, with a place for the port.
+        connections: Most connections at a time.
+        grace: Seconds in which requests are answered that came before a signal.
+        ending: Called at the signal.
+    Raises:
+        UserError: The address cannot be had.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
+    config.limit_concurrency = connections
+    received: list[int] = []
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            ending()
+            super().handle_exit(sig, frame)
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    try:
+        sockets = [config.bind_socket()]
+        sockets[0].listen(config.backlog)  # so that the line below is true
+    except SystemExit as fault:
+        raise UserError(f"--port {port}: {host} cannot be listened on; choose another --port") from fault
+    print(line.format(port=sockets[0].getsockname()[1]), flush=True)
+    # uvicorn sends a signal on once it has ended.
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        Server(config).run(sockets=sockets)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    return 128 + received[0] if received else 1
