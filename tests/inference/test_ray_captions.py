@@ -86,7 +86,7 @@ def begin_and_find(process: subprocess.Popen, out: Path, *, count: int) -> dict[
 
 
 def gone(pids: set[int]) -> bool:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120  # agents of Ray notice a killed command late
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
         time.sleep(0.1)
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
