@@ -22,6 +22,7 @@ SHARED = ("vlm.checkpoint", "vlm.data.images.image", "vlm.data.images.guard", "v
 SHARED += ("vlm.data.text.tokenizer", "vlm.data.text.tokenizer_base", "vlm.data.text.subwords")
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.files", "safetensors")}  # only when used
 LAZY |= {("vlm.checkpoint.hub", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
+LAZY |= {("vlm.inference.shard_files", "pyarrow"), ("vlm.inference.ray_captions", "ray")}
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}
 
 

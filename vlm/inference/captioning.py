@@ -162,6 +162,7 @@ def command(
     resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False,
     sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False,
     overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False,
+    engine: Annotated[str | None, Option("ray: a cluster of Ray shares the shards.")] = None,
 ) -> int:
     """Captions images as the options say; returns the exit status."""
     names = listed(images)
@@ -169,14 +170,8 @@ def command(
         raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
     if any(name.endswith(".tar") for name in names):
         refuse("shards", {"--trace": trace, "--attention": attention, "--continue": resume, "--sidecar": sidecar})
-        from vlm.inference.shard_captions import caption_shards
-
-        def caption(captioner: Captioner, sources: Sequence[Any], records: Records, search: Decoding) -> int:
-            options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers)}
-            return caption_files(captioner, sources, records, decoding=search, **options)
-
-        load = partial(model.load, Captioner)
-        return caption_shards(names, model, decoding, load=load, caption=caption, prefix=prefix)
+        return _caption_shards(names, model, decoding, prefix=prefix, workers=workers, engine=engine)
+    refuse("images", {"--engine": engine})
     paths, records = find_images(names), None
     if sidecar:
         others = {"--out": model.out, "--format": model.form != "text", "--continue": resume}
@@ -184,6 +179,27 @@ def command(
         paths, records = without_sidecars(paths, overwrite=overwrite), Sidecars()
     options: Any = {"trace": trace, "attention": attention, "resume": resume, "workers": choose_workers(workers)}
     return _caption(paths, records, model, decoding, prefix=prefix, **options)
+
+
+def _caption_shards(
+    tars: Sequence[str],
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    *,
+    prefix: str,
+    workers: int | None,
+    engine: str | None,
+) -> int:
+    """Captions the images of shards as the options say."""
+    from vlm.inference.ray_captions import caption_on_ray
+    from vlm.inference.shard_captions import Plan, caption_by_rank, caption_shards
+
+    engines = {None: caption_by_rank, "ray": caption_on_ray}
+    if engine not in engines:
+        raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
+    caption = partial(caption_files, batch_size=model.batch_size, workers=choose_workers(workers))
+    plan = Plan(model=model, options=decoding, prefix=prefix, kind=Captioner, caption=caption)
+    return caption_shards(tars, plan, engine=engines[engine])
 
 
 def _caption(

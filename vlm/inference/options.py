@@ -72,7 +72,9 @@ class ModelOptions:
     device: Device = "auto"
     precision: Precision = "auto"
     batch_size: BatchSize = 32
-    form: Annotated[str, Option("text, jsonl, csv; html for captions.", ("--format",))] = "text"
+    form: Annotated[str, Option("text, jsonl, csv; html for captions, parquet for those of shards.", ("--format",))] = (
+        "text"
+    )
     out: Out = None
     trust: Trust = None
 

@@ -1,4 +1,4 @@
-"""Captions of images in shards: a file of JSON lines a shard, written whole or not at all.
+"""Captions of images in shards: a file a shard, written whole or not at all.
 
 A shard whose file is there is done, so that a kill costs one shard and the same command goes on. Processes that
 torchrun or srun started share the shards by their ranks, and need not talk.
@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,11 +24,8 @@ from vlm.decoding.options import Decoding
 from vlm.errors import UserError, print_error
 from vlm.inference.options import DecodingOptions, ModelOptions
 from vlm.inference.output import Kept, output_folder
+from vlm.inference.shard_files import chosen_form, encoded
 
-# Captions images of a captioner into records, as `caption_files` does; returns the exit status.
-Caption = Callable[[Any, Sequence["Member"], Kept, Decoding], int]
-
-SUFFIX = ".jsonl"
 SETTINGS = "settings.json"
 MAX_SETTINGS = 2**24
 
@@ -64,49 +61,95 @@ class Member:
         return self.shard.sample(self.shard.index.record(self.at))
 
 
-def caption_shards(
-    tars: Sequence[str],
-    model: ModelOptions,
-    options: DecodingOptions,
-    *,
-    load: Callable[[], Any],
-    caption: Caption,
-    prefix: str,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Captions of shards as options ask for them; it may be sent to another process.
+
+    Args:
+        kind: The class of the captioner.
+        caption: Captions images into records, as `caption_files` does; returns the exit status.
+    """
+
+    model: ModelOptions
+    options: DecodingOptions
+    prefix: str
+    kind: Callable[..., Any]
+    caption: Callable[..., int]
+
+    @property
+    def out(self) -> str:
+        return str(self.model.out)
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.model.form}"
+
+    def done(self) -> set[str]:
+        """Names of the files that are there."""
+        return {os.path.basename(path) for path in _answered(self.out, storage.files_in, self.out, self.suffix)}
+
+
+class ShardCaptioner:
+    """A captioner that is loaded, and may go on with the captions in --out.
+
+    Raises:
+        UserError: Those were written with other weights or options.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.captioner = plan, plan.model.load(plan.kind)
+        self.search = self.captioner.searching(plan.options, plan.prefix)
+        _settle(self.captioner, self.search, plan.out, begun=bool(plan.done()))
+        self.captioner.prepack(plan.model.batch_size * self.search.columns)
+
+    def caption(self, tar: str, name: str) -> tuple[int, str]:
+        """Writes the file of a shard; returns 1 if an image cannot be read, and a line for the user.
+
+        Raises:
+            Unreadable: The shard cannot be read; there is no file.
+        """
+        plan, records = self.plan, Kept()
+        bad = plan.caption(self.captioner, _members(tar), records, decoding=self.search)
+        data = encoded(plan.model.form, records.kept, ranked=self.search.results > 1)
+        path = storage.join(plan.out, name)
+        _answered(plan.out, storage.write_file, path, data)
+        return bad, f"{path}\t{len(records.kept):,} captions"
+
+
+def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, Mapping[str, str]], int]) -> int:
     """Captions the images of shards; returns the exit status: 1 if a shard cannot be read, or, without ranks, an image.
 
     Args:
         tars: Paths, patterns or URLs.
-        load: Loads the captioner.
+        engine: Captions shards, each with the name of its file: `caption_by_rank`, or a cluster.
     Raises:
         UserError: There is no place for the files, or those that are there were written with other options.
     """
-    results = _results(_expanded(tars))
-    if model.out is None or model.form not in ("text", "jsonl"):
-        raise UserError("shards: captions are JSON lines, a file a shard; give --out DIR, and no other --format")
-    out = storage.local(model.out)
+    form = chosen_form(plan.model.form)
+    results = _results(_expanded(tars), f".{form}")
+    if plan.model.out is None:
+        raise UserError("shards: captions are written into a file a shard; give --out DIR")
+    out = storage.local(plan.model.out)
     if not storage.is_url(out):
         output_folder(out)
-    ours = _rank_on_its_gpu()
-    captioner = load()
-    search = captioner.searching(options, prefix)
-    done = {os.path.basename(path) for path in _answered(out, storage.files_in, out, SUFFIX)}
-    _settle(captioner, search, out, begun=bool(done))
-    captioner.prepack(model.batch_size * search.columns)
-    status = 0
+    return engine(replace(plan, model=replace(plan.model, out=out, form=form)), results)
+
+
+def caption_by_rank(plan: Plan, results: Mapping[str, str]) -> int:
+    """Captions the shards of this process's rank."""
+    ours, status = _rank_on_its_gpu(), 0
+    done, captioner = plan.done(), ShardCaptioner(plan)
     for tar, name in list(results.items())[ours.rank :: ours.world]:
         if name in done:
             continue
         try:
-            records, members = Kept(), _members(tar)
-            bad = caption(captioner, members, records, search)
-            status |= bad if ours.world == 1 else 0  # by which torchrun would end the other ranks
+            bad, line = captioner.caption(tar, name)
         except Unreadable as fault:
             print_error(fault)
             status = 1
             continue
-        _answered(out, storage.write_file, storage.join(out, name), b"".join(map(_line, records.kept)))
-        print(f"{storage.join(out, name)}\t{len(records.kept):,} captions", flush=True)
+        status |= bad if ours.world == 1 else 0  # by which torchrun would end the other ranks
+        print(line, flush=True)
     return status
 
 
@@ -149,7 +192,7 @@ def _expanded(tars: Sequence[str]) -> list[str]:
     return list(shards)
 
 
-def _results(shards: Sequence[str]) -> dict[str, str]:
+def _results(shards: Sequence[str], suffix: str) -> dict[str, str]:
     """The name of the file of each shard.
 
     Raises:
@@ -157,7 +200,7 @@ def _results(shards: Sequence[str]) -> dict[str, str]:
     """
     owners: dict[str, str] = {}
     for shard in shards:
-        name = os.path.basename(shard).removesuffix(".tar") + SUFFIX
+        name = os.path.basename(shard).removesuffix(".tar") + suffix
         if (other := owners.setdefault(name, shard)) != shard:
             raise UserError(f"{other} and {shard} would share {name}; caption each folder into an --out of its own")
     return {shard: name for name, shard in owners.items()}
@@ -191,7 +234,3 @@ def _answered(out: str, act: Any, *values: Any) -> Any:
     except OSError as fault:
         reason = fault.strerror or fault
         raise UserError(f"--out {out}: cannot be used ({reason}); free space, or choose another place", 1) from fault
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

@@ -1,0 +1,55 @@
+"""Files of the captions of a shard: JSON lines, or Parquet with typed columns."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.errors import UserError
+
+FORMS = ("jsonl", "parquet")
+
+
+def chosen_form(form: str) -> str:
+    """The form of --format, which is JSON lines where it says nothing else.
+
+    Raises:
+        UserError: Shards are not captioned into it, or its package is not installed.
+    """
+    if form not in ("text", *FORMS):
+        raise UserError(f"--format {form}: does not go with shards; choose jsonl or parquet")
+    if form == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as fault:
+            line = '--format parquet: needs the package pyarrow; pip install "vlm-lightning[parquet]"'
+            raise UserError(line) from fault
+    return "jsonl" if form == "text" else form
+
+
+def encoded(form: str, records: Sequence[Mapping[str, Any]], *, ranked: bool) -> bytes:
+    """The content of a file of records.
+
+    Args:
+        ranked: Whether an image has several captions, and each a rank.
+    """
+    if form == "jsonl":
+        return b"".join(map(_line, records))
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    columns = [("image", pyarrow.string()), *([("rank", pyarrow.int32())] if ranked else [])]
+    columns += [("caption", pyarrow.string()), ("logprob", pyarrow.float64()), ("confidence", pyarrow.float64())]
+    rows = [{**record, "image": _unicode(record["image"])} for record in records]
+    file = io.BytesIO()
+    write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(columns)), file)
+    return file.getvalue()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return _unicode(json.dumps(record, ensure_ascii=False)).encode() + b"\n"
+
+
+def _unicode(text: str) -> str:
+    """Text whose bytes that are no UTF-8, as names of files may have them, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
