@@ -223,7 +223,7 @@ def make_app(service: Service) -> FastAPI:
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
     body = {"requestBody": {"content": BODY, "required": True}}
     streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
-    answers = {"response_model": dict[str, list[Any]], "responses": streams}
+    answers: dict[str, Any] = {"response_model": dict[str, list[Any]], "responses": streams}
     app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
 
