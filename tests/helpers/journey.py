@@ -33,7 +33,7 @@ def same_weights(one: Path, other: Path) -> bool:
     a, b = ckpt.read(one), ckpt.read(other)
     weights = all(torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"])
     moments = [
-        torch.equal(x[name], y[name])
+        torch.equal(torch.as_tensor(x[name]), torch.as_tensor(y[name]))  # Muon counts its steps in an int
         for x, y in zip(
             a["optimizer_states"][0]["state"].values(), b["optimizer_states"][0]["state"].values(), strict=True
         )
