@@ -52,7 +52,7 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
     ]
     plain = train([*options, *SAME], tmp_path, "plain")
     kept = train([*options, *KEPT], tmp_path, "kept")
-    assert "features    48 images x 16 x 32 float32" in capsys.readouterr().out
+    assert "features    48 images x 64 x 32 float32" in capsys.readouterr().out
     close(kept, plain)
     drawn, plain = [], DrawnSplit.record
 
