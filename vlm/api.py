@@ -46,7 +46,7 @@ class Model:
 
     def __init__(self, path: Place, **options: Any) -> None:
         self._options = ModelOptions(checkpoint=os.fspath(path), **options)
-        self._plain = False
+        self._plain = self._used = False
         self._predictor: Predictor = self._load()
 
     def _load(self) -> Any:
@@ -71,7 +71,8 @@ class Model:
         several, alone = self._predictor.several(inputs)
         self._check(self._predictor.use, options)
         if not self._plain:
-            self._predictor.prepack(len(several) * (options.get("beam") or 1))
+            self._predictor.prepack(len(several) * (options.get("beam") or 1), more=self._used)
+            self._used = True
         results = self._predictor.use(several, **options)
         return results[0] if alone else results
 

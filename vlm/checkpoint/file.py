@@ -33,17 +33,19 @@ def locate(place: str | os.PathLike) -> Path:
     return in_run(fetched(place))
 
 
-def read_file(path: str | os.PathLike) -> dict[str, Any]:
+def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
 
     A Hugging Face folder is read as the checkpoint that it amounts to, a run's folder as its best one.
 
+    Args:
+        dtype: Of the weights of a Hugging Face folder, which are stored in any; others stay as they are.
     Raises:
         UserError: There is none, it is no checkpoint of vlm, of another format, or damaged, or a weight is no finite
             number, with which a model makes nothing.
     """
     path = locate(path)
-    loaded = _read(path)
+    loaded = _read(path, dtype)
     with refusing(path):  # torch has kinds of numbers that it cannot sum
         for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
             if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
@@ -55,9 +57,9 @@ def _items(part: Any) -> Iterable[tuple[Any, Any]]:
     return part.items() if isinstance(part, Mapping) else ()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     if hugging_face.is_folder(path):
-        return hugging_face.from_folder(str(path))
+        return hugging_face.from_folder(str(path), dtype)
     if is_specified(path):
         return _checked(path, from_specification(path))
     if not path.is_file():

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from vlm.checkpoint.decoding_defaults import decoding_defaults
 from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import NoDraws, SizeLimit, rebuild
@@ -32,14 +34,16 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and (path / CONFIG).exists()
 
 
-def from_folder(folder: str) -> dict[str, Any]:
+def from_folder(folder: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """The checkpoint that a folder amounts to; nothing of it is executed, nothing is fetched.
 
+    Args:
+        dtype: Of its weights, whatever they are stored in.
     Raises:
         UserError: The folder is damaged, its parts do not fit together, our models do not compute its own, or it holds
             an encoder without a head.
     """
-    return _in_lines(folder, _checkpoint)
+    return _in_lines(folder, lambda place: _checkpoint(place, dtype))
 
 
 def describe_folder(folder: str) -> tuple[Specified, dict[str, Any]]:
@@ -67,7 +71,7 @@ def _in_lines(folder: str, read: Callable[[str], Read]) -> Read:
         ) from fault
 
 
-def _checkpoint(folder: str) -> dict[str, Any]:
+def _checkpoint(folder: str, dtype: torch.dtype) -> dict[str, Any]:
     specified, about = _described(folder)
     if specified.model is None:
         known = ", ".join(specified.architecture.models) or "in a captioner"
@@ -75,13 +79,14 @@ def _checkpoint(folder: str) -> dict[str, Any]:
             f"{folder} holds a {about['origin']}, which has no head for a task of ours ({known} would); train from it: "
             f"python train.py model=pretrained model.path={folder} task=TASK"
         )
-    stored = read_tensors(folder)
+    stored = read_tensors(folder, mapped=True)
     with SizeLimit(stored), NoDraws():
         model = rebuild(specified.model)
     state, _ = hugging_face_state(model, folder, stored)
     if lacking := sorted(model.state_dict().keys() - state.keys()):
         raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
-    weights = {f"model.{name}": tensor.float() for name, tensor in state.items()}
+    del stored  # a part of the file leaves the memory when its last tensor has been copied
+    weights = {f"model.{name}": state.pop(name).to(dtype, copy=True) for name in list(state)}
     return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 

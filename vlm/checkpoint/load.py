@@ -15,17 +15,18 @@ from vlm.errors import UserError
 __all__ = ["build_model", "load_model", "locate", "read", "weights"]
 
 
-def read(path: str | os.PathLike, *, merge: bool = True) -> dict[str, Any]:
+def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Reads a checkpoint of ours as `read_file` does, one of adapters alone with the weights of its base.
 
     Args:
         merge: Whether adapters become part of the weights that they adapt, as using the model needs it; else they
             stand beside those, as training has them.
+        dtype: As in `read_file`.
     Raises:
         UserError: As `read_file`, or the base of adapters is missing, or another.
     """
     path = locate(path)
-    return adapters.completed(path, read_file(path), merge=merge)
+    return adapters.completed(path, read_file(path, dtype), merge=merge)
 
 
 def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
@@ -39,10 +40,13 @@ def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | N
     return _built(checkpoint, trust, weights(checkpoint))
 
 
-def load_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
+def load_model(
+    checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """Rebuilds the model of a checkpoint with its weights, in evaluation mode.
 
     Args:
+        dtype: Of weights and states.
         trust: Packages of the user's own whose classes may be built too.
     Raises:
         UserError: As `build_model`, or the weights do not fit the specification.
@@ -52,15 +56,13 @@ def load_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | No
         with torch.no_grad(), NoDraws():
             model = _built(checkpoint, trust, state)
         # The tensors become the model's own: a copy would hold all weights twice.
-        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-        model.load_state_dict(
-            {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in state.items()}, assign=True
-        )
+        whole = {name: tensor.dtype for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+        model.load_state_dict({name: tensor.to(whole.get(name, dtype)) for name, tensor in state.items()}, assign=True)
     except UserError:
         raise
     except Exception as fault:
         raise _misfit(fault) from fault
-    return model.eval()
+    return model.to(dtype).eval()
 
 
 def _built(checkpoint: Mapping[str, Any], trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:

@@ -137,7 +137,7 @@ class Generator(Predictor):
             return options.sampling() if sample else replace(options.sampling(), temperature=0.0)
         return options.search(rules, sample=sample)
 
-    def prepack(self, rows: int) -> None:
+    def prepack(self, rows: int, *, more: bool = True) -> None:  # a text alone goes on for hundreds of steps
         prepack_for_decoding(self.model, rows=rows)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
 from vlm.errors import Count, UserError
@@ -47,7 +48,7 @@ class Predictor(ABC):
         trust: str | None = None,
         loaded: Mapping[str, Any] | None = None,
     ) -> None:
-        loaded = ckpt.read(path) if loaded is None else loaded
+        loaded = ckpt.read(path, dtype=dtype) if loaded is None else loaded
         self.device, self.dtype = device, dtype
         with refusing(path):
             about = loaded["vlm"]
@@ -56,9 +57,10 @@ class Predictor(ABC):
                 command = next((command.name for command in commands() if command.task == held), "predict")
                 raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {command}`")
             self.restore(about)
-            self.model: Any = ckpt.load_model(loaded, trust=trust).to(device, dtype)
-            with torch.inference_mode():
-                self.check()
+            self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
+            if not is_folder(ckpt.locate(path)):  # whose config was compared with every shape as it was read
+                with torch.inference_mode():
+                    self.check()
 
     @abstractmethod
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -98,13 +100,15 @@ class Predictor(ABC):
         self.predict(self.inputs(inputs), records, batch_size=batch_size)
         return records.kept
 
-    def prepack(self, rows: int) -> None:
+    def prepack(self, rows: int, *, more: bool = True) -> None:
         """Lays the weights out for use on a CPU; values stay, but the model can be trained no more.
 
         Args:
             rows: Inputs, or texts, that are mostly computed at once.
+            more: Whether others follow: of one row alone, the layout would take longer than it saves.
         """
-        prepack(self.model)
+        if more or rows > 1:
+            prepack(self.model)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -126,14 +130,17 @@ def _task(path: str, loaded: Mapping[str, Any]) -> str:
         return str(loaded["vlm"]["task"])
 
 
-def load_predictor(path: str, *, trust: str | None = None, **options: Any) -> Predictor:
+def load_predictor(
+    path: str, *, trust: str | None = None, dtype: torch.dtype = torch.float32, **options: Any
+) -> Predictor:
     """The predictor of a checkpoint of any task, which is read once.
 
     Raises:
         UserError: As `Predictor` and `predictor_of`.
     """
-    loaded = ckpt.read(path)
-    return predictor_of(path, trust=trust, task=_task(path, loaded))(path, trust=trust, loaded=loaded, **options)
+    loaded = ckpt.read(path, dtype=dtype)
+    kind = predictor_of(path, trust=trust, task=_task(path, loaded))
+    return kind(path, trust=trust, dtype=dtype, loaded=loaded, **options)
 
 
 def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:

@@ -139,9 +139,10 @@ class Writer(Predictor):
             warnings.warn(line, stacklevel=4)
         return results if decoding.results > 1 else [texts[0] if texts else None for texts in results]
 
-    def prepack(self, rows: int) -> None:
-        prepack(self.model.encoder)
-        prepack_for_decoding(self.model.decoder, rows=rows)
+    def prepack(self, rows: int, *, more: bool = True) -> None:
+        if more or rows > 1:
+            prepack(self.model.encoder)
+            prepack_for_decoding(self.model.decoder, rows=rows)
 
     def write(self, inputs: Sequence[Any]) -> list[Text]:
         """The likeliest text of each input of a batch."""
@@ -240,7 +241,7 @@ def write_texts(
 
     counts: list[int] = []
     traces = None if trees is None else dict[int, Any]()
-    writer.prepack(min(batch_size, count) * decoding.columns)
+    writer.prepack(min(batch_size, count) * decoding.columns, more=count > 1)
     for place, texts in enumerate(writer.stream(inputs(), decoding, rows=batch_size, trees=traces)):
         added = [{}] * len(texts) if observer is None else observer(names[place], shown.pop(place), texts)
         for rank, (text, more) in enumerate(zip(texts, added, strict=True), start=1):

@@ -7,8 +7,9 @@ no file of the library's own is ever loaded.
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +24,20 @@ PROBES = (
     "Zürich naïve Ελλάδα Привет 東京 العربية हिन्दी \U0001f642\u200d e\u0301",
     "x" * 120 + " <|endoftext|> [SEP] ##s \u2581 \x00\x7f\xa0",
 )
+
+
+class _Rows(Sequence[Row]):
+    """The row of each id, made when it is asked for: of 50,000, a use needs few."""
+
+    def __init__(self, vocab: Sequence[str], special: set[int], row_of: Callable[[str], Row]) -> None:
+        self._vocab, self._special, self._row_of = vocab, special, row_of
+
+    def __len__(self) -> int:
+        return len(self._vocab)
+
+    def __getitem__(self, id: Any) -> Any:
+        piece = self._vocab[id]
+        return (b"", piece) if id in self._special else self._row_of(piece)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -49,7 +64,7 @@ class SubwordTokenizer(Tokenizer):
         """
         parts = {"vocab": list(vocab), "special": sorted(set(special)), **options}
         tokenizer = cls()
-        tokenizer._load(_packed(parts))
+        tokenizer._rows = tokenizer._assembled(parts)
         tokenizer._learned = _packed(parts | {"probe": tokenizer._probe()})
         return tokenizer
 
@@ -66,6 +81,13 @@ class SubwordTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         parts = json.loads(learned)
         probe = parts.pop("probe", None)
+        rows = self._assembled(parts)
+        if probe is not None and probe != self._probe():
+            raise ValueError("this version of the library tokenizers gives other ids; install the one it was made with")
+        return rows
+
+    def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
+        """Makes the library's tokenizer of a vocabulary and options; returns the row of every id."""
         vocab, special = self._checked(parts)
         self.pad_id, self.bos_id, self.eos_id = parts["pad"], parts["bos"], parts["eos"]
         try:
@@ -74,9 +96,7 @@ class SubwordTokenizer(Tokenizer):
             raise
         except Exception as fault:  # the library's own, of no class
             raise ValueError(str(fault)) from fault
-        if probe is not None and probe != self._probe():
-            raise ValueError("this version of the library tokenizers gives other ids; install the one it was made with")
-        return [(b"", piece) if id in special else self._row_of(piece) for id, piece in enumerate(vocab)]
+        return _Rows(vocab, special, self._row_of)
 
     def _checked(self, parts: Mapping[str, Any]) -> tuple[list[str], set[int]]:
         """The vocabulary and the ids that decode to nothing, once everything is of its kind."""
@@ -117,18 +137,18 @@ class BytePairTokenizer(SubwordTokenizer):
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         merges = [tuple(pair) for pair in parts["merges"]]
-        if len(merges) > MAX_PIECES or not all(len(pair) == 2 and {*map(type, pair)} == {str} for pair in merges):
+        kinds = {*map(len, merges), *map(type, chain.from_iterable(merges))}
+        if len(merges) > MAX_PIECES or not kinds <= {2, str}:
             raise ValueError("a merge is a pair of pieces")
+        special = {*parts["special"]}
+        _raw("".join(piece for id, piece in enumerate(parts["vocab"]) if id not in special))
         vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
         return tokenizer
 
     def _row_of(self, piece: str) -> Row:
-        try:
-            raw = piece.translate(LATIN1).encode("latin1")
-        except UnicodeEncodeError:
-            raise ValueError(f"{piece!r:.40} is not written in GPT-2's characters for bytes") from None
+        raw = _raw(piece)
         text = raw.decode("utf-8", "replace")
         return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
 
@@ -181,6 +201,13 @@ class WordPieceTokenizer(SubwordTokenizer):
         written = piece.startswith(CONTINUES) or _JOINED.match(piece)
         text = piece.removeprefix(CONTINUES) if written else f" {piece}"
         return text.encode(), printable_piece(text)
+
+
+def _raw(piece: str) -> bytes:
+    try:
+        return piece.translate(LATIN1).encode("latin1")
+    except UnicodeEncodeError as fault:
+        raise ValueError(f"{piece[fault.start]!r} is none of GPT-2's characters for bytes") from None
 
 
 def _packed(parts: Mapping[str, Any]) -> bytes:

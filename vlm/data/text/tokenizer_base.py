@@ -112,7 +112,8 @@ class Tokenizer(ABC):
         return self._options
 
     def _load(self, learned: bytes) -> None:
-        self._rows = [*self._build(learned), *([MASK] if "mask" in self._options else [])]
+        rows = self._build(learned)
+        self._rows = [*rows, MASK] if "mask" in self._options else rows
         self._learned = learned
 
     def _require_fit(self) -> bytes:

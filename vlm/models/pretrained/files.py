@@ -85,9 +85,12 @@ def inside(folder: str, name: str) -> Path:
     return path
 
 
-def read_tensors(folder: str) -> dict[str, Tensor]:
+def read_tensors(folder: str, *, mapped: bool = False) -> dict[str, Tensor]:
     """Every tensor of the folder's safetensors, norms named as they are now.
 
+    Args:
+        mapped: Whether they stay in the files, for one who copies them at once: a file that is cut short while its
+            tensors are in use ends the process.
     Raises:
         UserError: There are none, or they are damaged.
     """
@@ -96,14 +99,14 @@ def read_tensors(folder: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
-            tensors |= dict(_copied(path))
+            tensors |= {name: tensor if mapped else tensor.clone() for name, tensor in _tensors(path)}
         except (OSError, SafetensorError) as fault:
             raise UserError(f"{KEY}: {path} cannot be read ({fault}); fetch it again") from fault
     return {_RENAMED.sub(lambda match: RENAMED[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
-def _copied(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields names and tensors of a file. What has been read of it takes memory until it is closed, which is often."""
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields names and tensors of a file, which take memory once they are read, until all of AT_ONCE are let go."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -112,7 +115,7 @@ def _copied(path: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             read = 0
             while names and read < AT_ONCE:
-                tensor = file.get_tensor(names[0]).clone()
+                tensor = file.get_tensor(names[0])
                 read += tensor.nbytes
                 yield names.popleft(), tensor
 
