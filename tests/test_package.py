@@ -1,13 +1,18 @@
 """The wheel and the sdist: built from the checkout, installed outside it, used in an empty folder."""
 
+import json
 import os
 import subprocess
 import sys
 import tarfile
 import tomllib
+from http.client import HTTPConnection
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from listening import listening
+from tiny_checkpoints import IMAGES
 
 import vlm
 
@@ -31,6 +36,28 @@ def test_the_version_stands_in_two_places_alike() -> None:
     assert f"\n## {vlm.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def _serve_and_show(place: Path, empty: Path) -> None:
+    """Asks what the extras of this environment serve: the service for the caption of an image, the page for itself."""
+    image, captioner = IMAGES[0], str(ROOT / "data" / "sample" / "captioner.ckpt")
+    if find_spec("fastapi"):
+        line = run("vlm", "caption", image, "-c", captioner, "--device", "cpu", cwd=empty, path=place)
+        with listening("serve", "-c", captioner, package=place, cwd=empty) as (_, port):
+            answer = json.loads(asked(port, "POST", "/predict", Path(image).read_bytes()))
+        assert line == f"{image}\t{answer['results'][0]['text']}\n"
+    if find_spec("gradio"):
+        with listening("demo", "-c", "last", package=place, cwd=empty) as (_, port):
+            assert '"title":"vlm: captioning"' in asked(port, "GET", "/")
+
+
+def asked(port: int, method: str, path: str, body: bytes | None = None) -> str:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body, {"Content-Type": "image/png"} if body else {})
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    assert answer.status == 200, content
+    return content
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
@@ -52,4 +79,5 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     (image,) = empty.glob("runs/wheel/*/samples/example.png")
     line = run("vlm", "caption", str(image), "-c", "last", "--device", "cpu", cwd=empty, path=place)
     assert line.startswith(f"{image}\t")
+    _serve_and_show(place, empty)
     assert f"vlm {vlm.__version__}" in run("vlm", "--version", cwd=empty, path=place)

@@ -2,12 +2,10 @@
 
 import base64
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from listening import listening
 from tiny_checkpoints import FILES, IMAGES, ROOT
 
 from vlm.inference.options import DecodingOptions, ModelOptions
@@ -139,14 +138,8 @@ def test_texts_and_classes():
 def served():
     """A service in a process of its own, and its port."""
     pytest.importorskip("uvicorn")
-    command = [sys.executable, "-m", "vlm", "serve", "-c", CAPTIONER, "--port", "0"]
-    command += ["--device", "cpu", "--precision", "fp32"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
-    line = process.stdout.readline()
-    yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)/docs", line)[1])
-    process.kill()
-    process.communicate()
+    with listening("serve", "-c", CAPTIONER, "--precision", "fp32") as service:
+        yield service
 
 
 @pytest.mark.slow

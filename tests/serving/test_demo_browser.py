@@ -1,15 +1,13 @@
 """The page of `vlm demo` in a headless Chromium: a photo is dropped, words light it, and nothing else is asked of."""
 
 import base64
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from listening import listening
 from tiny_checkpoints import IMAGES, ROOT
 
 pytestmark = pytest.mark.slow
@@ -36,12 +34,10 @@ def address(tmp_path_factory):
     (run / "samples").mkdir()
     shutil.copy(CAPTIONER, run / "checkpoints" / "best.ckpt")
     shutil.copy(IMAGES[0], run / "samples" / "example.png")
-    command = [sys.executable, "-m", "vlm", "demo", "-c", str(run), "--port", "0", "--device", "cpu", "--max-mb", "1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
-    yield process.stdout.readline().split()[-1]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143 and process.stderr.read() == ""
+    with listening("demo", "-c", str(run), "--max-mb", "1") as (process, port):
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143 and process.stderr.read() == ""
 
 
 @pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=str)

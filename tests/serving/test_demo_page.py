@@ -2,17 +2,16 @@
 
 import base64
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
+from listening import listening
 from tiny_checkpoints import FILES, IMAGES, ROOT
 
 from vlm.inference.options import ModelOptions
@@ -164,13 +163,8 @@ sys.exit(status)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_page(number, status, tmp_path):
     """Also while a page is open in a browser, which holds a connection; no file is left, and no host was asked."""
-    command = [sys.executable, "-c", ASKED, "demo", "-c", CAPTIONER, "--port", "0", "--device", "cpu"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True, cwd=tmp_path
-    )
-    try:
-        port = int(re.fullmatch(r"page        http://127\.0\.0\.1:(\d+)\n", process.stdout.readline())[1])
+    options: Any = {"program": ("-c", ASKED), "cwd": tmp_path, "TMPDIR": str(tmp_path)}
+    with listening("demo", "-c", CAPTIONER, **options) as (process, port):
         open_page = HTTPConnection("127.0.0.1", port, timeout=30)
         open_page.request("GET", "/gradio_api/heartbeat/session")
         assert open_page.getresponse().status == 200
@@ -178,6 +172,3 @@ def test_a_signal_ends_the_page(number, status, tmp_path):
         process.send_signal(number)
         assert process.wait(10) == status and time.monotonic() - start < 10
         assert process.stdout.read() == "[]\n" and process.stderr.read() == "" and list(tmp_path.iterdir()) == []
-    finally:
-        process.kill()
-        process.communicate()
