@@ -122,11 +122,19 @@ def test_weights_of_other_shapes_are_named_and_stay(saved):
     assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not taken" in lines
 
 
-def test_weights_of_tokens_with_other_ids_stay(saved):
-    place, theirs = saved(decoder(), ByteTokenizer(lowercase=True))
+@pytest.mark.parametrize("more", [0, 5])
+def test_weights_of_tokens_with_other_ids_stay(more, saved):
+    """As many of them, or more; the remedy is said."""
+    place, _ = saved(decoder(vocab_size=ByteTokenizer().vocab_size + more), ByteTokenizer(lowercase=True))
     ours, fresh, lines = started(decoder(), {"": place}, ByteTokenizer())
     assert torch.equal(ours["token_embed.weight"], fresh["token_embed.weight"])
-    assert "model: token_embed.weight is of another tokenizer in the file; not taken" in lines
+    at = lines.index("model: token_embed.weight is of another tokenizer in the file; not taken")
+    path = f"{place}/checkpoints/best.ckpt"
+    assert lines[at + 1] == f"  tokenizer=pretrained tokenizer.path={path} goes on with that tokenizer"
+
+
+def test_weights_of_tokens_with_the_same_ids_are_taken(saved):
+    place, theirs = saved(decoder(), ByteTokenizer(lowercase=True))
     ours, _, _ = started(decoder(), {"": place}, ByteTokenizer(lowercase=True))
     assert torch.equal(ours["token_embed.weight"], theirs["token_embed.weight"])
 

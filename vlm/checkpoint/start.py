@@ -64,7 +64,7 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
     with torch.no_grad():
         for name in fitting - foreign:
             whole[name].copy_(stored[head + name])
-    return list(_report(str(path), part, head, stored, whole, fitting - foreign, fitting & foreign))
+    return list(_report(str(path), part, head, stored, whole, fitting - foreign, foreign))
 
 
 def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
@@ -92,8 +92,9 @@ def _report(
     for name in sorted(other):
         shapes = f"{tuple(ours[name].shape)}, in the file {tuple(stored[head + name].shape)}"
         yield f"{place}: {name} is {shapes}; not taken"
-    for name in sorted(foreign):
-        yield f"{place}: {name} is of another tokenizer in the file; not taken"
+    if tables := sorted(name for name in foreign if head + name in stored):
+        yield from (f"{place}: {name} is of another tokenizer in the file; not taken" for name in tables)
+        yield f"  tokenizer=pretrained tokenizer.path={path} goes on with that tokenizer"
     fresh = [name for name in ours if head + name not in stored]
     if fresh:
         yield f"{place}: not in the file, stays as it was: {', '.join(grouped(fresh, taken))}"
