@@ -34,6 +34,12 @@ def keep_freed_memory() -> None:
     libc.mallopt(TRIM_THRESHOLD, KEPT)
 
 
+def return_freed_memory() -> None:
+    """Returns what was freed to the system, as layers that were laid out anew leave holes that few others fit."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def open_streams() -> None:
     """Opens on nothing those of stdin, stdout and stderr that are closed, as `<&-` and `>&-` leave them.
 

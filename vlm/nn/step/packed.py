@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vlm.nn.blocks import ACTIVATIONS, MLP, Block
 from vlm.nn.vocabulary_loss import Head
+from vlm.tuning import return_freed_memory
 
 FEW_ROWS = 8  # what a layout is chosen for; it serves fewer and more as well
 WIDE = 384  # D from which packed products of one row in float32 take no longer than others
@@ -83,17 +84,22 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
         wanted: Of a layer by its name in its parent; of an MLP, its first.
     """
     for block in [module for module in model.modules() if isinstance(module, Block)]:
-        _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
+        if _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer)):
+            return_freed_memory()
 
 
-def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
-    for name, child in module.named_children():
+def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> bool:
+    """Packs layers of a module; False where there were none."""
+    packed = False
+    for name, child in list(module.named_children()):
         if type(child) is MLP and wanted(name, child.fc1):
             setattr(module, name, PackedMLP(child))
         elif type(child) is nn.Linear and wanted(name, child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
-        else:
-            _prepack(child, wanted)
+        elif not _prepack(child, wanted):
+            continue
+        packed = True
+    return packed
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
