@@ -163,15 +163,15 @@ def in_both(logits: Callable[[dict[str, Any]], Tensor], model: nn.Module, known:
     return results
 
 
-def softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None, softmax: Any = nn.functional.softmax) -> Tensor:
+def exact_softmax(scores: Tensor, *args: Any, plain: Any = nn.functional.softmax, **options: Any) -> Tensor:
     """In float64 of what is in float64."""
-    return softmax(scores, dim=dim, dtype=None if scores.dtype == torch.float64 else dtype)
+    return plain(scores, *args, **options | ({"dtype": None} if scores.dtype == torch.float64 else {}))
 
 
 @torch.inference_mode()
 def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Logits and texts of `transformers`, of the folder that it saved."""
-    nn.functional.softmax = softmax  # type: ignore[assignment]
+    nn.functional.softmax = exact_softmax  # type: ignore[assignment]
     model = getattr(t, known["kind"]).from_pretrained(folder / "model").eval()
     results: dict[str, Any] = {}
     if name in CAPTIONERS:
