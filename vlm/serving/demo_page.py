@@ -157,8 +157,8 @@ class Page:
         way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
         with gr.Accordion("Options", open=False):
             sliders = [
-                gr.Slider(*bounds, getattr(Values, name), step=step, label=label)
-                for name, (*bounds, step, label) in BOUNDS.items()
+                gr.Slider(least, most, getattr(Values, name), step=step, label=label)
+                for name, (least, most, step, label) in BOUNDS.items()
             ]
         sliders[0].visible, sliders[-1].visible = not self.form.streams, self.form.streams
         return [way, *sliders]
