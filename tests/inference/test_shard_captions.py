@@ -43,7 +43,7 @@ def caption(pattern: Path | str, out: Path | str, *options: str) -> int:
 
 def written(out: Path) -> dict[str, bytes]:
     """The files of a folder of captions."""
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != "settings.json"}
+    return {path.name: path.read_bytes() for path in out.iterdir() if "settings.json" not in path.name}
 
 
 def records(files: dict[str, bytes]) -> list[dict]:
@@ -136,6 +136,15 @@ def test_a_store_is_read_and_written(shards, tmp_path, capsys):
         assert capsys.readouterr().out == ""  # all are done
     finally:
         fs.rm("/bucket", recursive=True)
+
+
+def test_what_a_killed_process_left_unfinished_goes_with_its_shard(shards, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".0000.jsonl.abcdefgh.tmp").write_text("half a li")
+    (out / ".0007.jsonl.abcdefgh.tmp").write_text("another process writes it")
+    assert caption(shards / "0000.tar", out) == 0
+    assert sorted(written(out)) == [".0007.jsonl.abcdefgh.tmp", "0000.jsonl"]
 
 
 def test_a_shard_whose_bytes_do_not_come_leaves_no_file(shards, tmp_path, monkeypatch, capsys):

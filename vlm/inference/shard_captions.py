@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
+from vlm.atomic import remove_unfinished
 from vlm.checkpoint.base import digest
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.ranks import Rank, rank_by_launcher
@@ -112,6 +114,8 @@ class ShardCaptioner:
         bad = plan.caption(self.captioner, _members(tar), records, decoding=self.search)
         data = encoded(plan.model.form, records.kept, ranked=self.search.results > 1)
         path = storage.join(plan.out, name)
+        if not storage.is_url(plan.out):
+            remove_unfinished(Path(plan.out), name)  # of a process that was killed while it wrote
         _answered(plan.out, storage.write_file, path, data)
         return bad, f"{path}\t{len(records.kept):,} captions"
 
