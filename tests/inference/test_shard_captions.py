@@ -43,7 +43,7 @@ def caption(pattern: Path | str, out: Path | str, *options: str) -> int:
 
 def written(out: Path) -> dict[str, bytes]:
     """The files of a folder of captions."""
-    return {path.name: path.read_bytes() for path in out.iterdir() if "settings.json" not in path.name}
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != "settings.json"}
 
 
 def records(files: dict[str, bytes]) -> list[dict]:

@@ -115,7 +115,7 @@ class ShardCaptioner:
         data = encoded(plan.model.form, records.kept, ranked=self.search.results > 1)
         path = storage.join(plan.out, name)
         if not storage.is_url(plan.out):
-            remove_unfinished(Path(plan.out), name)  # of a process that was killed while it wrote
+            _answered(plan.out, remove_unfinished, Path(plan.out), name)  # by a process that was killed
         _answered(plan.out, storage.write_file, path, data)
         return bad, f"{path}\t{len(records.kept):,} captions"
 
