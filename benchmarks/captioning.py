@@ -67,7 +67,7 @@ def collate(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.stack([pixels for pixels, _ in rows]), nn.utils.rnn.pad_sequence([ids for _, ids in rows], True)
 
 
-def peer_model(shape: dict[str, int]) -> VisionEncoderDecoderModel:
+def peer_model(shape: dict[str, int], vocab_size: int = VOCAB) -> VisionEncoderDecoderModel:
     dim, heads = shape["dim"], shape["num_heads"]
     encoder = ViTConfig(
         hidden_size=dim,
@@ -78,7 +78,7 @@ def peer_model(shape: dict[str, int]) -> VisionEncoderDecoderModel:
         patch_size=16,
     )
     decoder = GPT2Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         n_positions=MAX_LEN,
         n_embd=dim,
         n_layer=shape["decoder_depth"],
@@ -89,6 +89,16 @@ def peer_model(shape: dict[str, int]) -> VisionEncoderDecoderModel:
     model = VisionEncoderDecoderModel(encoder=ViTModel(encoder), decoder=GPT2LMHeadModel(decoder))
     model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
     return model
+
+
+def peer_loss(
+    model: nn.Module, pixels: Tensor, ids: Tensor, device: str = "cpu", *, bfloat16: bool, reduction: str = "mean"
+) -> Tensor:
+    """The cross-entropy of captions between begin and end, padded with 0."""
+    labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
+    with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+        logits = model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
 
 
 class Peer:
@@ -112,10 +122,7 @@ class Peer:
 
     def step(self) -> None:
         pixels, ids = (part.to(self.device) for part in next(self.batches))
-        labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            logits = self.model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = peer_loss(self.model, pixels, ids, self.device, bfloat16=self.device == "cuda")
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -51,6 +51,7 @@ def captioner(folder: Path, *, kind: str = "bpe", token: bool = False, resize: s
     """A random captioner of ours as a checkpoint."""
     torch.manual_seed(1)
     own = tokenizer(kind)
+    own.add_languages(changes.get("languages", ()))
     encoder = IMAGES | {"class_token": token} | changes.get("encoder", {})
     decoder = {"vocab_size": own.vocab_size, "max_len": 16, "depth": 2, "context_dim": encoder["dim"], **BLOCK}
     decoder |= changes.get("decoder", {})
@@ -131,6 +132,20 @@ def test_transformers_writes_what_we_write(tmp_path: Path, options: dict) -> Non
         same = preprocess.normalize(preprocess(image)[None])[0]
         levels = (pixels - same).abs().amax() * 255 * 0.5
         assert levels <= 1.01
+
+
+def test_a_captioner_of_several_languages_writes_in_its_first_one_there(tmp_path: Path) -> None:
+    path, folder = captioner(tmp_path, kind="unigram", languages=["de", "en"]), tmp_path / "out"
+    assert command(["export", str(folder), "-c", str(path), "--to", "huggingface"]) == 0
+    photos = [path for path in hugging.photos(tmp_path / "photos", 9) if even(path)]
+    ours, again = vlm.load(path, **EXACT), vlm.load(folder, **EXACT)
+    german, english = (ours.caption(photos, language=language) for language in ("de", "en"))
+    assert [one.text for one in german] != [one.text for one in english]
+    ids, texts = theirs(folder, photos)
+    assert ids == [[token for token in one.tokens if token > 3] for one in german]
+    assert all(ours.text == text for ours, text in zip(german, texts, strict=True) if "\ufffd" not in ours.text)
+    for language, captions in ((None, german), ("de", german), ("en", english)):
+        assert [one.tokens for one in again.caption(photos, language=language)] == [one.tokens for one in captions]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes", "char", "bpe-bare", "unigram-bare"])

@@ -8,6 +8,7 @@ from PIL import Image
 from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField, learn_tokenizers
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
+from vlm.data.images.kept_field import KeptImageField
 from vlm.data.paired_images import PairedImageField
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
@@ -123,6 +124,23 @@ def test_each_image_of_a_record_has_its_own_augmentation():
     assert torch.equal(images.encode(record, (0, 0, 0))[1], second)
     alone = Record("a", open_image=lambda: Image.fromarray(noise))
     assert torch.equal(images.encode(alone, (0, 0, 0)), first)
+
+
+@pytest.mark.parametrize(
+    ("texts", "mirrored"),
+    [(["A dog leaps."], True), (["a dog", "To its Left, a cat."], False), (["bright leftovers"], True), ([], True)],
+)
+def test_an_image_whose_texts_tell_left_from_right_is_not_mirrored(texts, mirrored):
+    image = Image.new("RGB", (8, 8), "red")
+    image.paste("blue", (0, 0, 4, 8))
+    augment = Augment(image_size=8, horizontal_flip=True)
+    field = ImageField(preprocess=Preprocess(image_size=8), augment=augment, side_words=["left", "right"])
+    record = Record("a", {"references": texts}, lambda: image)
+    plain = field.encode(record, None)
+    others = [index for index in range(20) if not torch.equal(field.encode(record, (0, 0, index)), plain)]
+    kept = [bool(KeptImageField(field, (8, 8), {}).encode(record, (0, 0, index))[1][4]) for index in range(20)]
+    assert bool(others) == mirrored and [index for index in range(20) if kept[index]] == others
+    assert augment.horizontal_flip
 
 
 def test_in_evaluation_a_partners_image_lies_beside_a_records_own():

@@ -208,6 +208,22 @@ def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
     assert row.split()[-1] == "1.000"
 
 
+def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> None:
+    """Of 200 texts, one is right of 100, the other of the same and 30 more."""
+    for name, right in (("one", 100), ("two", 130)):
+        (tmp_path / name).mkdir()
+        rows = [{"id": f"line {n}", "label": "a", "predicted": "a" if n < right else "b"} for n in range(200)]
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/accuracy": right / 200}))
+        (tmp_path / name / "predictions.json").write_text(json.dumps(rows))
+    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("accuracy"))
+    ((value, low, high),) = re.findall(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)\*", row)
+    spread = 1.96 * (0.15 * 0.85 / 200) ** 0.5  # of a share of 0.15 of 200
+    assert float(value) == 0.15
+    assert float(low) == pytest.approx(0.15 - spread, abs=0.015)
+    assert float(high) == pytest.approx(0.15 + spread, abs=0.015)
+
+
 def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:
     one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
     classes = tmp_path / "classes"
@@ -217,7 +233,7 @@ def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys)
     for folders in ((one, str(classes)), (str(classes), one)):
         assert vlm(["compare", *folders]) == 1
         captured = capsys.readouterr()
-        assert "no image in common" in captured.err and captured.out == ""
+        assert "no sample in common" in captured.err and captured.out == ""
 
 
 def test_evaluations_without_a_score_in_common_are_status_1(tmp_path: Path, capsys) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hugging
 import pytest
+from flickr import draw_flickr8k, translate_flickr8k
 from journey import draw_classes
 from PIL import Image
 from small import TASKS as SMALL
@@ -24,7 +25,6 @@ from transformers import BertModel
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.data.shapes.scene_captions import Shapes
 from vlm.training.check import check
 from vlm.training.fit import main
 from vlm.training.run import check_fit
@@ -135,30 +135,9 @@ def write_squad(path: Path, story: str) -> None:
 
 @pytest.fixture(scope="module")
 def flickr8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in Flickr8k's layout, with drawn scenes for photos."""
-    folder = tmp_path_factory.mktemp("flickr8k")
-    (folder / "images").mkdir()
-    source = Shapes(
-        seed=0,
-        image_size=128,
-        shapes=["circle", "cross"],
-        colors=["red", "green", "blue", "yellow"],
-        sizes=["small", "large"],
-        train_scenes=12,
-        val_scenes=8,
-        test_scenes=8,
-        captions_per_image=5,
-    )
-    lines = []
-    for split, name in (("train", "train"), ("val", "dev"), ("test", "test")):
-        scenes = source.split(split)
-        names = [f"{split}{index}.jpg" for index in range(len(scenes))]
-        (folder / f"Flickr_8k.{name}Images.txt").write_text("\n".join(names) + "\n")
-        for record, file in zip(scenes.records(), names, strict=True):
-            record.image().save(folder / "images" / file)
-            lines += [f"{file}#{k}\t{caption} ." for k, caption in enumerate(record["captions"])]
-    (folder / "Flickr8k.token.txt").write_text("\n".join(lines) + "\n")
-    return folder
+    """A folder in Flickr8k's layout, with drawn scenes for photos, and their captions in other languages."""
+    folder = draw_flickr8k(tmp_path_factory.mktemp("flickr8k"))
+    return translate_flickr8k(folder, folder)
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +248,8 @@ def test_every_experiment_takes_a_step(
             "model.size.encoder_depth=2",
             "model.size.decoder_depth=2",
         ],
+        "captioning_flickr8k_languages": [f"data.root={flickr8k}", f"data.languages_root={flickr8k}"],
+        "captioning_flickr8k_cider": [f"data.root={flickr8k}", "model.init_from=null"],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
@@ -304,6 +285,7 @@ def place(
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
     shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
+    shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k_languages")
     shutil.copytree(flowers, tmp_path / "data" / "flowers")
     shutil.copy(cifar10, tmp_path / "data" / "cifar10.tar")
     shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")

@@ -1,11 +1,13 @@
 """Muon: orthogonal updates for matrices, torch's AdamW for all else."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from vlm.training.muon import Muon, orthogonalized
-from vlm.training.optim import parameter_groups
+from vlm.training.optim import Constant, Optimization, parameter_groups
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
@@ -18,13 +20,26 @@ def test_orthogonalized_is_near_the_polar_factor(shape):
     assert cosine.min() > 0.95
 
 
-def test_products_in_sixteen_bits_are_near_it_too(monkeypatch):
-    monkeypatch.setattr("vlm.training.muon.product_dtype", lambda matrices: torch.bfloat16)
+def test_products_in_sixteen_bits_are_near_it_too():
     matrices = torch.randn(3, 32, 48)
-    found = orthogonalized(matrices, 5)
+    found = orthogonalized(matrices, 5, torch.bfloat16)
     assert found.dtype == torch.float32
     values = torch.linalg.svdvals(found)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=0, atol=0.4)
+    assert not torch.equal(found, orthogonalized(matrices, 5))
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_products_are_in_sixteen_bits_where_the_training_is(bfloat16):
+    layer = nn.Linear(8, 6, bias=False)
+    optimizer = Optimization(partial(Muon, lr=0.01), Constant(), weight_decay=0.0).optimizer_for(
+        layer, bfloat16=bfloat16
+    )
+    before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(6, 8)
+    optimizer.step()
+    nesterov = layer.weight.grad * (0.05 + 0.95 * 0.05)
+    update = orthogonalized(nesterov[None], 5, torch.bfloat16 if bfloat16 else torch.float32)[0]
+    torch.testing.assert_close(layer.weight.detach(), before - 0.01 * 0.2 * 8**0.5 * update, rtol=0, atol=1e-6)
 
 
 def test_a_matrix_moves_by_the_orthogonal_nesterov_momentum():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
 from vlm.data.batch import Batch
-from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.nn.vocabulary_loss import Head
 from vlm.training.fit import main
@@ -108,9 +108,9 @@ def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
 
 
 def test_weights_in_parts_are_refused() -> None:
-    field, trainer = SimpleNamespace(), SimpleNamespace(strategy=Sharded())
+    field, trainer, tokenizer = SimpleNamespace(), SimpleNamespace(strategy=Sharded()), ByteTokenizer()
     task: Any = SimpleNamespace(
-        label_smoothing=0.0, tokenizer=None, written="captions", fields={"captions": field}, trainer=trainer
+        label_smoothing=0.0, tokenizer=tokenizer, written="captions", fields={"captions": field}, trainer=trainer
     )
     with pytest.raises(UserError, match=r"task.reward: captions are drawn with whole weights; use trainer=ddp"):
         SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))

@@ -71,7 +71,9 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         if "decoder" in config:
             special["decoder_start_token_id"] = config["decoder_start_token_id"] = tokenizer.bos_id
             config["decoder"] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
-        files["generation_config.json"] = _json(special | _generation(about))
+        # Without a language's token after the begin, which is never predicted, a text would begin by chance.
+        first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
+        files["generation_config.json"] = _json(special | first | _generation(about))
         files |= tokenizer_files(tokenizer)
     own = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
     return {"config.json": _json(config), **files, OWN: _json(own)}

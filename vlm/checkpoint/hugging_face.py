@@ -102,10 +102,13 @@ def _described(folder: str) -> tuple[Specified, dict[str, Any]]:
         about["preprocess"] = preprocess.state()
     about["model"] = specified.model
     if "vocab_size" in texts["args"]:
-        about["tokenizer"] = _fitting_tokenizer(folder, texts).state()
+        tokenizer = _fitting_tokenizer(folder, texts)
+        about["tokenizer"] = tokenizer.state()
         about["max_len" if texts is specified.parts.get("encoder") else "max_tokens"] = texts["args"]["max_len"]
     if "decoder" in specified.parts:
         generation = specified.architecture.generation(folder, config)
+        if [generation.get("forced_bos_token_id")] == tokenizer.begin():  # of an export of ours; the language says it
+            del generation["forced_bos_token_id"]
         about["decoding"] = decoding_defaults(generation, folder, prompted=specified.task == "language_modeling")
     if specified.task in NAMED:
         about["classes"] = class_names(config)

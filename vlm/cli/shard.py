@@ -32,6 +32,8 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     data: Any = build_data(config)
     if "image" not in data.source.holds:
         raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
+    if data.source.languages:
+        raise UserError("vlm shard: shards do not keep the languages of captions; train on the files themselves")
     check_fit(config, Shards)  # else what the task reads would be lost
     print("".join(f"{line}\n" for line in skipped_lines(data.source.skipped)), end="")
     lost: list[str] = []

@@ -131,6 +131,7 @@ class TextRows(Tensors):
         bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
             and their end; None where they are not known.
         references: Texts or questions that belong to each row, for metrics; none in training.
+        languages: Language of each of these texts, where records say them.
         ids: Names of the samples, in evaluation.
         places: Index of each row's sample in its split, in evaluation.
         others: The rows of each sample's partner (vlm.data.pairs), in evaluation.
@@ -144,9 +145,17 @@ class TextRows(Tensors):
     scored: Tensor | None = None
     bounds: Tensor | None = None
     references: Sequence[Sequence[Any]] = ()
+    languages: Sequence[Sequence[str]] = ()
     ids: Sequence[str] = ()
     places: list[int] = field(default_factory=list)
     others: "TextRows | None" = None
+
+    def references_in(self, language: str | None) -> Sequence[Sequence[Any]]:
+        """The texts of each row in one language; None for all."""
+        if language is None:
+            return self.references
+        rows = zip(self.references, self.languages, strict=True)
+        return [[text for text, own in zip(*row, strict=True) if own == language] for row in rows]
 
 
 @dataclass
@@ -277,6 +286,7 @@ class CaptionRow(NamedTuple):
     Args:
         texts: Each as its field encodes it.
         references: Texts or questions for metrics.
+        languages: Language of each of these, where the record says them.
         id: Name of the sample.
         place: Index of the sample in its split.
         other: The partner's.
@@ -284,6 +294,7 @@ class CaptionRow(NamedTuple):
 
     texts: list[Any]
     references: Sequence[Any] = ()
+    languages: Sequence[str] = ()
     id: str = ""
     place: int | None = None
     other: "CaptionRow | None" = None
@@ -299,13 +310,20 @@ def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequen
     return replace(
         rows_of([row.texts for row in values]),
         references=[row.references for row in values],
+        languages=[row.languages for row in values],
         ids=[row.id for row in values],
         places=[row.place for row in values if row.place is not None],
         others=paired_rows(others, rows_of) if others else None,
     )
 
 
-def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int) -> TextRows:
-    """Rows of token ids, of which each predicts the next."""
+def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int, only_read: Sequence[int] = ()) -> TextRows:
+    """Rows of token ids, of which each predicts the next.
+
+    Args:
+        only_read: Ids that are not predicted.
+    """
     tokens, segments = pack(ids, pad_id)
-    return TextRows(tokens, segments, Targets.of(next_token_labels(tokens, segments)))
+    scored = ~torch.isin(tokens, torch.tensor(only_read)) if only_read else None
+    predicted = tokens if scored is None else tokens.masked_fill(~scored, IGNORE)
+    return TextRows(tokens, segments, Targets.of(next_token_labels(predicted, segments)), scored)

@@ -1,5 +1,6 @@
 """Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -116,14 +117,23 @@ class ImageField(Field):
         augment: Augmentation of training images; None for the preprocessing alone.
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
+        side_words: Words, in lower case, of a record's captions or questions that a mirrored image would make false.
     Shapes:
         uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
     """
 
     needs = ("image",)
 
-    def __init__(self, *, preprocess: Preprocess, augment: Augment | None = None, cache_images: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        preprocess: Preprocess,
+        augment: Augment | None = None,
+        cache_images: bool = False,
+        side_words: Sequence[str] = (),
+    ) -> None:
         self.preprocess, self.augment, self.cache_images = preprocess, augment, cache_images
+        self.side_words = frozenset(side_words)
 
     def state(self) -> dict[str, Any]:
         return {"preprocess": self.preprocess.state()}
@@ -137,11 +147,19 @@ class ImageField(Field):
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
         images = record.images()
         keys = [key, *(None if key is None else (*key, number) for number in range(1, len(images)))]
-        pixels = [self._pixels(*pair) for pair in zip(images, keys, strict=True)]
+        augment = None if key is None else self.augment_of(record)
+        pixels = [
+            self.preprocess(image) if key is None or augment is None else augment(image, key)
+            for image, key in zip(images, keys, strict=True)
+        ]
         return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
 
-    def _pixels(self, image: Image.Image, key: AugmentKey | None) -> Tensor:
-        return self.preprocess(image) if key is None or self.augment is None else self.augment(image, key)
+    def augment_of(self, record: Record) -> Augment | None:
+        """The augmentation of a record's images: it mirrors none whose texts tell left from right."""
+        if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
+            return self.augment
+        words = (word for text in record.texts for word in re.findall(r"\w+", text.lower()))
+        return self.augment if self.side_words.isdisjoint(words) else self.augment.unmirrored()
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
@@ -188,7 +206,7 @@ class TokenField(Field):
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
-        self._ids: dict[str, list[int]] = {}  # of texts, remembered from sample to sample
+        self._ids: dict[Any, list[int]] = {}  # of texts, remembered from sample to sample
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         self._train = splits["train"]
@@ -221,8 +239,13 @@ class TokenField(Field):
 class CaptionField(TokenField):
     """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
 
+    Where records say the languages of their captions, each caption has its language's token after its begin. That token
+    is given wherever a caption is written, so that it is only read, and has no part in the loss.
+
     Args:
         others: As in TokenField; of longer captions the end is cut, but for the end token.
+    Attributes:
+        languages: Languages of the data; none where nobody says them.
     Shapes:
         TextRows of tokens (B, L), segments (B, L)
     """
@@ -230,6 +253,23 @@ class CaptionField(TokenField):
     needs = ("captions",)
     paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
     compares = False  # whether training reads references too, for a task that scores captions
+    languages: Sequence[str] = ()
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        super().open(source, splits, seed=seed, cache=cache)
+        self.languages = source.languages
+        self.tokenizer.add_languages(self.languages)
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Takes the tokenizer.
+
+        Raises:
+            UserError: A language of the data has no token there.
+        """
+        super().restore(about)
+        for language in (name for name in self.languages if name not in self.tokenizer.languages):
+            theirs = ", ".join(self.tokenizer.languages) or "one that nobody named"
+            raise UserError(f"data.languages: the checkpoint does not know {language}; its languages are {theirs}")
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["captions"]
@@ -238,16 +278,17 @@ class CaptionField(TokenField):
         """The texts that metrics compare with."""
         return record["references"]
 
-    def ids(self, caption: str) -> list[int]:
+    def ids(self, caption: str, language: str | None = None) -> list[int]:
         """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
-        ids = self._ids.get(caption)
+        ids = self._ids.get((caption, language))
         if ids is None:
-            body = self.tokenizer.encode(caption)[: self.max_len - 2]
-            ids = self._ids[caption] = [self.tokenizer.bos_id, *body, self.tokenizer.eos_id]
+            begin = [self.tokenizer.bos_id, *self.tokenizer.begin(language)]
+            body = self.tokenizer.encode(caption)[: self.max_len - 1 - len(begin)]
+            ids = self._ids[caption, language] = [*begin, *body, self.tokenizer.eos_id]
         return ids
 
     def length(self, record: Record) -> int:
-        return sum(len(self.ids(text)) for text in self.texts_of(record))
+        return sum(map(len, self._row(record)))
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
         return Paired(split) if self.paired and not training else split
@@ -262,16 +303,19 @@ class CaptionField(TokenField):
         return row._replace(place=record["place"], other=other)
 
     def _evaluated(self, record: Record) -> CaptionRow:
-        return CaptionRow(self._row(record), list(self.references_of(record)), record.id)
+        languages = record["languages"] if self.languages else ()
+        return CaptionRow(self._row(record), list(self.references_of(record)), languages, record.id)
 
     def _row(self, record: Record) -> list[Any]:
-        return [self.ids(text) for text in self.texts_of(record)]
+        texts = self.texts_of(record)
+        languages = record["languages"] if self.languages else [None] * len(texts)
+        return [self.ids(*caption) for caption in zip(texts, languages, strict=True)]
 
     def collate(self, values: Sequence[CaptionRow]) -> TextRows:
         return paired_rows(values, self._rows)
 
     def _rows(self, texts: Sequence[Sequence[Any]]) -> TextRows:
-        return next_token_rows(texts, self.tokenizer.pad_id)
+        return next_token_rows(texts, self.tokenizer.pad_id, self.tokenizer.language_ids)
 
 
 class LabelField(Field):

@@ -178,6 +178,22 @@ class Part(Split):
         return self.split.record(self.indices[index])
 
 
+class InLanguage(Split):
+    """A split whose records have their captions in one language alone, of which there may be none."""
+
+    def __init__(self, split: Split, language: str) -> None:
+        self.split, self.language = split, language
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        record = self.split.record(index, epoch)
+        pairs = zip(record["captions"], record["languages"], strict=True)
+        record.known = {**record.known, "captions": [text for text, own in pairs if own == self.language]}
+        return record
+
+
 class Source:
     """A data set: splits of records, and what was left out of them.
 
@@ -188,6 +204,7 @@ class Source:
         name: What the data set is called in a report.
         splits: Names of the splits that hold a sample, of ``train``, ``val`` and ``test`` in this order.
         classes: Names of the labels; none where records have no label.
+        languages: Languages of the captions, whose own each record says; none where nobody says them.
         skipped: A line for each thing that is not used because of a fault.
         repeated: A line for each caption that an image has twice, of which one is used.
         drawn: Whether a program draws the images, whose simplest ones are nearly the same by nature.
@@ -197,6 +214,7 @@ class Source:
     name: str = ""
     splits: tuple[str, ...] = ()
     classes: Sequence[str] = ()
+    languages: Sequence[str] = ()
     skipped: Sequence[str] = ()
     repeated: Sequence[str] = ()
     drawn: bool = False

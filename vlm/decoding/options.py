@@ -82,7 +82,10 @@ class Decoding:
         longest = max_len if self.max_tokens is None else min(self.max_tokens, max_len)
         rules = self.rules
         if rules.prefix and len(rules.prefix) >= longest:
-            raise UserError(f"--prefix has {len(rules.prefix)} tokens, a text at most {longest}; give a shorter one")
+            length = f"{len(rules.prefix)} tokens (a language is one)"
+            raise UserError(
+                f"--prefix has {length}, a text at most {longest}; give a shorter one, or more --max-tokens"
+            )
         if rules.min_tokens > longest:
             raise UserError(
                 f"--min-tokens: a text of {rules.min_tokens} tokens is asked for (a prefix counts), "

@@ -38,15 +38,21 @@ class Attention:
 
 
 def word_maps(
-    model: VisionLanguageModel, tokenizer: Tokenizer, preprocess: Preprocess, pixels: Tensor, caption: str
+    model: VisionLanguageModel,
+    tokenizer: Tokenizer,
+    preprocess: Preprocess,
+    pixels: Tensor,
+    caption: str,
+    language: str | None = None,
 ) -> list[Map]:
-    """The `Attention.words` of a caption of which nothing but its text is known.
+    """The `Attention.words` of a caption of which nothing but its text and its language is known.
 
     Args:
         pixels: The image as the model reads it, uint8 (3, H, W).
+        language: As in `Tokenizer.begin`.
     """
     # A caption read again may take more tokens than it was written in.
-    tokens = tokenizer.encode(caption)[: model.decoder.max_len]
+    tokens = [*tokenizer.begin(language), *tokenizer.encode(caption)][: model.decoder.max_len]
     return read_attention(model, tokenizer, preprocess, pixels, tokens).words
 
 

@@ -1,6 +1,6 @@
 """Captioning images with a trained model: load, preprocess, predict, format; the command `caption`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +17,7 @@ from vlm.inference.inputs import default_workers, image_batches, open_image, rea
 from vlm.inference.options import (
     DecodingOptions,
     Images,
+    Language,
     ModelOptions,
     Option,
     Prefix,
@@ -77,6 +78,7 @@ class Captioner(ImagePredictor, Writer):
         inputs: Sequence[Any],
         *,
         prefix: str = "",
+        language: str | None = None,
         batch_size: Count = 32,
         workers: Workers = None,
         **decoding: Any,
@@ -86,19 +88,21 @@ class Captioner(ImagePredictor, Writer):
         Args:
             inputs: Paths, images of Pillow, or arrays (H, W, 3).
             prefix: Beginning of every caption.
+            language: That of the captions, of a model of several; by default its first.
             batch_size: Images at a time; captions do not depend on it.
             workers: Threads that read images ahead; by default one a CPU, up to 8.
             decoding: Options of decoding.
         """
-        search = self.searching(DecodingOptions(**decoding), prefix)
+        search = self.searching(DecodingOptions(**decoding), prefix, language)
         batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
         return self.written(batches, search, rows=batch_size)
 
-    def attention(self, image: Any, **decoding: Any) -> Any:
+    def attention(self, image: Any, *, language: str | None = None, **decoding: Any) -> Any:
         """A picture of where the model looked while it wrote each word of an image's caption.
 
         Args:
             image: A path, an image of Pillow, or an array (H, W, 3).
+            language: As in `use`.
             decoding: Options of decoding.
         Raises:
             UserError: Nothing of this model's attention can be read.
@@ -106,7 +110,7 @@ class Captioner(ImagePredictor, Writer):
         from vlm.inference.attention_drawing import AttentionDrawing, AttentionPicture
 
         drawing, opened = AttentionDrawing(self, "attention"), open_image(image)
-        (caption,) = self.use([opened], **{**decoding, "results": 1})
+        (caption,) = self.use([opened], language=language, **{**decoding, "results": 1})
         return AttentionPicture(caption, drawing.png(self.pixels(opened), caption, drawing.view(opened)))
 
     def encode(self, inputs: Sequence[Tensor]) -> Context:
@@ -155,6 +159,7 @@ def command(
     decoding: DecodingOptions,
     workers: Workers = None,
     prefix: Prefix = "",
+    language: Language = None,
     trace: TraceFile = None,
     attention: Annotated[
         str | None, Option("Write a picture a caption of where the model looked.", metavar="DIR")
@@ -170,7 +175,8 @@ def command(
         raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
     if any(name.endswith(".tar") for name in names):
         refuse("shards", {"--trace": trace, "--attention": attention, "--continue": resume, "--sidecar": sidecar})
-        return _caption_shards(names, model, decoding, prefix=prefix, workers=workers, engine=engine)
+        begin: Any = {"prefix": prefix, "language": language}
+        return _caption_shards(names, model, decoding, begin, workers=workers, engine=engine)
     refuse("images", {"--engine": engine})
     paths, records = find_images(names), None
     if sidecar:
@@ -178,19 +184,23 @@ def command(
         refuse("--sidecar", others | {"--results": decoding.results > 1})
         paths, records = without_sidecars(paths, overwrite=overwrite), Sidecars()
     options: Any = {"trace": trace, "attention": attention, "resume": resume, "workers": choose_workers(workers)}
-    return _caption(paths, records, model, decoding, prefix=prefix, **options)
+    return _caption(paths, records, model, decoding, prefix=prefix, language=language, **options)
 
 
 def _caption_shards(
     tars: Sequence[str],
     model: ModelOptions,
     decoding: DecodingOptions,
+    begin: Mapping[str, Any],
     *,
-    prefix: str,
     workers: int | None,
     engine: str | None,
 ) -> int:
-    """Captions the images of shards as the options say."""
+    """Captions the images of shards as the options say.
+
+    Args:
+        begin: Prefix and language of the captions.
+    """
     from vlm.inference.ray_captions import caption_on_ray
     from vlm.inference.shard_captions import Plan, caption_by_rank, caption_shards
 
@@ -198,7 +208,7 @@ def _caption_shards(
     if engine not in engines:
         raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
     caption = partial(caption_files, batch_size=model.batch_size, workers=choose_workers(workers))
-    plan = Plan(model=model, options=decoding, prefix=prefix, kind=Captioner, caption=caption)
+    plan = Plan(model=model, options=decoding, kind=Captioner, caption=caption, **begin)
     return caption_shards(tars, plan, engine=engines[engine])
 
 
@@ -209,6 +219,7 @@ def _caption(
     decoding: DecodingOptions,
     *,
     prefix: str,
+    language: str | None,
     trace: str | None,
     attention: str | None,
     resume: bool,
@@ -218,7 +229,7 @@ def _caption(
     output = Output(model.out, inputs=[*paths, model.checkpoint], append=resume)
     records = _records(model.form, output) if records is None else records
     captioner = model.load(Captioner)
-    search = captioner.searching(decoding, prefix)
+    search = captioner.searching(decoding, prefix, language)
     traced = Trace(trace, beam=search.beam, inputs=[*paths, model.checkpoint], out=model.out)
     observer = None if attention is None else _attention(captioner, attention)
     if resume:

@@ -58,6 +58,7 @@ Images = Annotated[list[str], Option("Image files, folders or patterns.", positi
 Files = Annotated[list[str], Option("Images, or text files where the model reads texts.", positional=True)]
 Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
 Prefix = Annotated[str, Option("Beginning of every text.")]
+Language = Annotated[str | None, Option("Language of the captions, of a model of several; by default its first.")]
 TraceFile = Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE")]
 Workers = Annotated[
     int | None, Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64)
@@ -146,13 +147,17 @@ class DecodingOptions:
             self.beam = 1
         return self
 
-    def rules(self, tokenizer: Any, prefix: str = "") -> "Rules":
-        """Rules of the texts, their words encoded."""
+    def rules(self, tokenizer: Any, **begin: Any) -> "Rules":
+        """Rules of the texts, their words encoded.
+
+        Args:
+            begin: Prefix, and tokens before it, as in `rules_of_words`.
+        """
         from vlm.decoding.constraints import Rules
         from vlm.inference.words import rules_of_words
 
-        words = {"ban": self.ban or (), "require": self.require or ()}
-        return rules_of_words(tokenizer, prefix=prefix, **words, **self._shared(Rules))
+        words: Any = {"ban": self.ban or (), "require": self.require or ()}
+        return rules_of_words(tokenizer, **begin, **words, **self._shared(Rules))
 
     def sampling(self) -> "Sampling":
         """The tokens among which draws are made."""

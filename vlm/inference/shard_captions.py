@@ -75,6 +75,7 @@ class Plan:
     model: ModelOptions
     options: DecodingOptions
     prefix: str
+    language: str | None
     kind: Callable[..., Any]
     caption: Callable[..., int]
 
@@ -100,7 +101,7 @@ class ShardCaptioner:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.captioner = plan, plan.model.load(plan.kind)
-        self.search = self.captioner.searching(plan.options, plan.prefix)
+        self.search = self.captioner.searching(plan.options, plan.prefix, plan.language)
         _settle(self.captioner, self.search, plan.out, begun=bool(plan.done()))
         self.captioner.prepack(plan.model.batch_size * self.search.columns)
 

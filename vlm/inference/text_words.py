@@ -14,7 +14,9 @@ def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str,
     """The words of a text with the places of their tokens."""
     word = ""
     places: list[int] = []
-    for place in range(len(tokens)):
+    for place, token in enumerate(tokens):
+        if token in tokenizer.language_ids:  # chosen by nobody who writes
+            continue
         piece = tokenizer.decode(tokens[: place + 1])[len(tokenizer.decode(tokens[:place])) :]
         if piece.startswith(" ") and word.strip():
             yield word.strip(), places

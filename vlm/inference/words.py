@@ -8,16 +8,27 @@ from vlm.decoding.constraints import Rules
 
 
 def rules_of_words(
-    tokenizer: Tokenizer, *, prefix: str = "", ban: Sequence[str] = (), require: Sequence[str] = (), **options: Any
+    tokenizer: Tokenizer,
+    *,
+    prefix: str = "",
+    begin: Sequence[int] = (),
+    ban: Sequence[str] = (),
+    require: Sequence[str] = (),
+    **options: Any,
 ) -> Rules:
     """Rules that begin with, ban and require words; other options as in Rules.
 
     A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
     longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
     tokens: a model that spells a word in other tokens than the tokenizer does is not caught at it.
+
+    Args:
+        prefix: Beginning of the texts.
+        begin: Tokens before it.
+        ban, require: Words.
     """
     forms = {form for word in ban for form in (word, word.capitalize()) if word}
     banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
     required = tuple((tuple(tokenizer.encode(f" {word}")),) for word in require if word)
-    begin = tuple(tokenizer.encode(prefix.rstrip())) if prefix else ()
-    return Rules(prefix=begin, banned=tuple(sorted(banned)), required=required, **options)
+    first = (*begin, *(tokenizer.encode(prefix.rstrip()) if prefix else ()))
+    return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)

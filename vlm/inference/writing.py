@@ -57,16 +57,18 @@ def likeliest(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
     context: Context,
+    decoding: Decoding,
     *,
-    max_tokens: int,
     pool: StepperPool | None = None,
+    language: str | None = None,
 ) -> list[Text]:
     """The likeliest text of each encoded input; validation and evaluation decode through here.
 
     Args:
         pool: Recorded decode steps that batches of one evaluation share, on a GPU.
+        language: As in `Tokenizer.begin`.
     """
-    decoding = Decoding(max_tokens=max_tokens)
+    decoding = replace(decoding, rules=Rules(prefix=tuple(tokenizer.begin(language))))
     # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
@@ -122,10 +124,16 @@ class Writer(Predictor):
         """The search that the checkpoint comes with; the likeliest token at each step where it says nothing."""
         return self.searching(DecodingOptions())
 
-    def searching(self, options: DecodingOptions, prefix: str = "") -> Decoding:
-        """The search of some options; what they leave open is as the checkpoint comes with it."""
+    def searching(self, options: DecodingOptions, prefix: str = "", language: str | None = None) -> Decoding:
+        """The search of some options; what they leave open is as the checkpoint comes with it.
+
+        Args:
+            prefix: Beginning of every text.
+            language: As in `Tokenizer.begin`.
+        """
         options.settle(self.decoding)
-        return options.search(options.rules(self.tokenizer, prefix), sample=bool(options.sample))
+        rules = options.rules(self.tokenizer, prefix=prefix, begin=self.tokenizer.begin(language))
+        return options.search(rules, sample=bool(options.sample))
 
     def written(self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int) -> list[Any]:
         """The text of each input of a queue, or its texts, best first, where several are asked for.
@@ -146,7 +154,7 @@ class Writer(Predictor):
 
     def write(self, inputs: Sequence[Any]) -> list[Text]:
         """The likeliest text of each input of a batch."""
-        return likeliest(self.model, self.tokenizer, self.encode(inputs), max_tokens=self.max_tokens)
+        return likeliest(self.model, self.tokenizer, self.encode(inputs), Decoding(max_tokens=self.max_tokens))
 
     def stream(
         self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int, trees: dict[int, Any] | None = None

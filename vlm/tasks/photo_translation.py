@@ -11,7 +11,6 @@ from vlm.data.images.image import Preprocess
 from vlm.evaluation.metrics.translation import TranslationMetric
 from vlm.inference.photo_translation import encode_with_photos
 from vlm.inference.predictor import normalized
-from vlm.inference.writing import likeliest
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
 from vlm.tasks.translation import Translation
@@ -58,7 +57,7 @@ class PhotoTranslation(Translation):
         texts, references = batch["text"], [one for (one,) in batch["translation"].references]
         for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
             context = encode_with_photos(self.model, self.preprocess, texts, pixels)
-            hypotheses = likeliest(self.model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+            hypotheses = self.search.texts(context, final=final)
             rows = (["", text.text, one, 0.0] for text, one in zip(hypotheses, references, strict=True))
             self.controls[name].record(batch.ids, rows)  # type: ignore[operator]
 

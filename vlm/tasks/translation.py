@@ -14,14 +14,13 @@ from vlm.evaluation.metrics.translation import TranslationMetric
 from vlm.evaluation.report.sections import Section
 from vlm.evaluation.report.translations import translation_sections
 from vlm.inference.translation import encode_texts
-from vlm.inference.writing import likeliest
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work
-from vlm.nn.step.replay import StepperPool
 from vlm.training.data_module import Data
 from vlm.training.losses import Term, row_losses, token_loss
 from vlm.training.show import caption_line, first_row, text_shape
 from vlm.training.task import Task, TaskOptions
+from vlm.training.text_search import TextSearch
 
 
 class Translation(Task):
@@ -31,6 +30,7 @@ class Translation(Task):
         model, options: As in Task; the model is a TextToText.
         fields: text, and translation.
         max_tokens: Longest translation that is decoded, in tokens.
+        beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_texts: Texts that a validation translates; None for all.
     """
 
@@ -41,11 +41,18 @@ class Translation(Task):
     model: TextToText
 
     def __init__(
-        self, *, model: TextToText, max_tokens: Count, val_texts: Count | None = None, **options: Unpack[TaskOptions]
+        self,
+        *,
+        model: TextToText,
+        max_tokens: Count,
+        beam: Count = 1,
+        length_penalty: float = 1.0,
+        val_texts: Count | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
-        self.max_tokens, self.val_texts = max_tokens, val_texts
-        self.metric = TranslationMetric()
+        self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+        self.val_texts, self.metric = val_texts, TranslationMetric()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -71,7 +78,7 @@ class Translation(Task):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.metric.reset()
-        self.steps = StepperPool()  # a GPU records a decode step once for all batches
+        self.search.begin()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
@@ -83,14 +90,14 @@ class Translation(Task):
         self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         if not final and self.has_samples(self.val_texts):
             return
-        hypotheses = likeliest(model, self.tokenizer, context, max_tokens=self.max_tokens, pool=self.steps)
+        hypotheses = self.search.texts(context, final=final)
         read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
             self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        del self.steps  # and its memory
+        self.search.end()
         results = self.metric.compute()
         if final:
             train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
@@ -119,4 +126,4 @@ class Translation(Task):
         return f"vlm translate --text {shlex.quote(data.split(data.final_split).record(0)['text'])}"
 
     def description(self) -> dict[str, Any]:
-        return {**super().description(), "max_tokens": self.max_tokens}
+        return {**super().description(), **self.search.description()}

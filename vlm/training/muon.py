@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vlm.errors import Count, Range, Rate, Supplied
-from vlm.nn.precision import has_bfloat16
 
 # Of the quintic whose repetition drives every singular value towards 1 (Jordan et al. 2024): steep at zero, and content
 # with anything between about 0.7 and 1.2.
@@ -19,10 +18,11 @@ class Muon(Optimizer):
     """Orthogonalised momentum for matrices, AdamW for all else (Jordan et al. 2024; scaled as by Liu et al. 2025).
 
     An update of a matrix has the root mean square of an AdamW step, so that one learning rate serves both. All is
-    computed in the parameters' own precision, but for the products on a GPU, in bfloat16 as by Jordan et al.
+    computed in the parameters' own precision, but for the products of a training in bfloat16, as by Jordan et al.
 
     Args:
-        params: Groups; those with "matrices" hold the weights of linear and convolution layers.
+        params: Groups; those with "matrices" hold the weights of linear and convolution layers, and "bfloat16" is the
+            type of their products.
         lr: Learning rate.
         momentum: Share of the momentum that stays, Nesterov's.
         betas, eps: AdamW's, for all other parameters.
@@ -42,7 +42,7 @@ class Muon(Optimizer):
         iterations: Count = 5,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "iterations": iterations, "matrices": False})
+        super().__init__(params, {**defaults, "iterations": iterations, "matrices": False, "bfloat16": False})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -70,7 +70,8 @@ class Muon(Optimizer):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
             stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            whole = orthogonalized(stacked, group["iterations"])
+            products = torch.bfloat16 if group.get("bfloat16") else None  # resumed groups of before do not have it
+            whole = orthogonalized(stacked, group["iterations"], products)
             scale = 0.2 * max(whole.shape[1:]) ** 0.5
             for place, update in zip(places, whole, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
@@ -88,8 +89,11 @@ class Muon(Optimizer):
             p.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - first ** state["step"]))
 
 
-def orthogonalized(matrices: Tensor, iterations: int) -> Tensor:
+def orthogonalized(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
     """The nearest matrices of orthogonal rows or columns, about: U V' of the decomposition U S V'.
+
+    Args:
+        products: Type of the numbers of products, by default the matrices': the iteration is content with 8 bits.
 
     Shapes:
         matrices (count, rows, columns) -> the same
@@ -97,13 +101,8 @@ def orthogonalized(matrices: Tensor, iterations: int) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
-    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(product_dtype(matrices))
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(products or matrices.dtype)
     for _ in range(iterations):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-def product_dtype(matrices: Tensor) -> torch.dtype:
-    """Type of the numbers of products: the iteration is content with 8 bits, for which a GPU has its fastest units."""
-    return torch.bfloat16 if matrices.is_cuda and has_bfloat16(matrices.device) else matrices.dtype

@@ -39,12 +39,14 @@ class SelfCritical:
         reward: The metric, or the weights of several.
         samples: Number K of captions of an image.
     Raises:
-        UserError: The task smooths labels, which have no part in this.
+        UserError: The task smooths labels, which have no part in this, or captions have languages.
     """
 
     def __init__(self, task: ImageTextTask, reward: str | Mapping[str, float], *, samples: int) -> None:
         if task.label_smoothing:
             raise UserError("task.label_smoothing: has no part in training on task.reward; leave one of them out")
+        if task.tokenizer.languages:
+            raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
         self.task, self.samples = task, samples
         self.weights = {reward: 1.0} if isinstance(reward, str) else reward
         task.fields[task.written].compares = True  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -76,6 +77,17 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
     """A caption beside a reference, marked where it is one of them."""
     mark = "=" if caption in references else " "
     return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
+
+
+def caption_sample(
+    id: str, caption: str, references: Sequence[str], loss: float, image: Tensor, *, language: str | None
+) -> dict[str, Any]:
+    """A caption among the samples of an evaluation, with its language where data say it."""
+    sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
+    line = caption_line(caption, references)
+    if language is None:
+        return {**sample, "line": line}
+    return {**sample, "language": language, "line": f"{language} {line}"}
 
 
 def example_image(data: Data, folder: Path) -> str:

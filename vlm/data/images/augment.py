@@ -1,7 +1,8 @@
 """Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class Augment:
         interpolation, crop: As evaluation does it.
         min_scale: The least part of the area that a crop keeps, in (0, 1]. A small one loses what captions speak of.
         min_ratio: The least ratio of the sides of a crop, relative to the uncropped one, in (0, 1].
-        horizontal_flip: Whether half of the images are mirrored. Then no caption may say left or right.
+        horizontal_flip: Whether half of the images are mirrored.
         color_jitter: By how much brightness and contrast differ at most, in [0, 1): 0.2 is a factor of 0.8 to 1.2.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
@@ -89,6 +90,12 @@ class Augment:
         """The parts of it that are on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
         values = {name: getattr(self, name) for name in self.OFF}
         return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
+
+    def unmirrored(self) -> Self:
+        """The same without the flip."""
+        other = copy(self)
+        other.horizontal_flip = False
+        return other
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""

@@ -25,14 +25,15 @@ class KeptImageField(Field):
     """
 
     def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
-        self.augment, self.size, self.faults = images.augment, size, faults
+        self.images, self.size, self.faults = images, size, faults
 
     def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
         assert key is not None, "images are kept for training alone"
         index = int(key[2])
         if index in self.faults:
             raise ImageError(self.faults[index])
-        return index, torch.zeros(NUMBERS) if self.augment is None else draw(self.augment, self.size, key)
+        augment = self.images.augment_of(record)
+        return index, torch.zeros(NUMBERS) if augment is None else draw(augment, self.size, key)
 
     def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
         index = torch.tensor([index for index, _ in values], dtype=torch.long)

@@ -83,20 +83,20 @@ def _folder_rows(place: Place, folder: str, names: list[str], skipped: list[str]
     skipped += [Skipped(f"{place.path / folder / name}: no image beside it", "no image") for name in unused.values()]
 
 
-def read_flickr(path: Path) -> list[Row]:
-    """Rows of ``Flickr8k.token.txt``: ``name.jpg#k``, a tab, and the caption.
+def read_flickr(path: Path, separator: str = "\t") -> list[Row]:
+    """Rows of ``Flickr8k.token.txt``: ``name.jpg#k``, a tab or another separator, and the caption.
 
     Raises:
-        UserError: If a line has no tab or no number.
+        UserError: If a line has no separator or no number.
     """
-    rows = []
+    rows, kind = [], "a tab" if separator == "\t" else "a space"
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        head, tab, caption = line.rstrip("\r").partition("\t")
+        head, tab, caption = line.rstrip("\r").partition(separator)
         name, mark, _ = head.rpartition("#")
         if tab and mark:
             rows.append(Row(name, caption, None, f"line {number}"))
         elif line.strip():
-            raise UserError(f"{path}, line {number}: is not NAME#K, a tab and a caption; restore the official file")
+            raise UserError(f"{path}, line {number}: is not NAME#K, {kind} and a caption; restore the official file")
     return rows
 
 

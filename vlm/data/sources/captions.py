@@ -93,10 +93,15 @@ class Flickr8k(CaptionSource):
             raise UserError(
                 f"{self.root / FLICKR8K_FOLDERS[0]}: no such folder; set data.root to the folder of Flickr8k"
             )
-        tokens = self._text("Flickr8k.token.txt")
-        self._add(read_flickr(tokens), tokens, self.base)
+        tokens = self._read()
         self._assign(tokens)
         self._finish(tokens)
+
+    def _read(self) -> Path:
+        """Takes the captions; returns their file, for messages."""
+        tokens = self._text("Flickr8k.token.txt")
+        self._add(read_flickr(tokens), tokens, self.base)
+        return tokens
 
     def _text(self, name: str) -> Path:
         for file in (self.root / name, self.root / "Flickr8k_text" / name):

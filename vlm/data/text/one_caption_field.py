@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vlm.data.batch import CaptionRow, InputRows
-from vlm.data.fields import AugmentKey, CaptionField
+from vlm.data.fields import AugmentKey, CaptionField, TokenField
 from vlm.data.records import Record
 from vlm.data.text.inputs import Encoded, Input, input_rows
 from vlm.randomness import key as hashed
@@ -23,6 +23,7 @@ class OneCaptionField(CaptionField):
     """
 
     paired = False
+    open = TokenField.open  # an encoder reads captions of all languages alike
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:

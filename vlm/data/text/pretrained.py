@@ -36,6 +36,7 @@ class PretrainedTokenizer(Tokenizer):
         self._own = own = self._at_path()
         if self.needs_mask and own.mask_id is None:
             raise UserError(f"tokenizer.mask: {self.path} has no id for masks; choose another")
+        own.add_languages(self._options.pop("languages", ()))
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = own.pad_id, own.bos_id, own.eos_id, own.unk_id
         self._load(own._require_fit())
         return self
@@ -55,6 +56,14 @@ class PretrainedTokenizer(Tokenizer):
     @property
     def mask_id(self) -> int | None:
         return self._read_own().mask_id
+
+    @property
+    def languages(self) -> Sequence[str]:
+        return super().languages if self._own is None else self._own.languages
+
+    @property
+    def language_ids(self) -> Sequence[int]:
+        return self._read_own().language_ids
 
     def encode(self, text: str) -> list[int]:
         return self._read_own().encode(text)

@@ -29,7 +29,7 @@ class QuestionField(CaptionField):
     def references_of(self, record: Record) -> Sequence[Question]:
         return list(record["questions"])
 
-    def ids(self, caption: str) -> list[int]:
+    def ids(self, caption: str, language: str | None = None) -> list[int]:
         """A question or an answer as ids between begin and end, however long it is; remembered."""
         if caption not in self._ids:
             ids = self.tokenizer.encode(caption)

@@ -16,6 +16,7 @@ from vlm.errors import Count, Share, UserError
 
 SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
 BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
+NOT_LEARNED = ("lowercase", "mask", "languages")  # options that the trainer does not take
 LINE = 2048  # characters of one training sentence: bounds the trainer's memory on text without spaces
 
 
@@ -120,7 +121,7 @@ class SentencePieceTokenizer(Tokenizer):
         return {**self._options, **self._trainer_options(), "sentencepiece": sentencepiece.__version__}
 
     def _trainer_options(self) -> dict[str, Any]:
-        options = {name: value for name, value in self._options.items() if name not in ("lowercase", "mask")}
+        options = {name: value for name, value in self._options.items() if name not in NOT_LEARNED}
         options |= dict(pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, unk_id=self.unk_id)
         return options | {
             "normalization_rule_name": "identity",
@@ -178,7 +179,8 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
         # Before the bytes reach a library, whose parser is not made for damaged input.
         if fingerprint_of(name, options, learned) != state["fingerprint"]:
             raise ValueError("its fingerprint differs")
-        tokenizer = classes[name](**options)
+        tokenizer = classes[name](**{key: value for key, value in options.items() if key != "languages"})
+        tokenizer.add_languages(options.get("languages", ()))
         tokenizer._load(learned)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint's tokenizer is damaged ({error!r}); use another copy of it") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vlm.atomic import replacing
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt
 
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
@@ -48,6 +48,39 @@ class Tokenizer(ABC):
     def mask_id(self) -> int | None:
         """The id that stands for what is to be filled in; None for a tokenizer without one."""
         return self.vocab_size - 1 if "mask" in self._options else None
+
+    @property
+    def languages(self) -> Sequence[str]:
+        """The languages that have a token; none for a tokenizer of texts whose language nobody says."""
+        return self._options.get("languages", ())
+
+    @property
+    def language_ids(self) -> Sequence[int]:
+        """The ids of the languages' tokens, which no text has and which decode to nothing."""
+        end = self.vocab_size - ("mask" in self._options)
+        return range(end - len(self.languages), end)
+
+    def add_languages(self, languages: Sequence[str]) -> None:
+        """Gives each of these languages a token that has none yet."""
+        if new := [name for name in dict.fromkeys(languages) if name not in self.languages]:
+            self._options["languages"] = [*self.languages, *new]
+            if self._learned is not None:
+                self._load(self._learned)
+
+    def begin(self, language: str | None = None) -> list[int]:
+        """The ids that a text of a language begins with: by default the first one's, and none where there are none.
+
+        Raises:
+            UserError: The language has no token.
+        """
+        if language is None:
+            return list(self.language_ids[:1])
+        if not self.languages:
+            raise UserError(f"--language {excerpt(language)}: this model has no choice of languages; leave it out")
+        if language not in self.languages:
+            known = ", ".join(self.languages)
+            raise UserError(f"--language {excerpt(language)}: is unknown to this model; choose from {known}")
+        return [self.language_ids[self.languages.index(language)]]
 
     @property
     def fingerprint(self) -> str:
@@ -113,7 +146,9 @@ class Tokenizer(ABC):
 
     def _load(self, learned: bytes) -> None:
         rows = self._build(learned)
-        self._rows = [*rows, MASK] if "mask" in self._options else rows
+        more = [(b"", f"<{language}>") for language in self._options.get("languages", ())]
+        more += [MASK] if "mask" in self._options else []
+        self._rows = [*rows, *more] if more else rows
         self._learned = learned
 
     def _require_fit(self) -> bytes:
@@ -163,8 +198,9 @@ class Tokenizer(ABC):
 
 
 def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:
-    masks = ["mask"] if options.get("mask") else []
-    return sha256(json.dumps([name, options["lowercase"], *masks]).encode() + b"\0" + learned).hexdigest()
+    more = ["mask"] if options.get("mask") else []
+    more += [options["languages"]] if options.get("languages") else []
+    return sha256(json.dumps([name, options["lowercase"], *more]).encode() + b"\0" + learned).hexdigest()
 
 
 def printable_piece(text: str) -> str:

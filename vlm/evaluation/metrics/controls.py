@@ -36,6 +36,13 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     return scores
 
 
+def beside_scores(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
+    """Controls, novelty and intervals, which a test has beside its scores; arguments as in `caption_controls`."""
+    results = caption_controls(metric, train, seed=seed)
+    results["novelty"] = novelty(metric.predictions.values(), train)
+    return results | metric.intervals(seed=seed)
+
+
 def novelty(predictions: Iterable[str], train: Split) -> float:
     """The share of captions that stand word for word nowhere in the training split's first epoch."""
     written = {tuple(caption.split()) for record in train.records() for caption in record["captions"]}

@@ -26,7 +26,7 @@ class StoredEvaluation:
         split: The split.
         scores: By metric, as in metrics.json without the split.
         captions: Caption and references by image, of a captioner.
-        right: Whether each image's class was predicted, of a classifier.
+        right: Whether the class of each image or text was predicted, of a classifier.
     """
 
     name: str
@@ -36,8 +36,8 @@ class StoredEvaluation:
     right: dict[str, bool] = field(default_factory=dict)
 
     @property
-    def images(self) -> set[str]:
-        """Images of which something is known."""
+    def samples(self) -> set[str]:
+        """Images or texts of which something is known."""
         return {*self.captions, *self.right}
 
 
@@ -49,7 +49,7 @@ def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) ->
         out: HTML file to write as well.
         seed: Of the resampling.
     Raises:
-        UserError: A folder holds no evaluation, there are fewer than two, or two have no image or no score in common.
+        UserError: A folder holds no evaluation, there are fewer than two, or two have no sample or no score in common.
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
@@ -87,7 +87,7 @@ def read(folder: Path, name: str) -> StoredEvaluation:
         images = (details or {}).get("images", {})
         run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
         known = (row for row in predictions or () if "label" in row)
-        run.right = {row["image"]: row["predicted"] == row["label"] for row in known}
+        run.right = {row["image" if "image" in row else "id"]: row["predicted"] == row["label"] for row in known}
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return run
@@ -119,16 +119,18 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 
 def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
-    """The metrics that are known of each image, compared on the images that both have."""
+    """The metrics that are known of each sample, compared on those that both have."""
     known = (one.captions, other.captions) if one.captions else (one.right, other.right)
     shared = sorted(set(known[0]) & set(known[1]))
-    if not shared and (one.images or other.images):
+    if not shared and (one.samples or other.samples):
         raise UserError(
-            f"{one.name} and {other.name}: have no image in common; compare evaluations of the same data", 1
+            f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
         )
     left_out = len(set(known[0]) ^ set(known[1]))
     if left_out:
-        warning = f"{left_out} images are in only one of {one.name} and {other.name}; the differences are of the others"
+        warning = (
+            f"{left_out} samples are in only one of {one.name} and {other.name}; the differences are of the others"
+        )
         print_error(printable(warning), "warning")
     if len(shared) < 2:
         return {}
@@ -174,6 +176,6 @@ def _cells(difference: Difference | None) -> list[str]:
 
 def _legend(runs: Sequence[StoredEvaluation]) -> str:
     return (
-        f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples of the images (Koehn 2004); "
+        f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples (Koehn 2004); "
         "those marked * have an interval without 0."
     )

@@ -1,0 +1,199 @@
+"""Time to quality: the validation's loss and CIDEr over minutes of training, ours beside a Hugging Face loop.
+
+    python benchmarks/time_to_quality.py --root FOLDER --out FOLDER [--minutes 20] [--rates 0.5 1 2] [--seeds 0 1 2]
+    python benchmarks/time_to_quality.py --text FILE --out FOLDER [--experiment shakespeare_cpu]
+
+Ours is `python train.py experiment=...` in a process of its own: files, augmentation, logging and saves with it. The
+peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs of photo and caption, put
+together by length with Hugging Face's own sampler; its own processor has resized all photos beforehand, which is not
+counted, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in nanoGPT's shape on windows of
+an array in memory. Peers compute in bfloat16 where the CPU has instructions for it, with fused AdamW, clipping and half
+a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates are each side's own.
+
+Both learn for the same time, which counts from the first batch on and stands still in validations. Steps do not say how
+long it is: the learning rate follows the share of the time that is gone, for both (time_budget.py). Both try as many
+learning rates, with the first seed; the other seeds take the best by loss at the end. Losses are nats a caption, or a
+character, of the whole validation split; CIDEr is of greedy captions of all its photos, by our CaptionMetric. Each
+training goes into curves.json of --out as it ends, and is not made anew while the settings are the same.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlm.tuning import tune
+
+tune()  # of both sides alike
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from language_modeling import BATCH
+from time_budget import Clock
+from tuned_peers import Captions, Curve, Texts, train_peer
+
+from vlm.atomic import write_text
+from vlm.config.compose import compose
+from vlm.training.train import quiet
+
+ROOT = Path(__file__).resolve().parents[1]
+PAIRS, RATE = 64, 1e-3  # of the peers: a step's captions, and nanoGPT's learning rate of small models
+SHARES = (0.25, 0.5, 1.0)
+COLORS = {"ours": "#1f5fa8", "peer": "#b5651d"}
+
+
+def train_ours(overrides: list[str], runs: Path, name: str, clock: Clock, tokens: float) -> Curve:
+    """Our curve, from the metrics.csv of a run of this name, whose losses are a token's."""
+    budget = f"{{_target_: time_budget.TimeBudget, seconds: {clock.seconds}, points: {clock.points}}}"
+    options = [f"name={name}", "trust=time_budget", f"+callbacks.budget={budget}"]  # which says when it validates
+    options += ["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=1"]
+    options += ["trainer.max_epochs=-1", "trainer.max_steps=-1"]
+    runs.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    with (runs / f"{name}.log").open("w") as log:
+        command = [sys.executable, str(ROOT / "train.py"), *overrides, *options]
+        done = subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": paths})
+    if done.returncode:
+        raise SystemExit(f"train.py ended with status {done.returncode}; see {log.name}")
+    with sorted(runs.glob(f"{name}/*/metrics.csv"))[-1].open(newline="") as file:  # others of the name were cut off
+        rows = [row for row in csv.DictReader(file) if row["val/loss"]]
+    names = {"val/train_seconds": "seconds", "val/loss": "loss", "val/cider": "cider"}
+    curve = [{key: float(row[name]) for name, key in names.items() if name in row} for row in rows]
+    return [row | {"loss": row["loss"] * tokens} for row in curve]
+
+
+class Curves:
+    """The curves of trainings, in a file: one that stands there is not made anew.
+
+    Args:
+        path: The file.
+        settings: Of each side's trainings; one with others is another training.
+        train: Makes the curve of a side, a seed and a factor of the learning rate.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, dict[str, Any]], train: Callable[..., Curve]) -> None:
+        self.path, self.settings, self.train = path, settings, train
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+
+    def curve(self, side: str, seed: int, factor: float) -> Curve:
+        key = self.settings[side] | {"side": side, "seed": seed, "factor": factor}
+        for row in self.rows:
+            if row == key | {"curve": row["curve"]}:
+                return row["curve"]
+        self.rows.append(key | {"curve": self.train(side, seed, factor)})
+        write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
+        return self.rows[-1]["curve"]
+
+    def best(self, side: str, seeds: list[int], factors: list[float]) -> list[Curve]:
+        """The curves of all seeds with the factor whose loss is least at the end of the first one."""
+        ends = {factor: self.curve(side, seeds[0], factor)[-1]["loss"] for factor in factors}
+        return [self.curve(side, seed, min(ends, key=ends.__getitem__)) for seed in seeds]
+
+
+def at(curve: Curve, metric: str, seconds: float) -> float:
+    """The metric of the first validation from then on."""
+    return next((row[metric] for row in curve if row["seconds"] >= seconds), curve[-1][metric])
+
+
+def report(curves: dict[str, list[Curve]], budget: float) -> None:
+    """Prints means with least and most of the seeds, how much better ours are, and when they are as good as theirs."""
+    print(f"{'':<14}" + "".join(f"{f'{share * budget / 60:g} min':>28}" for share in SHARES))
+    for metric in list(curves["ours"][0][0])[1:]:
+        means: dict[str, list[float]] = {}
+        for side, runs in curves.items():
+            values = [[at(run, metric, share * budget) for run in runs] for share in SHARES]
+            means[side] = list(map(statistics.mean, values))
+            cells = (f"{statistics.mean(row):.3f} ({min(row):.3f} to {max(row):.3f})" for row in values)
+            print(f"{metric + ', ' + side:<14}" + "".join(f"{cell:>28}" for cell in cells))
+        sign = -1 if metric == "loss" else 1
+        margins = (sign * (ours - peer) for ours, peer in zip(means["ours"], means["peer"], strict=True))
+        print(f"{'  better by':<14}" + "".join(f"{margin:>28.3f}" for margin in margins))
+        reached = sign * means["peer"][-1]
+        times = (row[0]["seconds"] for row in zip(*curves["ours"], strict=False) if reached <= sign * mean(row, metric))
+        print(f"  the peer's last {metric}: " + next((f"ours after {time / 60:.2g} min" for time in times), "not ours"))
+
+
+def mean(rows: Iterable[dict[str, float]], metric: str) -> float:
+    return statistics.mean(row[metric] for row in rows)
+
+
+def plot(curves: dict[str, list[Curve]], path: Path, unit: str) -> None:
+    """A panel a metric: each side's mean over minutes, and the band of its seeds."""
+    metrics = list(curves["ours"][0][0])[1:]
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 3.2), squeeze=False, layout="constrained")
+    for axis, metric in zip(axes[0], metrics, strict=True):
+        for side, runs in curves.items():
+            points = list(zip(*runs, strict=False))
+            minutes = [mean(point, "seconds") / 60 for point in points]
+            values = [[row[metric] for row in point] for point in points]
+            axis.plot(minutes, list(map(statistics.mean, values)), "o-", color=COLORS[side], label=side)
+            axis.fill_between(minutes, list(map(min, values)), list(map(max, values)), color=COLORS[side], alpha=0.2)
+        axis.set_title({"loss": f"loss, nats a {unit}", "cider": "CIDEr"}[metric], fontsize=10)
+        axis.set_xlabel("minutes of training")
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def compare(args: argparse.Namespace) -> None:
+    out, seconds = args.out.resolve(), 60 * args.minutes
+    experiment = args.experiment or ("captioning_flickr8k" if args.root else "shakespeare_cpu_modern")
+    place = f"data.root={Path(args.root).resolve()}" if args.root else f"data.path={Path(args.text).resolve()}"
+    overrides = [f"experiment={experiment}", place, f"runs={out / 'runs'}", "trainer=cpu", "test=false"]
+    overrides += ["task.val_captions=null"] if args.root else []
+    config = compose([*overrides, *args.overrides])
+    batch = args.batch or (PAIRS if args.root else BATCH)
+    peer = Captions(config, batch) if args.root else Texts(config, batch)
+
+    def train(side: str, seed: int, factor: float) -> Curve:
+        clock = Clock(seconds, args.points)
+        if side == "peer":
+            return train_peer(peer, clock, seed=seed, rate=factor * RATE)
+        name, rate = f"seed{seed}-rate{factor:g}", factor * config["optim"]["lr"]
+        own = [*overrides, *args.overrides, f"seed={seed}", f"optim.lr={rate}"]
+        return train_ours(own, out / "runs", name, clock, peer.tokens)
+
+    ours = {"experiment": experiment, "overrides": args.overrides, "minutes": args.minutes, "points": args.points}
+    kept = Curves(out / "curves.json", {"ours": ours, "peer": ours | {"batch": batch}}, train)
+    for factor in args.rates:
+        for side in COLORS:  # in turns, so that both meet the same machine
+            loss = kept.curve(side, args.seeds[0], factor)[-1]["loss"]
+            print(f"{side}, learning rate times {factor:g}: loss {loss:.3f}", flush=True)
+    for count in range(len(args.seeds)):
+        curves = {side: kept.best(side, args.seeds[: count + 1], args.rates) for side in COLORS}
+    seeds = " ".join(map(str, args.seeds))
+    print(f"{experiment}, seeds {seeds}, validated on {peer.validated}; losses are nats a {peer.unit}")
+    report(curves, seconds)
+    plot(curves, out / "time_to_quality.png", peer.unit)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--root", help="Flickr8k's folder, for captions")
+    data.add_argument("--text", help="a file, for text character by character")
+    parser.add_argument("--out", type=Path, required=True, help="folder of curves.json, the plot and our runs")
+    parser.add_argument("--experiment", help="ours; captioning_flickr8k or shakespeare_cpu_modern by default")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--points", type=int, default=8, help="validations; a multiple of 4 has the table's times")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of each side's learning rate")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--batch", type=int, help="of the peer: pairs, or windows of text")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of our config, for both where it says sizes")
+    args = parser.parse_args()
+    quiet()
+    compare(args)
+
+
+if __name__ == "__main__":
+    main()

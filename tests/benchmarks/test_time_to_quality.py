@@ -1,0 +1,137 @@
+"""Time to quality: the clock that both sides follow, and the benchmark on drawn scenes and on a line of text."""
+
+import importlib.util
+import json
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flickr import draw_flickr8k
+
+from vlm.config.compose import compose
+from vlm.training.optim import Cosine
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TINY = ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]
+TINY += ["data.image_size=32", "data.batch_size=4", "data.num_workers=0"]
+
+SHORT = ["task.sampled_batches=1", "task.prompt_tokens=2"]
+
+
+def load(name, monkeypatch):
+    """A file of benchmarks/, imported as the script that it is."""
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, set by hand."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr("time.perf_counter", lambda: now.seconds)
+    return now
+
+
+def test_the_clock_stands_still_in_validations(now, monkeypatch):
+    clock = load("time_budget", monkeypatch).Clock(seconds=40, points=4)
+    now.seconds += 5  # before training
+    clock.go()
+    assert clock.spent == 0 and not clock.due
+    now.seconds += 9
+    clock.go()
+    assert clock.spent == 9 and not clock.due
+    now.seconds += 2
+    assert clock.due and not clock.over
+    clock.pause()
+    now.seconds += 30
+    assert clock.spent == 11 and not clock.due
+    clock.go()
+    now.seconds += 29
+    assert clock.due and clock.over
+
+
+def test_the_learning_rate_ends_with_the_time(now, monkeypatch):
+    module = load("time_budget", monkeypatch)
+    clock = module.Clock(seconds=40, points=4)
+    timed = module.Timed(Cosine(warmup=0.1), clock)
+    clock.go()
+    rates = []
+    for step in range(41):
+        rates.append(timed.factor(step))
+        now.seconds += 0.5 if step < 20 else 1.5  # the machine becomes slower
+    assert rates[0] < 1e-3 and rates[2] < rates[7] < 1 and max(rates) == pytest.approx(1, abs=0.05)
+    assert rates[20] == pytest.approx(Cosine(warmup=0.1).factor(25, 100), abs=0.02)  # a quarter of the time
+    assert rates[40] == pytest.approx(0, abs=1e-2)
+
+
+def test_other_seeds_take_the_best_rate_and_finished_trainings_stay(tmp_path, monkeypatch):
+    module = load("time_to_quality", monkeypatch)
+    made = []
+
+    def train(side, seed, factor):
+        made.append((side, seed, factor))
+        return [{"seconds": 1.0, "loss": abs(factor - 2) + seed}]
+
+    settings = {"ours": {"minutes": 1}, "peer": {"minutes": 1, "batch": 2}}
+    for _ in range(2):
+        kept = module.Curves(tmp_path / "curves.json", settings, train)
+        assert [curve[-1]["loss"] for curve in kept.best("ours", [0, 1], [1.0, 2.0])] == [0, 1]
+    assert made == [("ours", 0, 1.0), ("ours", 0, 2.0), ("ours", 1, 2.0)]
+    module.Curves(tmp_path / "curves.json", {"ours": {"minutes": 2}}, train).curve("ours", 0, 1.0)
+    assert len(made) == 4
+
+
+def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
+    module = load("tuned_peers", monkeypatch)
+    draw_flickr8k(tmp_path)
+    overrides = ["experiment=captioning_flickr8k", f"data.root={tmp_path}", f"runs={tmp_path / 'runs'}", *TINY]
+    peer = module.Captions(compose(overrides), 4)
+    photos, model = peer.photos["val"], peer.model()
+    count = sum(batch["captions"].targets.count for batch in peer.data.eval_dataloader("val"))
+    captions = len(photos.lengths)
+    assert peer.validated == f"8 photos with {captions} captions" and peer.tokens * captions == pytest.approx(count)
+    model.decoder.lm_head.weight.data.zero_()
+    loss = peer.validate(model.eval())["loss"]
+    assert loss == pytest.approx(peer.tokens * math.log(peer.data.tokenizer.vocab_size), rel=1e-4)
+    least, most = photos.normal(torch.arange(8)).aminmax()
+    assert -1 <= least < 0 < most <= 1
+    for pixels, ids in islice(peer.batches(), 20):
+        assert len(pixels) == len(ids) <= 4 and (ids[:, -1] != 0).any()
+
+
+@pytest.fixture(params=["captions", "text"])
+def options(request, tmp_path):
+    if request.param == "captions":
+        draw_flickr8k(tmp_path)
+        return ["--root", str(tmp_path), "--overrides", *TINY]
+    (tmp_path / "input.txt").write_text("ROMEO:\nBut, soft! what light through yonder window breaks?\n\n" * 60)
+    return ["--text", str(tmp_path / "input.txt"), "--experiment", "shakespeare_cpu", "--overrides", *SHORT]
+
+
+@pytest.mark.slow
+def test_both_sides_learn_for_the_same_time(options, tmp_path, monkeypatch, capsys):
+    module = load("time_to_quality", monkeypatch)
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["time_to_quality.py", "--out", str(out), "--minutes", "0.03", *options])
+    module.main()
+    table = capsys.readouterr().out
+    rows = json.loads((out / "curves.json").read_text())
+    assert [row["side"] for row in rows] == ["ours", "peer"]
+    for row in rows:
+        seconds = [point["seconds"] for point in row["curve"]]
+        assert seconds == sorted(seconds) and seconds[-1] >= 1.8 and len(seconds) <= 8
+        losses = [point["loss"] for point in row["curve"]]
+        assert 0 < losses[-1] <= losses[0] and set(row["curve"][0]) >= {"seconds", "loss"}
+        assert ("cider" in row["curve"][0]) == ("--root" in options)
+        assert f"{losses[-1]:.3f}" in table
+    assert (out / "time_to_quality.png").stat().st_size > 5000
+    module.main()
+    assert json.loads((out / "curves.json").read_text()) == rows and capsys.readouterr().out == table

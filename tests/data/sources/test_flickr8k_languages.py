@@ -1,0 +1,75 @@
+"""Flickr8k in several languages: a small one made here, and the real one where it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+from captioned import content, refusal
+from flickr import draw_flickr8k, translate_flickr8k
+
+from vlm.data.sources.captions import Flickr8k
+from vlm.data.sources.flickr8k_languages import Flickr8kLanguages
+
+SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
+ALL = ("en", "de", "zh")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = draw_flickr8k(tmp_path_factory.mktemp("flickr8k"))
+    return translate_flickr8k(folder, folder, without=("test3.jpg",))
+
+
+def opened(root, *languages):
+    return Flickr8kLanguages(root=str(root), languages_root=str(root), languages=languages)
+
+
+def lines(path, name, separator):
+    """The captions of a photo as its file has them."""
+    rows = (line.split(separator, 1) for line in path.read_text().splitlines())
+    return [caption for key, caption in rows if key.startswith(f"{name}#")]
+
+
+def test_a_photo_has_its_captions_of_all_languages(root):
+    source = opened(root, "zh", "en", "de")
+    record = source.split("test").record(0)
+    assert source.languages == ["zh", "en", "de"] and record.id == "test0.jpg"
+    files = (("zh", "flickr8kzhc.caption.txt", " "), ("en", "Flickr8k.token.txt", "\t"))
+    files += (("de", "Flickr8k.german.token.txt", "\t"),)
+    expected = [(text, own) for own, file, mark in files for text in lines(root / file, "test0.jpg", mark)]
+    assert list(zip(record["captions"], record["languages"], strict=True)) == expected
+    assert record["references"] == record["captions"] and record.image().size == (128, 128)
+
+
+def test_english_alone_is_flickr8k(root):
+    assert content(opened(root, "en")) == content(Flickr8k(root=str(root)))
+
+
+def test_a_photo_may_lack_a_language(root):
+    (record,) = (record for record in opened(root, *ALL).split("test").records() if record.id == "test3.jpg")
+    assert set(record["languages"]) == {"en", "zh"}
+    german = opened(root, "de")
+    assert "test3.jpg" not in content(german)["test"]
+    assert any("test3.jpg has no caption in" in line and "german" in line for line in german.skipped)
+
+
+def test_faults_are_named(root, tmp_path):
+    assert "choose from en, de, zh" in refusal(opened, root, "en", "fr")
+    assert "data.languages: is empty" in refusal(opened, root)
+    options = {"root": str(root), "languages_root": str(tmp_path)}
+    message = refusal(Flickr8kLanguages, **options, languages=ALL)
+    assert str(tmp_path / "Flickr8k.german.token.txt") in message and "data.languages_root" in message
+    Flickr8kLanguages(**options, languages=["en"])
+    (tmp_path / "flickr8kzhc.caption.txt").write_text("test0.jpg#zhc#0 好\ntest0.jpg#zhc#1\n")
+    assert "line 2: is not NAME#K, a space and a caption" in refusal(Flickr8kLanguages, **options, languages=["zh"])
+
+
+@pytest.mark.skipif(not (SHARED / "flickr8k_languages").is_dir(), reason=f"no captions in other languages in {SHARED}")
+def test_the_real_captions():
+    options = {"root": str(SHARED / "flickr8k"), "languages_root": str(SHARED / "flickr8k_languages")}
+    sizes = {"en": [6000, 1000, 1000], "de": [5528, 934, 929], "zh": [6000, 1000, 1000]}
+    for language, expected in sizes.items():
+        source = Flickr8kLanguages(**options, languages=[language])
+        assert [len(source.split(name)) for name in source.splits] == expected
+    source = Flickr8kLanguages(**options, languages=ALL)
+    assert [len(source.split(name)) for name in source.splits] == sizes["en"]

@@ -1,0 +1,83 @@
+"""Flickr8k with captions in several languages for the same photos."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlm.data.records import Record
+from vlm.data.sources.caption_source import CaptionedImage
+from vlm.data.sources.caption_tables import Row, read_flickr
+from vlm.data.sources.captions import Flickr8k
+from vlm.errors import UserError, did_you_mean, nearest
+
+ENGLISH = "en"
+FILES = {  # of the other languages: their names, the separator, and the end of an image's name in their keys
+    "de": ("Flickr8k.german.token.txt", "\t", ""),
+    "zh": ("flickr8kzhc.caption.txt", " ", "#zhc"),
+}
+
+
+class Caption(NamedTuple):
+    """A caption and its language, as an image holds it until it becomes a record."""
+
+    text: str
+    language: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Flickr8kLanguages(Flickr8k):
+    """Flickr8k with captions in English, German (Elliott et al. 2016, Multi30K) and Chinese (Li et al. 2016).
+
+    German has no caption for one photo in thirteen. A photo without any caption in the languages chosen is left out.
+    Beside its captions a record has their "languages", one each.
+
+    Args:
+        root: As in Flickr8k.
+        languages_root: Folder with ``Flickr8k.german.token.txt`` and ``flickr8kzhc.caption.txt``.
+        languages: Those of en, de and zh that are read; captions are written in the first one by default.
+    Raises:
+        UserError: If a file or folder is missing or malformed, or a language unknown.
+    """
+
+    name = "flickr8k in several languages"
+
+    def __init__(self, *, root: str, languages_root: str, languages: Sequence[str]) -> None:
+        self.languages, self._others = list(dict.fromkeys(languages)), Path(languages_root)
+        known = [ENGLISH, *FILES]
+        if not self.languages:
+            raise UserError(f"data.languages: is empty; give some of {', '.join(known)}")
+        for language in (name for name in self.languages if name not in known):
+            near = did_you_mean(nearest(str(language), known))
+            raise UserError(
+                f"data.languages: there are no captions in {language}; choose from {', '.join(known)}{near}"
+            )
+        super().__init__(root=root)
+
+    def _read(self) -> Path:
+        read = [self._add_language(language) for language in self.languages]
+        return read[0]
+
+    def _add_language(self, language: str) -> Path:
+        if language == ENGLISH:
+            path, rows = self._text("Flickr8k.token.txt"), read_flickr(self._text("Flickr8k.token.txt"))
+        else:
+            name, separator, ending = FILES[language]
+            path = self._others / name
+            if not path.is_file():
+                raise UserError(f"{path}: no such file; set data.languages_root to its folder, or leave {language} out")
+            rows = [row._replace(image=row.image.removesuffix(ending)) for row in read_flickr(path, separator)]
+        self._add([_in_language(row, language) for row in rows], path, self.base)
+        return path
+
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        record = super()._record(most, image, epoch)
+        texts, languages = (list(values) for values in zip(*record["captions"], strict=True))
+        record.known = {"captions": texts, "references": texts, "languages": languages}
+        return record
+
+
+def _in_language(row: Row, language: str) -> Row:
+    text: Any = row.caption.strip()
+    return row._replace(caption=Caption(text, language) if text else "")

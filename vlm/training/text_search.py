@@ -1,0 +1,49 @@
+"""The search by which the evaluations of a task write texts."""
+
+from typing import Any, Protocol
+
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.options import Decoding
+from vlm.inference.writing import Text, likeliest
+from vlm.models.context import Context
+from vlm.models.encoder_decoder import EncoderDecoder
+from vlm.nn.step.replay import StepperPool
+
+
+class Writes(Protocol):
+    """A task whose model writes texts."""
+
+    @property
+    def model(self) -> EncoderDecoder: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+class TextSearch:
+    """Texts that a task's model writes of encoded inputs: in a test by a search, in a validation greedily.
+
+    Args:
+        max_tokens: Longest text, in tokens.
+        beam: Hypotheses of each search of a test; 1 is greedy.
+        length_penalty: They are ranked by log-probability / length ** length_penalty.
+    """
+
+    def __init__(self, task: Writes, *, max_tokens: int, beam: int, length_penalty: float) -> None:
+        self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
+        self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+
+    def begin(self) -> None:
+        self.pool = StepperPool()  # a GPU records a decode step once for all batches
+
+    def end(self) -> None:
+        del self.pool  # and its memory
+
+    def texts(self, context: Context, *, final: bool, language: str | None = None) -> list[Text]:
+        task, decoding = self.task, self.search if final else self.greedy
+        return likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
+
+    def description(self) -> dict[str, Any]:
+        """Options that a checkpoint hands on to the commands."""
+        stored = {name: getattr(self.search, name) for name in ("beam", "length_penalty")}
+        return {"max_tokens": self.search.max_tokens, "decoding": stored}
