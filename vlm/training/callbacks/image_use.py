@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
-from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.evaluation.metrics.languages import LanguageMetrics
 from vlm.models.frozen_features import Features
 
 FEW_STEPS = 1000
@@ -44,7 +44,7 @@ def has_pixels(batch: Any) -> bool:
 
 def captions_images(task: Any) -> bool:
     """True for a task that keeps the captions of its last validation, with their references."""
-    return isinstance(getattr(task, "captions", None), CaptionMetric)
+    return isinstance(getattr(task, "metrics", None), LanguageMetrics)
 
 
 class ImageUseMonitor(L.Callback):
@@ -105,10 +105,11 @@ class ImageUseMonitor(L.Callback):
         other = results.get("loss@shuffled")
         if other is not None and other - results["loss"] < self.min_gap * results["loss"]:
             yield "gap", f"the loss is {results['loss']:.4f} with an image and {other:.4f} with another one's"
-        references = len({texts[0] for texts in task.captions.references.values()})
-        captions = len(set(task.captions.predictions.values()))
+        scored = task.metrics.first
+        references = len({texts[0] for texts in scored.references.values()})
+        captions = len(set(scored.predictions.values()))
         if references >= FEW_IMAGES and captions < max(2, self.min_distinct * references):
-            images = len(task.captions.predictions)
+            images = len(scored.predictions)
             yield "distinct", f"{captions} different caption{'s' * (captions > 1)} for {images} images"
 
     @torch.no_grad()
