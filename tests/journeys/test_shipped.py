@@ -57,7 +57,7 @@ OWN = {
     "tagging": "tagger_.*|shapes_words|conll|conllu",
     "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
-    "masked_language_modeling": "masked_lm_.*|shapes_masked",
+    "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
@@ -75,6 +75,7 @@ NEEDS = {
     "conll": ["data.path=tags.tsv"],
     "conllu": ["data.path=tags.conllu"],
     "squad": ["data.path=questions.json"],
+    "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.text_folders.TextFolders,root:.}]"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "translations": ["data.path=translations.csv"],
     "multi30k": ["data.root=."],

@@ -116,6 +116,7 @@ class SpanAnswerer(Predictor):
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
         self.abstains = bool(about["abstains"])
+        self.marks_shared = bool(about.get("marks_shared"))  # checkpoints of before do not have it
 
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
@@ -153,7 +154,8 @@ class SpanAnswerer(Predictor):
             batch_size: Windows of a long text that are read at once.
         """
         words = word_places(context)
-        windows = encode_passage(self.tokenizer, self.max_len, self.stride, question, context, words=words)
+        sizes = self.tokenizer, self.max_len, self.stride
+        windows = encode_passage(*sizes, question, context, words=words, marks_shared=self.marks_shared)
         spans: list[Span] = []
         starts = range(0, len(windows), batch_size)
         for start in progress(starts, len(starts), "batches"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, SpanRows
 from vlm.data.text.passage_field import PassageField
 from vlm.data.text.passages import word_places
-from vlm.errors import Count
+from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.spans import Answered, SpanMetric
 from vlm.evaluation.report.sections import Section, random_places
 from vlm.evaluation.report.spans import span_line, span_sections
@@ -36,6 +36,8 @@ class SpanAnswering(Task):
         model, optimization, seed, freeze: As in Task; the model is a TokenClassifier with two outputs.
         fields: questions, with their passages.
         longest: Longest answer, in tokens.
+    Raises:
+        UserError: Words that the question has too are marked, and the model cannot read that.
     """
 
     name = "span_answering"
@@ -58,6 +60,11 @@ class SpanAnswering(Task):
         super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
         self.field: PassageField = fields["questions"]
         self.longest, self.metric = longest, SpanMetric()
+        types = model.encoder.type_embed
+        if self.field.marks_shared and (types is None or types.num_embeddings < 3):
+            raise UserError(
+                "task.fields.questions.marks_shared: the model does not tell three types of tokens apart; set it to false"
+            )
 
     def work(self, batch: Batch) -> Work:
         return Work(0, *batch["questions"].tokens.shape)

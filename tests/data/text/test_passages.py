@@ -82,3 +82,20 @@ def test_lower_casing_that_changes_a_texts_length_moves_no_word():
     spans = field.encode(Record("r", {"question": "", "context": context, "answers": [("Ankara", 18)]}), None)
     window = spans.windows[0].row
     assert field.tokenizer.decode(window.ids[spans.ends[0][0] :]) == " ankara"
+
+
+def test_words_that_the_question_has_too_are_of_a_type_of_their_own():
+    context = "The red fox met a red-nosed İ, the fox?"
+    shared = Record("r", {"question": "Where is THE fox, red?", "context": context, "answers": []})
+    options = {"tokenizer": ByteTokenizer(), "max_len": 128, "stride": 64}
+    plain, marked = PassageField(**options), PassageField(**options, marks_shared=True)
+    (before,), (window,) = (field.encode(shared, None).windows for field in (plain, marked))
+    row = window.row
+    assert row.ids == before.row.ids and row.places == before.row.places
+    assert [min(type, 1) for type in row.types] == before.row.types
+    words = [context[slice(*word)] for word in word_places(context)]
+    types = [row.types[start] for start in row.places[1:]]
+    assert {word for word, type in zip(words, types, strict=True) if type == 2} == {"The", "red", "fox", "the"}
+    assert all(type == 1 for word, type in zip(words, types, strict=True) if word in ("-", ",", "İ", "?"))
+    assert marked.sizes["token_types"] == 3 and "token_types" not in plain.sizes
+    assert marked.collate([marked.encode(shared, None)]).types.unique().tolist() == [0, 1, 2]

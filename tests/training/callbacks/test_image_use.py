@@ -5,11 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from small import command
+
 from vlm.data.batch import IGNORE, Targets, TextRows
 from vlm.data.pairs import partner
+from vlm.evaluation.metrics.languages import LanguageMetrics
 from vlm.models.context import Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.training.callbacks.image_use import ImageUseMonitor, Pixels, differ
+from vlm.training.fit import main
 from vlm.training.grounding import GroundingLosses
 from vlm.training.losses import row_losses, token_loss
 
@@ -76,12 +80,10 @@ def test_row_losses_are_those_of_the_rows_alone() -> None:
 
 
 def task(captions: list[str], references: int) -> SimpleNamespace:
-    images = [f"image {n}" for n in range(len(captions))]
-    metric = SimpleNamespace(
-        predictions=dict(zip(images, captions, strict=True)),
-        references={image: [f"text {n % references}"] for n, image in enumerate(images)},
-    )
-    return SimpleNamespace(captions=metric)
+    images, metrics = [f"image {n}" for n in range(len(captions))], LanguageMetrics([])
+    metrics.first.update(images, captions, [[f"text {n % references}"] for n in range(len(images))], [0.0] * len(images))
+    metrics.compute()
+    return SimpleNamespace(metrics=metrics)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,13 @@ def task(captions: list[str], references: int) -> SimpleNamespace:
 def test_signs(shuffled: float, captions: list[str], references: int, expected: set[str]) -> None:
     results = {"loss": 1.0, "loss@shuffled": shuffled}
     assert {name for name, _ in ImageUseMonitor().signs(results, task(captions, references))} == expected
+
+
+def test_a_training_hears_the_warning(tmp_path, capsys) -> None:
+    """At the start other images add less to the loss than the loss itself, which is the bound here."""
+    bound = ["callbacks.grounding.min_gap=1", "callbacks.grounding.patience=1", "trainer.max_epochs=1", "test=false"]
+    assert main([*command("captioning"), *bound, f"runs={tmp_path}"]) == 0
+    assert "warning: for 1 validations the model has ignored its images: the loss is" in capsys.readouterr().err
 
 
 def test_images_prepared_in_different_ways_are_told() -> None:

@@ -106,7 +106,7 @@ def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
     rows, length = shared_rows(lengths)
     tokens, segments = pack([[texts[number].ids for number in row] for row in rows], pad_id, length)
     types = None
-    if any(1 in text.types for text in texts):
+    if any(any(text.types) for text in texts):
         types, _ = pack([[texts[number].types for number in row] for row in rows], 0, length)
     begins = [0] * len(texts)
     for at, row in enumerate(rows):

@@ -32,6 +32,7 @@ class PassageField(EncodedField):
     Args:
         tokenizer, max_len: As in EncodedField.
         stride: Tokens that each window of a passage moves on by.
+        marks_shared: As in `encode_passage`; the encoder then tells three types of tokens apart.
     Shapes:
         SpanRows of tokens (R, L), R the windows of all samples
     """
@@ -39,9 +40,11 @@ class PassageField(EncodedField):
     needs = ("question", "context", "answers")
     abstains = False  # whether some questions of training have no answer
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(6)], stride: Count) -> None:
+    def __init__(
+        self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(6)], stride: Count, marks_shared: bool = False
+    ) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
-        self.stride = stride
+        self.stride, self.marks_shared = stride, marks_shared
 
     def texts(self) -> Iterator[str]:
         passage = None
@@ -55,7 +58,7 @@ class PassageField(EncodedField):
         self.abstains = any(not record["answers"] for record in self._train.records())
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "stride": self.stride, "abstains": self.abstains}
+        return super().state() | {"stride": self.stride, "abstains": self.abstains, "marks_shared": self.marks_shared}
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
@@ -63,7 +66,8 @@ class PassageField(EncodedField):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {**super().sizes, "num_classes": 2}  # scores of start and end
+        types = {"token_types": 3} if self.marks_shared else {}
+        return {**super().sizes, **types, "num_classes": 2}  # scores of start and end
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["question"], record["context"]
@@ -75,7 +79,14 @@ class PassageField(EncodedField):
         question, context, answers = (record[name] for name in self.needs)
         words = word_places(context)
         windows = encode_passage(
-            self.tokenizer, self.max_len, self.stride, question, context, words=words, pieces=self.pieces
+            self.tokenizer,
+            self.max_len,
+            self.stride,
+            question,
+            context,
+            words=words,
+            pieces=self.pieces,
+            marks_shared=self.marks_shared,
         )
         text, start = answers[0] if answers else ("", 0)
         span = covering(words, start, start + len(text))

@@ -51,6 +51,7 @@ def encode_passage(
     *,
     words: Sequence[Place] | None = None,
     pieces: Pieces | None = None,
+    marks_shared: bool = False,
 ) -> list[Window]:
     """A question and a passage as begin, question, end, part of the passage, end; as many rows as the passage needs.
 
@@ -61,26 +62,36 @@ def encode_passage(
         stride: Tokens that each window moves on by, at least to the next word and at most to its own end.
         words: Words of the passage, where they are known.
         pieces: Ids of a word, where they are remembered.
+        marks_shared: Whether words of the passage that the question has too, whatever their case, are of type 2, in
+            place of 1 (the exact match of Chen et al. 2017, section 3.2).
     """
     words = word_places(passage) if words is None else words
+    shared = _words(question) if marks_shared else frozenset()
+    kinds = [2 if passage[word.start : word.stop].casefold() in shared else 1 for word in words]
     asked = tokenizer.encode(question)[: max_len // 2]
     head = [tokenizer.bos_id, *asked, tokenizer.eos_id]
     room = max_len - len(head) - 1
     ids = [_ids(passage, word, pieces or tokenizer.encode)[:room] for word in words]
     windows, start = [], 0
     while True:
-        row, places, stop, after = list(head), [0], start, start + 1
+        row, types, places, stop, after = list(head), [0] * len(head), [0], start, start + 1
         while stop < len(ids) and len(row) + len(ids[stop]) < max_len:
             places.append(len(row))
             row += ids[stop]
+            types += [kinds[stop]] * len(ids[stop])
             stop += 1
             if len(row) - len(head) <= stride:
                 after = max(after, stop)
-        types = [0] * len(head) + [1] * (len(row) + 1 - len(head))
-        windows.append(Window(Input([*row, tokenizer.eos_id], types, places), start))
+        windows.append(Window(Input([*row, tokenizer.eos_id], [*types, 1], places), start))
         if stop >= len(ids):
             return windows
         start = after
+
+
+def _words(text: str) -> frozenset[str]:
+    """The words of a text, without its signs and whatever their case."""
+    words = (text[word.start : word.stop].casefold() for word in word_places(text))
+    return frozenset(word for word in words if word[0].isalnum())
 
 
 def _ids(passage: str, word: Place, pieces: Pieces) -> list[int]:

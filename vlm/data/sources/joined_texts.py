@@ -1,0 +1,51 @@
+"""Texts of several sources, to learn the words of all of them from."""
+
+from bisect import bisect
+from collections.abc import Sequence
+from itertools import accumulate
+
+from vlm.data.records import NAMES, Record, Source, Split
+from vlm.errors import UserError
+
+
+class JoinedTexts(Source):
+    """The texts of several sources: each split has those of the first source, then those of the next.
+
+    Args:
+        sources: Sources whose records hold a text.
+    Raises:
+        UserError: There is no source, or the records of one hold no text.
+    """
+
+    holds = ("text",)
+    name = "joined_texts"
+
+    def __init__(self, *, sources: Sequence[Source]) -> None:
+        if not sources:
+            raise UserError("data.source.sources: is empty; give one source or more")
+        for source in sources:
+            if "text" not in source.holds:
+                raise UserError(f"data.source.sources: records of {source.name} hold {', '.join(source.holds)}, no text")
+        self.sources = sources
+        self.splits = tuple(name for name in NAMES if any(name in source.splits for source in sources))
+        self.skipped = [line for source in sources for line in source.skipped]
+
+    def open(self, name: str) -> Split:
+        return _Joined([(source.name, source.open(name)) for source in self.sources if name in source.splits])
+
+
+class _Joined(Split):
+    """The records of several splits, end to end, each named after its source."""
+
+    def __init__(self, parts: Sequence[tuple[str, Split]]) -> None:
+        self.parts, self.fresh = parts, any(split.fresh for _, split in parts)
+        self.begins = [0, *accumulate(len(split) for _, split in parts)]
+
+    def __len__(self) -> int:
+        return self.begins[-1]
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        at = bisect(self.begins, index) - 1
+        source, split = self.parts[at]
+        record = split.record(index - self.begins[at], epoch)
+        return Record(f"{source} {record.id}", {"text": record["text"]}, read_stamp=record.read_stamp)
