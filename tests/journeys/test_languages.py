@@ -18,6 +18,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.inference.captioning import Captioner
 from vlm.inference.options import DecodingOptions
 from vlm.inference.text_words import word_probabilities
+from vlm.serving.serve import make_engine
 from vlm.training.fit import main
 
 LANGUAGES = ("en", "de", "zh")
@@ -139,6 +140,9 @@ def test_the_command_and_python_caption_in_each_language(run, best, photos, caps
         assert [one.text for one in model.caption(photos, language=language)] == list(expected.values())
         kept = {row["image_id"]: row["caption"] for row in predictions if row["language"] == own}
         assert kept.items() <= {Path(path).name: text for path, text in expected.items()}.items()
+    engine = make_engine(captioner, DecodingOptions(), language="zh", rows=2, most=4)
+    (job,) = engine.submit([captioner.pixels(load_image(photos[0]))])
+    assert job.answer.result(60).text == by_hand(captioner, captioner.pixels(load_image(photos[0])), "zh")
     german, chinese = (model.caption(photos[0], language=language) for language in ("de", "zh"))
     assert german.text.startswith("Ein") and chinese.text.endswith("。")  # it has learned that much
     beams = model.caption(photos[0], language="zh", prefix="大", beam=3, results=2)

@@ -224,6 +224,25 @@ def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> N
     assert float(high) == pytest.approx(0.15 + spread, abs=0.015)
 
 
+def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> None:
+    """F1 of each question is the same plus 0.1, so that the gain has no spread; answers to images are right or not."""
+    scores = np.random.default_rng(0).uniform(0, 0.9, 50)
+    for name, gain in (("one", 0.0), ("two", 0.1)):
+        rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "details.json").write_text(json.dumps({"questions": rows}))
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/f1": scores.mean() + gain}))
+    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    assert "+0.1000 (+0.1000 to +0.1000)*" in capsys.readouterr().out
+    for name, answer in (("one", "red"), ("two", "blue")):
+        asked = {"image_id": "a.png", "answer": "blue", "predicted": answer}
+        rows = [asked | {"question": f"what color is {n}?"} for n in range(9)]
+        (tmp_path / name / "details.json").write_text(json.dumps({"questions": rows}))
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/accuracy": float(answer == "blue")}))
+    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    assert "+1.0000 (+1.0000 to +1.0000)*" in capsys.readouterr().out
+
+
 def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:
     one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
     classes = tmp_path / "classes"

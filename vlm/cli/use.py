@@ -8,7 +8,17 @@ from typing import Annotated, Any, get_args, get_type_hints
 from vlm.errors import UserError
 from vlm.inference.commands import Command
 from vlm.inference.commands import commands as all_commands
-from vlm.inference.options import BatchSize, Checkpoint, DecodingOptions, Device, ModelOptions, Option, Precision, Trust
+from vlm.inference.options import (
+    BatchSize,
+    Checkpoint,
+    DecodingOptions,
+    Device,
+    Language,
+    ModelOptions,
+    Option,
+    Precision,
+    Trust,
+)
 
 
 def command_of(commands: Sequence[Command]) -> Callable[..., int]:
@@ -97,6 +107,7 @@ def serve(
     precision: Precision = "auto",
     batch_size: BatchSize = 32,
     trust: Trust = None,
+    language: Language = None,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
     queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
@@ -106,7 +117,7 @@ def serve(
     from vlm.serving.serve import serve
 
     model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
-    return serve(model, decoding, host=host, port=port, queue=queue, max_mb=max_mb)
+    return serve(model, decoding, language=language, host=host, port=port, queue=queue, max_mb=max_mb)
 
 
 def demo(
@@ -114,6 +125,7 @@ def demo(
     device: Device = "auto",
     precision: Precision = "auto",
     trust: Trust = None,
+    language: Language = None,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
     queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,

@@ -15,10 +15,20 @@ GRACE = 8  # seconds in which requests are answered that came before a signal
 SPARE = 64  # connections beside those whose inputs may wait; bodies of all lie in memory
 
 
-def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: int, queue: int, max_mb: int) -> int:
+def serve(
+    model: ModelOptions,
+    decoding: DecodingOptions,
+    *,
+    language: str | None,
+    host: str,
+    port: int,
+    queue: int,
+    max_mb: int,
+) -> int:
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
     Args:
+        language: As in `make_engine`.
         host, port: The address that it listens on.
         queue: Inputs that may wait.
         max_mb: Megabytes of the largest body.
@@ -31,7 +41,8 @@ def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: in
         from vlm.serving.app import Service, make_app
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
-    engine = make_engine(model.load(load_predictor), decoding, rows=model.batch_size, most=queue)
+    predictor = model.load(load_predictor)
+    engine = make_engine(predictor, decoding, language=language, rows=model.batch_size, most=queue)
     key = os.environ.get(KEY) or None
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
@@ -40,9 +51,13 @@ def serve(model: ModelOptions, decoding: DecodingOptions, *, host: str, port: in
     return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
 
 
-def make_engine(predictor: Predictor, decoding: DecodingOptions, *, rows: int, most: int) -> Engine:
+def make_engine(
+    predictor: Predictor, decoding: DecodingOptions, *, language: str | None = None, rows: int, most: int
+) -> Engine:
     """The engine of a model.
 
+    Args:
+        language: That of all texts, of a model of several; by default its first.
     Raises:
         UserError: An input of it is not one image or one text, or options of decoding are set for one without.
     """
@@ -50,7 +65,8 @@ def make_engine(predictor: Predictor, decoding: DecodingOptions, *, rows: int, m
     if needs:
         raise UserError(f"vlm serve: a model for {predictor.task} takes a {needs.pop()} too, which it does not do yet")
     if isinstance(predictor, Writer):
-        return Engine(predictor, search=predictor.searching(decoding), rows=rows, most=most)
-    if decoding != DecodingOptions():
+        search = predictor.searching(decoding, language=language)
+        return Engine(predictor, search=search, rows=rows, most=most)
+    if decoding != DecodingOptions() or language is not None:
         raise UserError(f"vlm serve: a model for {predictor.task} is served with its own options; leave others out")
     return Engine(predictor, search=None, rows=rows, most=most)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from small import command
 
 from vlm.data.batch import IGNORE, Targets, TextRows
@@ -81,7 +80,7 @@ def test_row_losses_are_those_of_the_rows_alone() -> None:
 
 def task(captions: list[str], references: int) -> SimpleNamespace:
     images, metrics = [f"image {n}" for n in range(len(captions))], LanguageMetrics([])
-    metrics.first.update(images, captions, [[f"text {n % references}"] for n in range(len(images))], [0.0] * len(images))
+    metrics.first.update(images, captions, [[f"text {n % references}"] for n in range(len(images))])
     metrics.compute()
     return SimpleNamespace(metrics=metrics)
 

@@ -25,7 +25,7 @@ class JoinedTexts(Source):
             raise UserError("data.source.sources: is empty; give one source or more")
         for source in sources:
             if "text" not in source.holds:
-                raise UserError(f"data.source.sources: records of {source.name} hold {', '.join(source.holds)}, no text")
+                raise UserError(f"data.source.sources: there is no text in {source.name}; leave it out")
         self.sources = sources
         self.splits = tuple(name for name in NAMES if any(name in source.splits for source in sources))
         self.skipped = [line for source in sources for line in source.skipped]

@@ -1,7 +1,7 @@
 """`vlm compare`: several runs' evaluations side by side, with the significance of their differences."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,19 @@ class StoredEvaluation:
         split: The split.
         scores: By metric, as in metrics.json without the split.
         captions: Caption and references by image, of a captioner.
-        right: Whether the class of each image or text was predicted, of a classifier.
+        values: What each image, text or question adds to scores that are means over them, by the score's name.
     """
 
     name: str
     split: str
     scores: dict[str, float]
     captions: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    right: dict[str, bool] = field(default_factory=dict)
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def samples(self) -> set[str]:
-        """Images or texts of which something is known."""
-        return {*self.captions, *self.right}
+        """Images, texts or questions of which something is known."""
+        return {*self.captions, *self.values}
 
 
 def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
@@ -86,11 +86,25 @@ def read(folder: Path, name: str) -> StoredEvaluation:
         run = StoredEvaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
         images = (details or {}).get("images", {})
         run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
-        known = (row for row in predictions or () if "label" in row)
-        run.right = {row["image" if "image" in row else "id"]: row["predicted"] == row["label"] for row in known}
+        run.values = dict(_values(details or {}, predictions or ()))
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return run
+
+
+def _values(
+    details: Mapping[str, Any], predictions: Iterable[dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """The samples of a classifier, and those of answers, with what each adds to its scores."""
+    for row in predictions:
+        if "label" in row:
+            yield row["image" if "image" in row else "id"], {"accuracy": float(row["predicted"] == row["label"])}
+    for row in details.get("questions", ()):
+        if "f1" in row:
+            yield row["id"], {name: float(row[name]) for name in ("exact_match", "f1")}
+        else:
+            known = f"{row['image_id']}: {row['question']}"
+            yield known, {"accuracy": float(row["predicted"] == row["answer"])}
 
 
 def places(folder: Path) -> list[Path]:
@@ -120,7 +134,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
     """The metrics that are known of each sample, compared on those that both have."""
-    known = (one.captions, other.captions) if one.captions else (one.right, other.right)
+    known = (one.captions, other.captions) if one.captions else (one.values, other.values)
     shared = sorted(set(known[0]) & set(known[1]))
     if not shared and (one.samples or other.samples):
         raise UserError(
@@ -137,8 +151,9 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
     if one.captions:
         left, right = _caption_scorers(one.captions, other.captions, shared)
         return dict(zip(KEYS, paired(left, right, len(shared), seed=seed), strict=True))
-    left, right = (mean_scorer(np.array([[float(side[at])] for at in shared])) for side in (one.right, other.right))
-    return {"accuracy": paired(left, right, len(shared), seed=seed)[0]}
+    names = [name for name in one.values[shared[0]] if name in other.values[shared[0]]]
+    sides = (np.array([[side.values[at][name] for name in names] for at in shared]) for side in (one, other))
+    return dict(zip(names, paired(*map(mean_scorer, sides), len(shared), seed=seed), strict=True))
 
 
 def _caption_scorers(
