@@ -62,8 +62,7 @@ class SpanAnswering(Task):
         self.longest, self.metric = longest, SpanMetric()
         types = model.encoder.type_embed
         if self.field.marks_shared and (types is None or types.num_embeddings < 3):
-            key = "task.fields.questions.marks_shared"
-            raise UserError(f"{key}: the model tells fewer than three types of tokens apart; set it to false")
+            raise UserError("task.fields.questions.marks_shared: the model has two types of tokens alone; leave it out")
 
     def work(self, batch: Batch) -> Work:
         return Work(0, *batch["questions"].tokens.shape)
