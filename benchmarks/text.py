@@ -248,7 +248,13 @@ def train(task: str, *, batch: int, bucket: int, block: int, rounds: int, device
             f"data.batch_size={batch}",
             f"data.bucket={bucket}",
         ]
-        options += [f"tokenizer.vocab_size={VOCAB}", "optim.lr=1e-4", "schedule=constant", f"runs={place}/runs"]
+        options += [
+            f"tokenizer.vocab_size={VOCAB}",
+            "optim=adamw",
+            "optim.lr=1e-4",
+            "schedule=constant",
+            f"runs={place}/runs",
+        ]
         options += ["trainer=gpu" if device == "cuda" else "trainer=cpu", "trainer.limit_val_batches=0", "test=false"]
         run = Run(compose(options))
         batches = list(islice(run.data.train_dataloader(), READ))

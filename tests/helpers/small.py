@@ -44,7 +44,7 @@ TASKS = {
     ],
     "text_classification": [
         *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
+        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2", ADAMW],
     ],
     "masked_language_modeling": [
         *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],

@@ -36,10 +36,8 @@ class Optimization:
 
     layer_decay: float = 1.0
 
-    def optimizer_for(self, model: nn.Module, *, bfloat16: bool = False) -> Optimizer:
-        """The optimiser of a model, whose groups know whether the training computes in bfloat16."""
-        groups = parameter_groups(model, self.weight_decay, self.layer_decay)
-        return self.optimizer([group | {"bfloat16": bfloat16} for group in groups])
+    def optimizer_for(self, model: nn.Module) -> Optimizer:
+        return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
         """For each group of the optimiser, its learning rate at a step over the highest."""

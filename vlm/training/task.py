@@ -301,8 +301,7 @@ class Task(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         assert self.optimization is not None, "this task was built for evaluation only"
-        bfloat16 = str(self.trainer.precision).startswith("bf16")
-        optimizer = self.optimization.optimizer_for(self.model, bfloat16=bfloat16)
+        optimizer = self.optimization.optimizer_for(self.model)
         factors = self.optimization.factors(optimizer, total_steps(self.trainer))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
