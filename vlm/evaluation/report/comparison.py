@@ -153,7 +153,8 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
         return dict(zip(KEYS, paired(left, right, len(shared), seed=seed), strict=True))
     names = [name for name in one.values[shared[0]] if name in other.values[shared[0]]]
     sides = (np.array([[side.values[at][name] for name in names] for at in shared]) for side in (one, other))
-    return dict(zip(names, paired(*map(mean_scorer, sides), len(shared), seed=seed), strict=True))
+    left, right = map(mean_scorer, sides)
+    return dict(zip(names, paired(left, right, len(shared), seed=seed), strict=True))
 
 
 def _caption_scorers(
