@@ -6,10 +6,14 @@ from bert import copied
 from transformers import BertConfig, BertForQuestionAnswering
 
 from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.data.text.passage_field import PassageField
 from vlm.data.text.passages import word_places
+from vlm.data.text.tokenizer import ByteTokenizer
+from vlm.errors import UserError
 from vlm.inference.span_answering import Span, choose_answer, likeliest_spans, span_scores
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.models.text_encoder import TextEncoder
+from vlm.tasks.span_answering import SpanAnswering
 
 V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
 # A question of two tokens and passages of three and five words, one of them of three pieces.
@@ -92,3 +96,9 @@ def test_a_text_without_words_has_no_answer(models):
     empty = input_rows([Encoded([Input([1, 2, 2], [0, 0, 1], [0])])], pad_id=0)
     spans = likeliest_spans(span_scores(models[1], empty), longest=30)
     assert choose_answer(" ", [], [(0, spans[0])], abstains=False).text == ""
+
+
+def test_a_model_without_a_type_for_shared_words_is_refused(models):
+    field = PassageField(tokenizer=ByteTokenizer(), max_len=64, stride=32, marks_shared=True)
+    with pytest.raises(UserError, match=r"marks_shared: .* two types of tokens"):
+        SpanAnswering(model=models[1], fields={"questions": field}, seed=0)

@@ -60,8 +60,7 @@ class SpanAnswering(Task):
         super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
         self.field: PassageField = fields["questions"]
         self.longest, self.metric = longest, SpanMetric()
-        types = model.encoder.type_embed
-        if self.field.marks_shared and (types is None or types.num_embeddings < 3):
+        if self.field.marks_shared and getattr(model.encoder.type_embed, "num_embeddings", 0) < 3:
             raise UserError("task.fields.questions.marks_shared: the model has two types of tokens alone; leave it out")
 
     def work(self, batch: Batch) -> Work:
