@@ -29,15 +29,15 @@ def test_products_in_sixteen_bits_are_near_it_too():
     assert not torch.equal(found, orthogonalized(matrices, 5))
 
 
-@pytest.mark.parametrize("products", ["float32", "bfloat16"])
-def test_products_are_of_the_type_that_is_asked_for(products):
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_products_are_in_sixteen_bits_where_that_is_asked_for(bfloat16):
     layer = nn.Linear(8, 6, bias=False)
-    muon = partial(Muon, lr=0.01, products=products)
+    muon = partial(Muon, lr=0.01, bfloat16=bfloat16)
     optimizer = Optimization(muon, Constant(), weight_decay=0.0).optimizer_for(layer)
     before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(6, 8)
     optimizer.step()
     nesterov = layer.weight.grad * (0.05 + 0.95 * 0.05)
-    update = orthogonalized(nesterov[None], 5, getattr(torch, products))[0]
+    update = orthogonalized(nesterov[None], 5, torch.bfloat16 if bfloat16 else None)[0]
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * 0.2 * 8**0.5 * update, rtol=0, atol=1e-6)
 
 

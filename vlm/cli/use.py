@@ -125,7 +125,6 @@ def demo(
     device: Device = "auto",
     precision: Precision = "auto",
     trust: Trust = None,
-    language: Language = None,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
     queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,

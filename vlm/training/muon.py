@@ -1,7 +1,7 @@
 """Muon: momentum whose matrices are made orthogonal."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ class Muon(Optimizer):
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
-        products: Type of their numbers; all else is computed in the parameters' own. In bfloat16, as by Jordan et al.,
-            they take half the time on CPUs that have it, and amplify its rounding where a gradient has few directions:
-            what is learned by rare samples is then drowned.
+        bfloat16: Whether their products are in bfloat16, as by Jordan et al., in half the time on CPUs that have it. They
+            amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
     """
 
     def __init__(
@@ -41,11 +40,11 @@ class Muon(Optimizer):
         eps: Annotated[float, Range(0)] = 1e-8,
         weight_decay: Annotated[float, Range(0)] = 0.0,
         iterations: Count = 5,
-        products: Literal["float32", "bfloat16"] = "float32",
+        bfloat16: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "iterations": iterations, "matrices": False})
-        self.products = None if products == "float32" else torch.bfloat16
+        self.products = torch.bfloat16 if bfloat16 else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

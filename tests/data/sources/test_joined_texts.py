@@ -39,6 +39,11 @@ def test_each_split_has_the_texts_of_all(folder, table):
     assert joined.skipped == table.skipped and len(table.skipped) == 2
 
 
+def test_sources_of_one_name_keep_their_samples_apart(folder):
+    ids = [record.id for record in JoinedTexts(sources=[folder, folder]).split("train").records()]
+    assert len(set(ids)) == len(ids) == 6
+
+
 def test_what_holds_no_text_is_refused(tmp_path, folder):
     file = tmp_path / "questions.json"
     file.write_text(

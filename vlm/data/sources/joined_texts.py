@@ -31,7 +31,10 @@ class JoinedTexts(Source):
         self.skipped = [line for source in sources for line in source.skipped]
 
     def open(self, name: str) -> Split:
-        return _Joined([(source.name, source.open(name)) for source in self.sources if name in source.splits])
+        names = [source.name for source in self.sources]  # a number keeps apart the samples of those of one name
+        names = [own if names.count(own) == 1 else f"{own} {place}" for place, own in enumerate(names, 1)]
+        pairs = zip(names, self.sources, strict=True)
+        return _Joined([(own, source.open(name)) for own, source in pairs if name in source.splits])
 
 
 class _Joined(Split):

@@ -66,8 +66,7 @@ def encode_passage(
             place of 1 (the exact match of Chen et al. 2017, section 3.2).
     """
     words = word_places(passage) if words is None else words
-    shared = _words(question) if marks_shared else frozenset()
-    kinds = [2 if passage[word.start : word.stop].casefold() in shared else 1 for word in words]
+    kinds = _shared(question, passage, words) if marks_shared else [1] * len(words)
     asked = tokenizer.encode(question)[: max_len // 2]
     head = [tokenizer.bos_id, *asked, tokenizer.eos_id]
     room = max_len - len(head) - 1
@@ -88,10 +87,11 @@ def encode_passage(
         start = after
 
 
-def _words(text: str) -> frozenset[str]:
-    """The words of a text, without its signs and whatever their case."""
-    words = (text[word.start : word.stop].casefold() for word in word_places(text))
-    return frozenset(word for word in words if word[0].isalnum())
+def _shared(question: str, passage: str, words: Sequence[Place]) -> list[int]:
+    """The type of each word of a passage: 2 where the question has it too, 1 of signs and all others."""
+    asked = {question[slice(*word)].casefold() for word in word_places(question)}
+    texts = (passage[slice(*word)].casefold() for word in words)
+    return [2 if text in asked and text[0].isalnum() else 1 for text in texts]
 
 
 def _ids(passage: str, word: Place, pieces: Pieces) -> list[int]:
