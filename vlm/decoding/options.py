@@ -82,9 +82,9 @@ class Decoding:
         longest = max_len if self.max_tokens is None else min(self.max_tokens, max_len)
         rules = self.rules
         if rules.prefix and len(rules.prefix) >= longest:
-            length = f"{len(rules.prefix)} tokens (a language is one)"
             raise UserError(
-                f"--prefix has {length}, a text at most {longest}; give a shorter one, or more --max-tokens"
+                f"a text begins with {len(rules.prefix)} tokens of --prefix or --language, and has at most {longest}; "
+                "give fewer, or more --max-tokens"
             )
         if rules.min_tokens > longest:
             raise UserError(

@@ -26,8 +26,8 @@ class Muon(Optimizer):
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
-        bfloat16: Whether their products are in bfloat16, as by Jordan et al., in half the time on CPUs that have it. They
-            amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
+        bfloat16: Whether their products are in bfloat16, as by Jordan et al., in half the time on CPUs that have it.
+            They amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
     """
 
     def __init__(
