@@ -56,8 +56,6 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
 
 def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str]:
     """The files beside the weights, by their names."""
-    if about.get("marks_shared"):
-        raise UserError("--to huggingface: transformers does not mark words that the question has; give safetensors")
     files: dict[str, str] = {}
     if "preprocess" in about:
         processor = _processor(Preprocess.from_state(about["preprocess"]))
