@@ -128,13 +128,23 @@ def test_each_image_of_a_record_has_its_own_augmentation():
 
 @pytest.mark.parametrize(
     ("texts", "mirrored"),
-    [(["A dog leaps."], True), (["a dog", "To its Left, a cat."], False), (["bright leftovers"], True), ([], True)],
+    [
+        (["A dog leaps."], True),
+        (["a dog", "To its Left, a cat."], False),
+        (["bright leftovers"], True),
+        ([], True),
+        (["a dog", "一只狗在球的左边"], False),
+        (["一只狗 links vom Ball"], False),
+        (["一只狗在球的上边"], True),
+    ],
 )
 def test_an_image_whose_texts_tell_left_from_right_is_not_mirrored(texts, mirrored):
     image = Image.new("RGB", (8, 8), "red")
     image.paste("blue", (0, 0, 4, 8))
     augment = Augment(image_size=8, horizontal_flip=True)
-    field = ImageField(preprocess=Preprocess(image_size=8), augment=augment, side_words=["left", "right"])
+    field = ImageField(
+        preprocess=Preprocess(image_size=8), augment=augment, side_words=["left", "right", "links", "左"]
+    )
     record = Record("a", {"references": texts}, lambda: image)
     plain = field.encode(record, None)
     others = [index for index in range(20) if not torch.equal(field.encode(record, (0, 0, index)), plain)]

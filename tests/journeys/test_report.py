@@ -208,6 +208,23 @@ def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
     assert row.split()[-1] == "1.000"
 
 
+def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, capsys) -> None:
+    good = {str(n): f"a dog number {n} runs" for n in range(40)}
+    evaluation(tmp_path / "plain", dict.fromkeys(good, "a cat"))
+    rows = json.loads((tmp_path / "plain" / "details.json").read_text())["images"]
+    better = {image: row | {"caption": good[image]} for image, row in rows.items()}
+    for name, languages in {"one": {"en": better, "de": rows}, "two": {"de": better}}.items():
+        (tmp_path / name).mkdir()
+        scores = {f"test/cider_{language}": 0.5 for language in languages}
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/cider": 0.5} | scores))
+        (tmp_path / name / "details.json").write_text(json.dumps(languages))
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    assert vlm(["compare", *folders]) == 0
+    printed = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert re.search(r"\+\d.\d+ \(\+[\d.]+ to \+[\d.]+\)\*", printed["cider de"])
+    assert "(" not in printed["CIDEr"] and "(" not in printed["cider en"]
+
+
 def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> None:
     """Of 200 texts, one is right of 100, the other of the same and 30 more."""
     for name, right in (("one", 100), ("two", 130)):

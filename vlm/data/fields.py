@@ -20,6 +20,9 @@ from vlm.data.records import Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Range, UserError
 
+# Words of a text; each Chinese or Japanese character by itself, for nothing parts their words.
+_WORDS = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")
+
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
 
 
@@ -117,7 +120,8 @@ class ImageField(Field):
         augment: Augmentation of training images; None for the preprocessing alone.
         cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
             and worker, and spares the decoding from the second epoch on.
-        side_words: Words, in lower case, of a record's captions or questions that a mirrored image would make false.
+        side_words: Words, in lower case, of a record's captions or questions that a mirrored image would make false;
+            of Chinese and Japanese single characters.
     Shapes:
         uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
     """
@@ -158,7 +162,7 @@ class ImageField(Field):
         """The augmentation of a record's images: it mirrors none whose texts tell left from right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
             return self.augment
-        words = (word for text in record.texts for word in re.findall(r"\w+", text.lower()))
+        words = (word for text in record.texts for word in _WORDS.findall(text.lower()))
         return self.augment if self.side_words.isdisjoint(words) else self.augment.unmirrored()
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from vlm.evaluation.report.evaluation import TITLES, number
 from vlm.inference import page
 from vlm.inference.output import Output, aligned
 
+Captions = dict[str, tuple[str, list[str]]]  # caption and references by image
+
 
 @dataclass
 class StoredEvaluation:
@@ -25,20 +28,20 @@ class StoredEvaluation:
         name: Its name beside the others.
         split: The split.
         scores: By metric, as in metrics.json without the split.
-        captions: Caption and references by image, of a captioner.
+        captions: Caption and references by image, of a captioner, by language; "" where nobody says the languages.
         values: What each image, text or question adds to scores that are means over them, by the score's name.
     """
 
     name: str
     split: str
     scores: dict[str, float]
-    captions: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    captions: dict[str, Captions] = field(default_factory=dict)
     values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def samples(self) -> set[str]:
         """Images, texts or questions of which something is known."""
-        return {*self.captions, *self.values}
+        return {*chain.from_iterable(self.captions.values()), *self.values}
 
 
 def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
@@ -84,12 +87,17 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     try:
         split = next(iter(metrics)).split("/")[0]
         run = StoredEvaluation(name, split, {key.split("/", 1)[1]: float(value) for key, value in metrics.items()})
-        images = (details or {}).get("images", {})
-        run.captions = {image: (row["caption"], row["references"]) for image, row in images.items()}
+        run.captions = dict(_captions(details or {}, run.scores))
         run.values = dict(_values(details or {}, predictions or ()))
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return run
+
+
+def _captions(details: Mapping[str, Any], scores: Mapping[str, float]) -> Iterator[tuple[str, Captions]]:
+    for language in ("", *(name for name in details if f"{KEYS[-1]}_{name}" in scores)):
+        if rows := details.get(language or "images"):
+            yield language, {image: (row["caption"], row["references"]) for image, row in rows.items()}
 
 
 def _values(
@@ -133,33 +141,37 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 
 def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
-    """The metrics that are known of each sample, compared on those that both have."""
-    known = (one.captions, other.captions) if one.captions else (one.values, other.values)
-    shared = sorted(set(known[0]) & set(known[1]))
-    if not shared and (one.samples or other.samples):
+    """The metrics that are known of each sample, compared on those that both have; of captions in each language."""
+    if (one.samples or other.samples) and one.samples.isdisjoint(other.samples):
         raise UserError(
             f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
         )
-    left_out = len(set(known[0]) ^ set(known[1]))
-    if left_out:
+    differences: dict[str, Difference] = {}
+    for language in one.captions.keys() & other.captions.keys():
+        sides = one.captions[language], other.captions[language]
+        if len(shared := _shared(one, other, *sides)) > 1:
+            left, right = _caption_scorers(*sides, shared)
+            by_metric = zip(KEYS, paired(left, right, len(shared), seed=seed), strict=True)
+            differences |= {f"{name}_{language}" if language else name: value for name, value in by_metric}
+    if not one.captions and len(shared := _shared(one, other, one.values, other.values)) > 1:
+        names = [name for name in one.values[shared[0]] if name in other.values[shared[0]]]
+        rows = (np.array([[side.values[at][name] for name in names] for at in shared]) for side in (one, other))
+        left, right = map(mean_scorer, rows)
+        differences |= zip(names, paired(left, right, len(shared), seed=seed), strict=True)
+    return differences
+
+
+def _shared(one: StoredEvaluation, other: StoredEvaluation, left: Iterable[str], right: Iterable[str]) -> list[str]:
+    """The samples that both evaluations have, by name; a warning says how many one of them lacks."""
+    if left_out := len({*left} ^ {*right}):
         warning = (
             f"{left_out} samples are in only one of {one.name} and {other.name}; the differences are of the others"
         )
         print_error(printable(warning), "warning")
-    if len(shared) < 2:
-        return {}
-    if one.captions:
-        left, right = _caption_scorers(one.captions, other.captions, shared)
-        return dict(zip(KEYS, paired(left, right, len(shared), seed=seed), strict=True))
-    names = [name for name in one.values[shared[0]] if name in other.values[shared[0]]]
-    sides = (np.array([[side.values[at][name] for name in names] for at in shared]) for side in (one, other))
-    left, right = map(mean_scorer, sides)
-    return dict(zip(names, paired(left, right, len(shared), seed=seed), strict=True))
+    return sorted({*left} & {*right})
 
 
-def _caption_scorers(
-    one: Mapping[str, tuple[str, list[str]]], other: Mapping[str, tuple[str, list[str]]], shared: Sequence[str]
-) -> list[Scorer]:
+def _caption_scorers(one: Captions, other: Captions, shared: Sequence[str]) -> list[Scorer]:
     if unlike := [image for image in shared if sorted(one[image][1]) != sorted(other[image][1])]:
         raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
     prepared = References({image: one[image][1] for image in shared})

@@ -1,0 +1,129 @@
+"""How many photos, and captions of each, a captioner needs: its scores after training on parts of Flickr8k.
+
+    python benchmarks/how_many_photos.py --root data/flickr8k --out FOLDER [--photos 500 1000] [--captions 1 5]
+
+Each point is `python train.py experiment=captioning_flickr8k` on a table of the first so many photos of train, with the
+first so many captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the
+same photos, and are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER is not
+made anew; the plot and the table have all that stand there, so that several calls can share the work.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from vlm.atomic import write_text
+from vlm.data.records import Record
+from vlm.data.sources.captions import FLICKR8K_FOLDERS, Flickr8k
+
+ROOT = Path(__file__).resolve().parents[1]
+METRICS = {"cider": "CIDEr", "bleu4": "BLEU-4"}
+VALIDATIONS = 5
+
+Point = tuple[int, int]  # photos, captions of each
+
+
+def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
+    """Lines of JSON, as data=captions reads them."""
+    for split in ("train", "val", "test"):
+        training = split == "train"
+        for record in source.split(split).records(photos if training else None):
+            yield line(record, split, captions if training else None)
+
+
+def line(record: Record, split: str, captions: int | None) -> str:
+    return json.dumps({"image": record.id, "caption": record["references"][:captions], "split": split})
+
+
+def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
+    """Makes the run of a point, unless it stands there."""
+    name = "{}x{}".format(*point)
+    if scores(args.out, point):
+        return
+    path = args.out / f"{name}.jsonl"
+    write_text(path, "".join(f"{row}\n" for row in table(source, *point)))
+    images = next(Path(args.root, name) for name in FLICKR8K_FOLDERS if Path(args.root, name).is_dir())
+    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images.resolve()}"]
+    options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
+    options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
+    with (args.out / f"{name}.log").open("w") as log:
+        command = [sys.executable, str(ROOT / "train.py"), *options, *args.overrides]
+        if subprocess.run(command, stdout=log, stderr=log, cwd=ROOT, env=os.environ).returncode:
+            raise SystemExit(f"{log.name}: the training failed; see there")
+
+
+def scores(out: Path, point: Point) -> dict[str, float]:
+    """The test's scores of a point; none where its run does not stand there."""
+    found = sorted(out.glob("{}x{}/*/evaluation/test/metrics.json".format(*point)))
+    return json.loads(found[-1].read_text()) if found else {}
+
+
+def points(out: Path) -> dict[Point, dict[str, float]]:
+    """The scores of all points whose runs stand there."""
+    names = (path.stem.split("x") for path in out.glob("*x*.jsonl"))
+    known = sorted((int(photos), int(captions)) for photos, captions in names)
+    return {point: found for point in known if (found := scores(out, point))}
+
+
+def plot(known: dict[Point, dict[str, float]], path: Path) -> None:
+    """A panel a metric: scores with their 95% intervals over photos, a line for each number of captions."""
+    figure, axes = plt.subplots(1, len(METRICS), figsize=(4.2 * len(METRICS), 3.2), layout="constrained")
+    for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
+        for captions in sorted({captions for _, captions in known}, reverse=True):
+            rows = [(photos, found) for (photos, each), found in known.items() if each == captions]
+            places, values = [photos for photos, _ in rows], [found[f"test/{metric}"] for _, found in rows]
+            sides = [
+                [abs(found[f"test/{metric}{side}"] - found[f"test/{metric}"]) for _, found in rows]
+                for side in ("@low", "@high")
+            ]
+            label = f"{captions} caption{'s' * (captions > 1)} a photo"
+            axis.errorbar(places, values, sides, marker="o", capsize=3, label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({photos for photos, _ in known}), minor=False)
+        axis.get_xaxis().set_major_formatter("{x:.0f}")
+        axis.set_xlabel("photos")
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
+def report(known: dict[Point, dict[str, float]]) -> None:
+    print(f"{'photos':>7} {'captions':>9}" + "".join(f"{title:>26}" for title in METRICS.values()))
+    for (photos, captions), found in known.items():
+        values = [[found[f"test/{metric}{part}"] for part in ("", "@low", "@high")] for metric in METRICS]
+        cells = ("{:.3f} ({:.3f} to {:.3f})".format(*value) for value in values)
+        print(f"{photos:>7} {captions:>9}" + "".join(f"{cell:>26}" for cell in cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True, help="Flickr8k's folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of tables, runs and the plot")
+    parser.add_argument("--photos", type=int, nargs="+", default=[500, 1000, 2000, 4000, 6000])
+    parser.add_argument("--captions", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--steps", type=int, default=1900, help="of each training: ten epochs of all photos")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of our config")
+    args = parser.parse_args()
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    source = Flickr8k(root=args.root)
+    for captions in args.captions:
+        for photos in args.photos:
+            train((photos, captions), source, args)
+    known = points(args.out)
+    report(known)
+    plot(known, args.out / "how_many_photos.png")
+
+
+if __name__ == "__main__":
+    main()

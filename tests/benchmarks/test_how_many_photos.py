@@ -1,0 +1,47 @@
+"""The benchmark of how many photos a captioner needs, on drawn scenes in Flickr8k's layout."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from flickr import draw_flickr8k
+
+from vlm.data.sources.captions import Flickr8k
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "how_many_photos.py"
+TINY = ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]
+TINY += ["data.image_size=32", "data.batch_size=2", "data.num_workers=0", "task.beam=1", "tokenizer.vocab_size=300"]
+
+
+@pytest.mark.slow
+def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("how_many_photos", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    draw_flickr8k(tmp_path)
+    out = tmp_path / "out"
+    options = ["--root", str(tmp_path), "--out", str(out), "--steps", "5", "--photos", "3"]
+    options += ["--captions", "1", "2", "--overrides", *TINY]
+    monkeypatch.setattr(sys, "argv", ["how_many_photos.py", *options])
+    module.main()
+    printed = capsys.readouterr().out
+    known = module.points(out)
+    assert list(known) == [(3, 1), (3, 2)]
+    source = Flickr8k(root=str(tmp_path))
+    for (photos, captions), scores in known.items():
+        rows = [json.loads(line) for line in (out / f"{photos}x{captions}.jsonl").read_text().splitlines()]
+        trained = [row for row in rows if row["split"] == "train"]
+        records = list(source.split("train").records(photos))
+        assert [row["image"] for row in trained] == [record.id for record in records]
+        assert [row["caption"] for row in trained] == [record["references"][:captions] for record in records]
+        tested = [row["caption"] for row in rows if row["split"] == "test"]
+        assert tested == [record["references"] for record in source.split("test").records()]
+        (run,) = out.glob(f"{photos}x{captions}/*")
+        assert len((run / "evaluation/test/predictions.json").read_text()) > 2
+        assert f"{scores['test/cider']:.3f} ({scores['test/cider@low']:.3f}" in printed
+    before = sorted(out.glob("*/*"))
+    module.main()
+    assert sorted(out.glob("*/*")) == before and capsys.readouterr().out == printed
+    assert (out / "how_many_photos.png").stat().st_size > 5000
