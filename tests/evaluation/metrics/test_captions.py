@@ -14,8 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from vlm.data.records import Listed, Record
 from vlm.errors import UserError
+from vlm.evaluation.metrics import tokens
 from vlm.evaluation.metrics.captions import CaptionMetric, References, best_constant, score_captions, shuffled
+from vlm.evaluation.metrics.controls import novelty
 
 KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa", "red", "blue", "two", "small"]
@@ -122,6 +125,16 @@ def test_variety() -> None:
     assert scores["distinct"] == 3 / 4
     assert scores["vocabulary"] == len({"a", "red", "dog", "it", "'s"})
     assert scores["mean_length"] == (3 + 3 + 3 + 4) / 4
+
+
+def test_a_caption_of_training_is_not_new_in_other_letters_or_with_other_stops() -> None:
+    known = {"captions": ["A red dog .", "Two cats, asleep."], "references": []}
+    train = Listed([known], lambda known, epoch: Record("t", known))
+    captions = ["a red dog", "two cats asleep", "a dog red", "Two cats!"]
+    assert novelty(captions, train, tokens.WORDS) == 0.5
+    chinese = {"captions": ["一只 红狗。"], "references": []}
+    train = Listed([chinese], lambda known, epoch: Record("t", known))
+    assert novelty(["一只红狗", "红狗一只"], train, tokens.CHARACTERS) == 0.5
 
 
 def test_order_batches_and_repeated_images_change_no_digit() -> None:

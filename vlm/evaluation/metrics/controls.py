@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from vlm.data.records import Split
 from vlm.evaluation.metrics.captions import CaptionMetric, best_constant, score_captions, shuffled
+from vlm.evaluation.metrics.tokens import Units
 from vlm.randomness import numpy_rng
 
 CANDIDATES = 1000  # training captions tried as the best constant one
@@ -39,12 +40,12 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
 def beside_scores(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
     """Controls, novelty and intervals, which a test has beside its scores; arguments as in `caption_controls`."""
     results = caption_controls(metric, train, seed=seed)
-    results["novelty"] = novelty(metric.predictions.values(), train)
+    results["novelty"] = novelty(metric.predictions.values(), train, metric.units)
     return results | metric.intervals(seed=seed)
 
 
-def novelty(predictions: Iterable[str], train: Split) -> float:
-    """The share of captions that stand word for word nowhere in the training split's first epoch."""
-    written = {tuple(caption.split()) for record in train.records() for caption in record["captions"]}
-    captions = [tuple(text.split()) for text in predictions]
+def novelty(predictions: Iterable[str], train: Split, units: Units) -> float:
+    """The share of captions that the training split's first epoch has nowhere, in the units that metrics compare."""
+    written = {tuple(units.cut(caption)) for record in train.records() for caption in record["captions"]}
+    captions = [tuple(units.cut(text)) for text in predictions]
     return sum(caption not in written for caption in captions) / len(captions)
