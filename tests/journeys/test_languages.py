@@ -1,6 +1,7 @@
 """A captioner of three languages: trained once on drawn photos, then used and judged in each."""
 
 import json
+import re
 from math import exp, prod
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.inference.captioning import Captioner
 from vlm.inference.options import DecodingOptions
 from vlm.inference.text_words import word_probabilities
+from vlm.serving.demo_uses import Values, form_of
 from vlm.serving.serve import make_engine
 from vlm.training.fit import main
 
@@ -148,6 +150,10 @@ def test_the_command_and_python_caption_in_each_language(run, best, photos, caps
     beams = model.caption(photos[0], language="zh", prefix="大", beam=3, results=2)
     assert all(one.text.startswith("大") for one in beams)
     assert model.attention(photos[0], language="de").caption.text == german.text
+    form = form_of(captioner)
+    assert form.languages == tuple(LANGUAGES)
+    (shown,) = form.answer(Values(photos=[load_image(photos[0])], language="de"))
+    assert re.findall(r"<b>(.*?)</b>", shown) == german.text.split()
 
 
 def test_the_words_of_a_caption_have_its_whole_probability(best, photos):

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tiny_checkpoints import FILES, IMAGES, ROOT
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
+from vlm.serving.demo_uses import WAYS, Form
 
 pytest.importorskip("gradio")
 pytest.importorskip("httpx")
@@ -97,6 +99,22 @@ def test_a_photo_is_captioned(http):
 def test_a_hostile_photo_is_a_line(http, data, line):
     shown = answers(http, *data)[-1]
     assert shown.startswith('<p class="v-refusal" role="alert">' + line) and "Traceback" not in shown
+
+
+def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):
+    from vlm.serving.demo_page import Page
+
+    asked = []
+    form = Form(1, {}, WAYS, (), lambda values: iter([asked.append(values) or values.language or "none"]), ("en", "de"))
+    page = Page(task="captioning", name="a.ckpt", form=form, samples=tmp_path, max_bytes=100_000)
+    assert list(page.answer(PHOTO, "de", "beams", 3, 1.0, 0, 128)) == ["de"]
+    assert (asked[0].way, asked[0].count) == ("beams", 3)
+    assert list(page.answer(PHOTO, "fr", *OPTIONS)) == ["none"]  # whatever was sent
+    labels = [one["props"].get("label") for one in page.blocks().get_config_file()["components"]]
+    assert "Language" in labels
+    plain = Page(task="captioning", name="a.ckpt", form=replace(form, languages=()), samples=tmp_path, max_bytes=1)
+    labels = [one["props"].get("label") for one in plain.blocks().get_config_file()["components"]]
+    assert "Way of writing" in labels and "Language" not in labels
 
 
 @pytest.mark.parametrize("options", [["x", 4, 1.0, 0, 128], ["beams", 10**9, 1.0, 0, 128], ["samples", 2, -5, 0, 128]])

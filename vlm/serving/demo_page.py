@@ -75,9 +75,11 @@ class Page:
         if self.form.photos and not photos:
             raise UserError("drop a photo first, or choose an example")
         texts = {name: self.text(name, str(next(remaining) or "")) for name in self.form.texts}
+        language = next(remaining) if self.form.languages else None
         way = next(remaining, None)
         options = {name: _bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
-        return Values(photos, texts, way if way in self.form.ways else WAYS[0], **options)
+        language, way = _known(language, self.form.languages), _known(way, self.form.ways)
+        return Values(photos, texts, language, way or WAYS[0], **options)
 
     def photo(self, source: str, place: int) -> Image.Image:
         """A photo of the form: an example by its number, or a file's bytes in base64."""
@@ -114,6 +116,7 @@ class Page:
                 with gr.Column(scale=2, min_width=300):
                     photos = [self._drop(place) for place in range(self.form.photos)]
                     texts = [self._field(name, label) for name, label in self.form.texts.items()]
+                    languages = self._languages() if self.form.languages else []
                     options = self._options() if self.form.ways else []
                     with gr.Row():
                         button = gr.Button("Run", variant="primary", min_width=100)
@@ -122,9 +125,14 @@ class Page:
                     shown = gr.HTML(html.hint("The result stands here."), elem_id="result", js_on_load=None)
             about: Any = {"label": "Examples of the run", "type": "index", "visible": bool(self.rows)}
             rows = gr.Dataset(components=texts, samples=self.rows, **about)
-            asked: Any = {"inputs": [*photos, *texts, *options], "outputs": shown, "api_visibility": "private", **MODEL}
+            asked: Any = {
+                "inputs": [*photos, *texts, *languages, *options],
+                "outputs": shown,
+                "api_visibility": "private",
+                **MODEL,
+            }
             triggers = [button.click, *(photo.upload for photo in photos)]
-            triggers += [option.change for option in options[:1]] if photos else []
+            triggers += [option.change for option in [*languages, *options[:1]]] if photos else []
             triggers += [text.submit for text in texts if text.lines == 1]
             events = [gr.on(triggers, self.answer, **asked, trigger_mode="always_last")]
             filled = rows.click(self._row, rows, texts, api_visibility="private") if texts else None
@@ -152,6 +160,10 @@ class Page:
         lines = {"question": 1, "label": 5}.get(name, 3)
         return gr.Textbox(value, label=label, lines=lines, max_length=MAX_TEXT)
 
+    def _languages(self) -> list[Any]:
+        """The languages to choose among, the first by default."""
+        return [gr.Radio(list(self.form.languages), value=self.form.languages[0], label="Language")]
+
     def _options(self) -> list[Any]:
         """The ways of writing and their options, in the order of `Values`."""
         way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
@@ -162,6 +174,11 @@ class Page:
             ]
         sliders[0].visible, sliders[-1].visible = not self.form.streams, self.form.streams
         return [way, *sliders]
+
+
+def _known(value: Any, offered: Sequence[str]) -> str | None:
+    """A choice that the page offers, whatever was sent; None for another."""
+    return value if value in offered else None
 
 
 def _bounded(name: str, value: Any) -> Any:

@@ -38,6 +38,7 @@ class Values:
     Args:
         photos: The photos, opened.
         texts: Texts by the name of their field.
+        language: That of the texts, of a model of several.
         way: One of WAYS.
         count: Texts of beams or samples.
         tokens: The longest text of a language model.
@@ -45,6 +46,7 @@ class Values:
 
     photos: Sequence[Image.Image] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
+    language: str | None = None
     way: str = WAYS[0]
     count: int = 4
     temperature: float = 1.0
@@ -68,6 +70,7 @@ class Form:
         ways: The ways in which it writes, if there are several.
         optional: Fields that may be empty.
         answer: The answer to values as HTML, and again whenever there is more of it.
+        languages: The languages in which it writes, if there are several.
     """
 
     photos: int
@@ -75,6 +78,7 @@ class Form:
     ways: tuple[str, ...]
     optional: tuple[str, ...]
     answer: Callable[[Values], Iterator[str]]
+    languages: tuple[str, ...] = ()
 
     @property
     def streams(self) -> bool:
@@ -98,7 +102,9 @@ def form_of(predictor: Predictor) -> Form:
     if isinstance(predictor, Answerer):
         return Form(photos, texts, (), optional, partial(_answer, predictor))
     if isinstance(predictor, Writer):
-        return Form(photos, texts, WAYS, optional, partial(_write, predictor))
+        languages = tuple(predictor.tokenizer.languages)
+        answer = partial(_write, predictor)
+        return Form(photos, texts, WAYS, optional, answer, languages if len(languages) > 1 else ())
     return Form(photos, texts, (), optional, partial(_use, predictor))
 
 
@@ -136,7 +142,7 @@ def _continue(generator: Generator, values: Values) -> Iterator[str]:
 def _write(writer: Writer, values: Values) -> Iterator[str]:
     """The texts of a model that reads a photo, a text, or both."""
     results = 1 if values.way == WAYS[0] else max(2, values.count)
-    search = writer.searching(DecodingOptions(**values.options(), results=results))
+    search = writer.searching(DecodingOptions(**values.options(), results=results), language=values.language)
     pixels = [writer.pixels(photo) for photo in values.photos] if isinstance(writer, ImagePredictor) else []
     inputs = [*values.texts.values(), *pixels]
     source: Any = tuple(inputs) if len(inputs) > 1 else inputs[0]
