@@ -11,36 +11,63 @@ from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.tokens import units_of
+from vlm.randomness import key
 
 RARELY = 0.01  # share of a word's uses that end a caption
+BETWEEN = "cider_between"
 
 
 class CaptionReward:
     """A weighted sum of COCO's metrics, of each caption by itself. CIDEr weighs n-grams by the training captions.
 
+    One more, cider_between, is CIDEr against the captions of another training image, drawn for each image. With a
+    negative weight it takes from a caption what it would earn beside any image (after Wang et al. 2020, "Compare and
+    Reweight", whose other images are similar ones).
+
     Args:
-        weights: Weight of each metric, out of `KEYS`.
+        weights: Weight of each metric, out of `KEYS` and cider_between.
         corpus: Reference captions of each training image.
     Raises:
-        UserError: A metric is unknown.
+        UserError: A metric is unknown, or there is no other image.
     """
 
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
-        if unknown := weights.keys() - set(KEYS):
-            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {', '.join(KEYS)}")
-        self.weights, captions = weights, [list(texts) for texts in corpus]
-        self.units = units_of(chain.from_iterable(captions))
-        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in captions])
+        if unknown := weights.keys() - {*KEYS, BETWEEN}:
+            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {', '.join([*KEYS, BETWEEN])}")
+        self.weights, self.corpus = weights, [list(texts) for texts in corpus]
+        if BETWEEN in weights and len(self.corpus) < 2:
+            raise UserError(f"task.reward: {BETWEEN}: needs a second training image")
+        self.units = units_of(chain.from_iterable(self.corpus))
+        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in self.corpus])
 
-    def __call__(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        """Rewards of K captions of each of B images: (B, K)."""
+    def __call__(
+        self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], *, seed: int, ids: Sequence[str]
+    ) -> Floats:
+        """Rewards of K captions of each of B images: (B, K).
+
+        Args:
+            references: Of each image.
+            seed, ids: With an image's name, the key of the other image that it is compared with.
+        """
+        rewards = self._scores(captions, references) @ np.array([self.weights.get(name, 0.0) for name in KEYS])
+        if weight := self.weights.get(BETWEEN):
+            others = [self.other(known, seed, id) for known, id in zip(references, ids, strict=True)]
+            rewards += weight * self._scores(captions, others)[..., KEYS.index("cider")]
+        return rewards
+
+    def other(self, references: Sequence[str], *keys: int | str) -> list[str]:
+        """The captions of a training image drawn for these keys, which is not the one with these references."""
+        place = key("between", *keys) % len(self.corpus)
+        return self.corpus[place] if self.corpus[place] != list(references) else self.corpus[place - 1]
+
+    def _scores(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
+        """Each caption's score under each of `KEYS`: (B, K, 6)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
         names = [f"{place:09}" for place in range(len(references))]  # which are sorted
         known = dict(zip(names, references, strict=True))
         prepared = References(known, self.frequencies.among(texts), self.units)
         columns = [dict(zip(names, column, strict=True)) for column in zip(*captions, strict=True)]
-        values = np.stack([prepared.score(column).values for column in columns], 1)  # (B, K, 6)
-        return values @ np.array([self.weights.get(key, 0.0) for key in KEYS])
+        return np.stack([prepared.score(column).values for column in columns], 1)
 
 
 class CaptionFaults:
