@@ -1,4 +1,4 @@
-"""How many photos, and captions of each, a captioner needs: its scores after training on parts of Flickr8k.
+"""Photos, and captions of each, that a captioner needs: its scores after training on parts of Flickr8k.
 
     python benchmarks/how_many_photos.py --root data/flickr8k --out FOLDER [--photos 500 1000] [--captions 1 5]
 
@@ -63,15 +63,15 @@ def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
 
 def scores(out: Path, point: Point) -> dict[str, float]:
     """The test's scores of a point; none where its run does not stand there."""
-    found = sorted(out.glob("{}x{}/*/evaluation/test/metrics.json".format(*point)))
-    return json.loads(found[-1].read_text()) if found else {}
+    files = sorted(out.glob("{}x{}/*/evaluation/test/metrics.json".format(*point)))
+    return json.loads(files[-1].read_text()) if files else {}
 
 
 def points(out: Path) -> dict[Point, dict[str, float]]:
     """The scores of all points whose runs stand there."""
     names = (path.stem.split("x") for path in out.glob("*x*.jsonl"))
     known = sorted((int(photos), int(captions)) for photos, captions in names)
-    return {point: found for point in known if (found := scores(out, point))}
+    return {point: scored for point in known if (scored := scores(out, point))}
 
 
 def plot(known: dict[Point, dict[str, float]], path: Path) -> None:
@@ -79,10 +79,10 @@ def plot(known: dict[Point, dict[str, float]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(METRICS), figsize=(4.2 * len(METRICS), 3.2), layout="constrained")
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
         for captions in sorted({captions for _, captions in known}, reverse=True):
-            rows = [(photos, found) for (photos, each), found in known.items() if each == captions]
-            places, values = [photos for photos, _ in rows], [found[f"test/{metric}"] for _, found in rows]
+            rows = [(photos, scored) for (photos, each), scored in known.items() if each == captions]
+            places, values = [photos for photos, _ in rows], [scored[f"test/{metric}"] for _, scored in rows]
             sides = [
-                [abs(found[f"test/{metric}{side}"] - found[f"test/{metric}"]) for _, found in rows]
+                [abs(scored[f"test/{metric}{side}"] - scored[f"test/{metric}"]) for _, scored in rows]
                 for side in ("@low", "@high")
             ]
             label = f"{captions} caption{'s' * (captions > 1)} a photo"
@@ -99,8 +99,8 @@ def plot(known: dict[Point, dict[str, float]], path: Path) -> None:
 
 def report(known: dict[Point, dict[str, float]]) -> None:
     print(f"{'photos':>7} {'captions':>9}" + "".join(f"{title:>26}" for title in METRICS.values()))
-    for (photos, captions), found in known.items():
-        values = [[found[f"test/{metric}{part}"] for part in ("", "@low", "@high")] for metric in METRICS]
+    for (photos, captions), scored in known.items():
+        values = [[scored[f"test/{metric}{part}"] for part in ("", "@low", "@high")] for metric in METRICS]
         cells = ("{:.3f} ({:.3f} to {:.3f})".format(*value) for value in values)
         print(f"{photos:>7} {captions:>9}" + "".join(f"{cell:>26}" for cell in cells))
 
