@@ -10,7 +10,6 @@ made anew; the plot and the table have all that stand there, so that several cal
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from vlm.atomic import write_text
-from vlm.data.records import Record
-from vlm.data.sources.captions import FLICKR8K_FOLDERS, Flickr8k
+from vlm.data.sources.captions import Flickr8k
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = {"cider": "CIDEr", "bleu4": "BLEU-4"}
@@ -34,30 +32,24 @@ Point = tuple[int, int]  # photos, captions of each
 
 def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
     """Lines of JSON, as data=captions reads them."""
-    for split in ("train", "val", "test"):
-        training = split == "train"
-        for record in source.split(split).records(photos if training else None):
-            yield line(record, split, captions if training else None)
-
-
-def line(record: Record, split: str, captions: int | None) -> str:
-    return json.dumps({"image": record.id, "caption": record["references"][:captions], "split": split})
+    for split, images, most in (("train", photos, captions), ("val", None, None), ("test", None, None)):
+        for record in source.split(split).records(images):
+            yield json.dumps({"image": record.id, "caption": record["references"][:most], "split": split}) + "\n"
 
 
 def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
     """Makes the run of a point, unless it stands there."""
-    name = "{}x{}".format(*point)
     if scores(args.out, point):
         return
-    path = args.out / f"{name}.jsonl"
-    write_text(path, "".join(f"{row}\n" for row in table(source, *point)))
-    images = next(Path(args.root, name) for name in FLICKR8K_FOLDERS if Path(args.root, name).is_dir())
-    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images.resolve()}"]
+    name = "{}x{}".format(*point)
+    path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
+    write_text(path, "".join(table(source, *point)))
+    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
     options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
     options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
     with (args.out / f"{name}.log").open("w") as log:
         command = [sys.executable, str(ROOT / "train.py"), *options, *args.overrides]
-        if subprocess.run(command, stdout=log, stderr=log, cwd=ROOT, env=os.environ).returncode:
+        if subprocess.run(command, stdout=log, stderr=log, cwd=ROOT).returncode:
             raise SystemExit(f"{log.name}: the training failed; see there")
 
 

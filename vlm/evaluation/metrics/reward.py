@@ -47,7 +47,7 @@ class CaptionReward:
 
         Args:
             references: Of each image.
-            seed, ids: With an image's name, the key of the other image that it is compared with.
+            seed, ids: The keys by which the other image is drawn; ids are names of the B images.
         """
         rewards = self._scores(captions, references) @ np.array([self.weights.get(name, 0.0) for name in KEYS])
         if weight := self.weights.get(BETWEEN):
