@@ -178,7 +178,7 @@ def load(path: Place, *, device: str = "auto", precision: str = "auto", trust: s
     Args:
         path: A checkpoint, a run or its folder, `last` for the newest, or a folder of Hugging Face.
         device: auto, cpu, cuda or mps.
-        precision: auto, fp32 or bf16; auto is bf16 where the device computes in it.
+        precision: auto, fp32 or bf16; auto is bf16 where the device is faster in it.
         trust: Package of your own whose classes may be loaded.
     Raises:
         Error: It is none, is damaged, or does not run here.

@@ -21,8 +21,23 @@ LENGTH, DIM, HEADS = 9, 32, 4
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags have other names on other processors")
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux lists them there")
 def test_bfloat16_is_known_by_the_flags_of_the_processor():
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    assert has_bfloat16("cpu") == bool(flags & {"avx512_bf16", "amx_bf16"})
+    words = set(Path("/proc/cpuinfo").read_text().split())
+    assert has_bfloat16("cpu") == ("amx_bf16" in words or {"avx512_bf16", "AuthenticAMD"} <= words)
+
+
+@pytest.mark.parametrize(
+    ("processor", "fast"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_bfloat16_is_fast_by_amx_and_on_amds_processors(monkeypatch, processor, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    assert has_bfloat16("cpu") is fast
 
 
 def test_apples_devices_have_neither_float64_nor_fast_bfloat16():

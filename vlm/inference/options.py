@@ -50,7 +50,7 @@ Checkpoint = Annotated[
     ),
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
-Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device computes in it.")]
+Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device is faster in it.")]
 BatchSize = Annotated[int, Option("Inputs at a time.", least=1)]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
