@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sacrebleu.metrics import BLEU, CHRF
 
 from vlm.cli.main import run as vlm
 from vlm.evaluation.report import charts
@@ -195,6 +196,20 @@ def evaluation(folder: Path, captions: dict[str, str]) -> str:
     return str(folder)
 
 
+def stored(folder: Path, scores: dict[str, float], **files: object) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in {"metrics": {f"test/{name}": value for name, value in scores.items()}, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def compared(folder: Path, capsys) -> dict[str, list[float]]:
+    """The difference, and the ends of its interval, of each score of the evaluations `one` and `two`."""
+    capsys.readouterr()
+    assert vlm(["compare", str(folder / "one"), str(folder / "two")]) == 0
+    lines = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    return {line[0]: list(map(float, re.findall(r"[+-][\d.]+", line[3]))) for line in lines if "(" in line[-2]}
+
+
 def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
     good = {str(n): f"a dog number {n} runs" for n in range(40)}
     poor = {image: text if int(image) % 2 else "a cat" for image, text in good.items()}
@@ -228,17 +243,11 @@ def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, c
 def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> None:
     """Of 200 texts, one is right of 100, the other of the same and 30 more."""
     for name, right in (("one", 100), ("two", 130)):
-        (tmp_path / name).mkdir()
         rows = [{"id": f"line {n}", "label": "a", "predicted": "a" if n < right else "b"} for n in range(200)]
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/accuracy": right / 200}))
-        (tmp_path / name / "predictions.json").write_text(json.dumps(rows))
-    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("accuracy"))
-    ((value, low, high),) = re.findall(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)\*", row)
+        stored(tmp_path / name, {"accuracy": right / 200}, predictions=rows)
     spread = 1.96 * (0.15 * 0.85 / 200) ** 0.5  # of a share of 0.15 of 200
-    assert float(value) == 0.15
-    assert float(low) == pytest.approx(0.15 - spread, abs=0.015)
-    assert float(high) == pytest.approx(0.15 + spread, abs=0.015)
+    gain, *ends = compared(tmp_path, capsys)["accuracy"]
+    assert gain == 0.15 and ends == pytest.approx([0.15 - spread, 0.15 + spread], abs=0.015)
 
 
 def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> None:
@@ -246,18 +255,58 @@ def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> No
     scores = np.random.default_rng(0).uniform(0, 0.9, 50)
     for name, gain in (("one", 0.0), ("two", 0.1)):
         rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "details.json").write_text(json.dumps({"questions": rows}))
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/f1": scores.mean() + gain}))
-    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
-    assert "+0.1000 (+0.1000 to +0.1000)*" in capsys.readouterr().out
+        stored(tmp_path / name, {"f1": scores.mean() + gain}, details={"questions": rows})
+    assert compared(tmp_path, capsys)["f1"] == [0.1, 0.1, 0.1]
     for name, answer in (("one", "red"), ("two", "blue")):
         asked = {"image_id": "a.png", "answer": "blue", "predicted": answer}
         rows = [asked | {"question": f"what color is {n}?"} for n in range(9)]
-        (tmp_path / name / "details.json").write_text(json.dumps({"questions": rows}))
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/accuracy": float(answer == "blue")}))
-    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
-    assert "+1.0000 (+1.0000 to +1.0000)*" in capsys.readouterr().out
+        stored(tmp_path / name, {"accuracy": float(answer == "blue")}, details={"questions": rows})
+    assert compared(tmp_path, capsys)["accuracy"] == [1.0, 1.0, 1.0]
+
+
+def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
+    """Of 60 sentences one finds a name in the first 20, the other in the first 40; of two words each, one is O."""
+    tags = ["B-PER", "O"]
+    for name, found in (("one", 20), ("two", 40)):
+        rows = [{"id": f"{n}", "words": ["Ada", "ran"], "tags": tags} for n in range(60)]
+        rows = [row | {"predicted": tags if n < found else ["O", "O"]} for n, row in enumerate(rows)]
+        f1 = 2 * found / (found + 60)
+        stored(tmp_path / name, {"word_accuracy": 0.5 + found / 120, "span_f1": f1}, predictions=rows)
+    gains = compared(tmp_path, capsys)
+    spread = 1.96 * (1 / 3 * 2 / 3 / 60) ** 0.5 / 2  # of half the share of sentences that the other has and one lacks
+    assert gains["word accuracy"] == pytest.approx([1 / 6, 1 / 6 - spread, 1 / 6 + spread], abs=0.012)
+    assert gains["span f1"][0] == pytest.approx(0.8 - 0.5, abs=1e-4) and gains["span f1"][1] > 0.15
+    other = json.loads((tmp_path / "two" / "predictions.json").read_text())
+    other[7]["tags"] = ["O", "O"]
+    (tmp_path / "two" / "predictions.json").write_text(json.dumps(other))
+    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert "7: has other tags in the two evaluations" in capsys.readouterr().err
+
+
+def test_translations_are_compared_as_sacrebleu_scores_them(tmp_path: Path, capsys) -> None:
+    rng = np.random.default_rng(0)
+    references = [" ".join(rng.choice(["ein", "Hund", "rennt", "am", "Strand", "."], 8)) for _ in range(50)]
+    worse = [text.replace("Hund", "Katze") if n % 2 else text.replace("am", "im") for n, text in enumerate(references)]
+    better = [text if n % 3 else written for n, (text, written) in enumerate(zip(references, worse, strict=True))]
+    truth = []
+    for name, written in (("one", worse), ("two", better)):
+        rows = zip(written, references, strict=True)
+        texts = {f"{n}": {"text": "x", "translation": one, "reference": other} for n, (one, other) in enumerate(rows)}
+        scores = [metric.corpus_score(written, [references]).score for metric in (BLEU(), CHRF())]
+        stored(tmp_path / name, dict(zip(("bleu", "chrf"), scores, strict=True)), details={"texts": texts})
+        truth.append(scores)
+    gains = compared(tmp_path, capsys)
+    assert gains["BLEU"][0] == pytest.approx(truth[1][0] - truth[0][0], abs=1e-3) and gains["BLEU"][1] > 0
+    assert gains["chrF"][0] == pytest.approx(truth[1][1] - truth[0][1], abs=1e-3) and gains["chrF"][1] > 0
+
+
+def test_images_that_find_texts_are_compared_by_the_rank_of_their_own(tmp_path: Path, capsys) -> None:
+    for name, rank in (("one", 6), ("two", 5)):
+        rows = [{"image_id": f"{n}.png", "caption": "a", "rank": rank} for n in range(9)]
+        recalls = {"text_recall_1": 0.0, "text_recall_5": float(rank == 5), "text_recall_10": 1.0, "recall": 0.5}
+        stored(tmp_path / name, recalls, predictions=rows)
+    gains = compared(tmp_path, capsys)
+    assert [values for name, values in gains.items()] == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
 
 
 def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:

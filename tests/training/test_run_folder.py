@@ -11,7 +11,7 @@ from small import command
 from vlm.checkpoint.runs import run_folders
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.evaluation.report.comparison import read
+from vlm.evaluation.report.stored import read
 from vlm.training import run_folder
 from vlm.training.fit import main
 

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 
 Tags = Sequence[str]
 OUTSIDE = "O"
+NAMES = ("word_accuracy", "span_precision", "span_recall", "span_f1")
 
 
 class Span(NamedTuple):
@@ -49,6 +50,33 @@ def spans(tags: Tags) -> Iterator[Span]:
         start, kind = place, own if tag != OUTSIDE else None
 
 
+def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], *, marks: bool) -> Scorer:
+    """The scores in the order of NAMES, of resampled sentences.
+
+    Args:
+        marks: True where tags mark spans; else there is the accuracy of words alone.
+    """
+    counts = _counts(true, predicted, marks=marks)
+    return lambda draws: _scores(draws @ counts)[:, : len(NAMES) if marks else 1]
+
+
+def _counts(true: Sequence[Tags], predicted: Sequence[Tags], *, marks: bool) -> Floats:
+    """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
+    rows = []
+    for tags, taken in zip(true, predicted, strict=True):
+        right = sum(one == other for one, other in zip(tags, taken, strict=True))
+        both = [set(spans(each)) if marks else set() for each in (tags, taken)]
+        rows.append([right, len(tags), len(both[0] & both[1]), len(both[1]), len(both[0])])
+    return np.array(rows, np.float64)
+
+
+def _scores(counts: Floats) -> Floats:
+    """Scores of sums over sentences; a share of nothing is 0. Shapes: (R, 5) -> (R, 4)"""
+    right, words, both, taken, true = counts.T
+    shares = [(right, words), (both, taken), (both, true), (2 * both, taken + true)]
+    return np.column_stack([part / np.maximum(whole, 1) for part, whole in shares])
+
+
 class TaggingMetric(SampleMetric[Sentence]):
     """Scores over all words and spans of all processes; what else it gives is of the sentences of the last `compute`.
 
@@ -72,16 +100,15 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
         """The scores of tags for the same sentences."""
-        names = ["word_accuracy", *(["span_precision", "span_recall", "span_f1"] if self.spans else [])]
-        values = self._scores(self._counts(predicted).sum(0, keepdims=True))[0]
-        return dict(zip(names, values.tolist(), strict=True))
+        values = self._scorer(predicted)(np.ones((1, len(predicted))))[0].tolist()
+        return dict(zip(NAMES, values, strict=False))  # the first alone without spans
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
-        counts = self._counts([sentence.predicted for sentence in self.samples.values()])
-        names = ["word_accuracy", *(["span_f1"] if self.spans else [])]
-        places = [0, *([3] if self.spans else [])]
-        return intervals(names, lambda draws: self._scores(draws @ counts)[:, places], len(counts), seed=seed)
+        score = self._scorer([sentence.predicted for sentence in self.samples.values()])
+        places = [0, 3] if self.spans else [0]
+        names = [NAMES[place] for place in places]
+        return intervals(names, lambda draws: score(draws)[:, places], len(self.samples), seed=seed)
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Precision, recall, F1 and number of the words of each tag; and of the spans of each kind."""
@@ -107,23 +134,8 @@ class TaggingMetric(SampleMetric[Sentence]):
             matrix[place[true]][place[taken]] += 1
         return matrix, names
 
-    def _counts(self, predicted: Sequence[Tags]) -> Floats:
-        """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
-        rows = []
-        for sentence, tags in zip(self.samples.values(), predicted, strict=True):
-            right = sum(true == taken for true, taken in zip(sentence.tags, tags, strict=True))
-            true, taken = (set(spans(each)) if self.spans else set() for each in (sentence.tags, tags))
-            rows.append([right, len(tags), len(true & taken), len(taken), len(true)])
-        return np.array(rows, np.float64)
-
-    def _scores(self, counts: Floats) -> Floats:
-        """Scores of sums (R, 5) over sentences; a share of nothing is 0."""
-        right, words, both, taken, true = counts.T
-        accuracy = right / np.maximum(words, 1)
-        if not self.spans:
-            return accuracy[:, None]
-        precision, recall = both / np.maximum(taken, 1), both / np.maximum(true, 1)
-        return np.column_stack([accuracy, precision, recall, 2 * both / np.maximum(taken + true, 1)])
+    def _scorer(self, predicted: Sequence[Tags]) -> Scorer:
+        return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted, marks=self.spans)
 
 
 def _figures(both: float, taken: float, true: float) -> dict[str, float]:
