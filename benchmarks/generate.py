@@ -3,7 +3,7 @@
     python benchmarks/generate.py [--shapes S M] [--precision fp32] [--rounds 7] [--queue 512] [--out FILE.json]
 
 Random weights of theirs are copied into ours. Theirs computes in float32, its default; ours too, or with --precision
-bf16 in what `vlm caption` takes by default where a CPU has instructions for it. Each makes the captions of the same
+bf16 in what `vlm caption` takes by default where a CPU is faster in it. Each makes the captions of the same
 images from pixels, in turns, and ratios are medians over rounds. Theirs runs as its documentation says, token ids only,
 so does ours. 32 tokens are forced on both by having no end token. In the queue, images end after a number of tokens
 drawn once (mean 12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size,

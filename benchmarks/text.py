@@ -5,7 +5,7 @@
 Ours is a step of `python train.py task=T`, with Lightning, logging and progress bar. The peer is a bare step of
 BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMaskedLM or an
 EncoderDecoderModel of two BERTs, as transformers has them: autocast, clipping, fused AdamW. Both take the same texts,
-as ids in memory, and both compute in bfloat16 where the machine has instructions for it. Ours lie in rows that they
+as ids in memory, and both compute in bfloat16 where the machine is faster in it. Ours lie in rows that they
 share; the peer has a row a text, padded to the longest, made before the time counts. Texts of a batch are of about one
 length, as both would sort them; with --bucket 1 they are as drawn, which is what transformers' Trainer does by default.
 Blocks of steps of both alternate in one process; ratios are medians over blocks. Decoding is against `generate`, from

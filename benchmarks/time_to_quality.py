@@ -7,7 +7,7 @@ Ours is `python train.py experiment=...` in a process of its own: files, augment
 peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs of photo and caption, put
 together by length with Hugging Face's own sampler; its own processor has resized all photos beforehand, which is not
 counted, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in nanoGPT's shape on windows of
-an array in memory. Peers compute in bfloat16 where the CPU has instructions for it, with fused AdamW, clipping and half
+an array in memory. Peers compute in bfloat16 where the CPU is faster in it, with fused AdamW, clipping and half
 a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates are each side's own.
 
 Both learn for the same time, which counts from the first batch on and stands still in validations. Steps do not say how

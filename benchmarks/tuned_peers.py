@@ -1,6 +1,6 @@
 """Hugging Face models trained by loops at their best, within a budget of time: a captioner, and a language model.
 
-In bfloat16 where the CPU has instructions for it, with fused AdamW, clipping and half a cosine. Pairs of photo and
+In bfloat16 where the CPU is faster in it, with fused AdamW, clipping and half a cosine. Pairs of photo and
 caption are put together by length with Hugging Face's own sampler. Its own processor resizes all photos beforehand,
 which is not counted; half of them are mirrored.
 """

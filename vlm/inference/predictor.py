@@ -212,7 +212,7 @@ def choose_device(name: str) -> str:
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:
-    """The type of numbers of --precision; auto takes bfloat16 where the device has instructions for it.
+    """The type of numbers of --precision; auto takes bfloat16 where the device is faster in it.
 
     Raises:
         UserError: It is unknown.

@@ -50,22 +50,18 @@ def spans(tags: Tags) -> Iterator[Span]:
         start, kind = place, own if tag != OUTSIDE else None
 
 
-def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], *, marks: bool) -> Scorer:
-    """The scores in the order of NAMES, of resampled sentences.
-
-    Args:
-        marks: True where tags mark spans; else there is the accuracy of words alone.
-    """
-    counts = _counts(true, predicted, marks=marks)
-    return lambda draws: _scores(draws @ counts)[:, : len(NAMES) if marks else 1]
+def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags]) -> Scorer:
+    """The scores in the order of NAMES, of resampled sentences."""
+    counts = _counts(true, predicted)
+    return lambda draws: _scores(draws @ counts)
 
 
-def _counts(true: Sequence[Tags], predicted: Sequence[Tags], *, marks: bool) -> Floats:
+def _counts(true: Sequence[Tags], predicted: Sequence[Tags]) -> Floats:
     """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
     rows = []
     for tags, taken in zip(true, predicted, strict=True):
         right = sum(one == other for one, other in zip(tags, taken, strict=True))
-        both = [set(spans(each)) if marks else set() for each in (tags, taken)]
+        both = [set(spans(each)) for each in (tags, taken)]
         rows.append([right, len(tags), len(both[0] & both[1]), len(both[1]), len(both[0])])
     return np.array(rows, np.float64)
 
@@ -101,7 +97,7 @@ class TaggingMetric(SampleMetric[Sentence]):
     def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
         """The scores of tags for the same sentences."""
         values = self._scorer(predicted)(np.ones((1, len(predicted))))[0].tolist()
-        return dict(zip(NAMES, values, strict=False))  # the first alone without spans
+        return dict(zip(NAMES[: None if self.spans else 1], values, strict=False))
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
@@ -135,7 +131,7 @@ class TaggingMetric(SampleMetric[Sentence]):
         return matrix, names
 
     def _scorer(self, predicted: Sequence[Tags]) -> Scorer:
-        return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted, marks=self.spans)
+        return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted)
 
 
 def _figures(both: float, taken: float, true: float) -> dict[str, float]:

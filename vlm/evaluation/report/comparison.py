@@ -1,6 +1,6 @@
 """`vlm compare`: several runs' evaluations side by side, with the significance of their differences."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -63,24 +63,27 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
         raise UserError(
             f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
         )
-    differences: dict[str, Difference] = {}
-    for language in one.samples.keys() & other.samples.keys() if one.scorers is other.scorers else ():
-        left, right = one.samples[language], other.samples[language]
-        if len(shared := _shared(one, other, left, right)) > 1:
-            names, before, after = one.scorers({key: (left[key], right[key]) for key in shared})
-            by_name = zip(names, paired(before, after, len(shared), seed=seed), strict=True)
-            differences |= {f"{name}_{language}" if language else name: value for name, value in by_name}
-    return differences
-
-
-def _shared(one: StoredEvaluation, other: StoredEvaluation, left: Iterable[str], right: Iterable[str]) -> list[str]:
-    """The samples that both evaluations have, by name; a warning says how many one of them lacks."""
-    if left_out := len({*left} ^ {*right}):
-        warning = (
-            f"{left_out} samples are in only one of {one.name} and {other.name}; the differences are of the others"
+    if one.scoring is not other.scoring:
+        return {}
+    if apart := sorted(one.samples.keys() ^ other.samples.keys()):
+        named = ", ".join(language or "one that nobody named" for language in apart)
+        print_error(
+            f"only one of {one.name} and {other.name} has captions in: {named}; these are not compared", "warning"
         )
-        print_error(printable(warning), "warning")
-    return sorted({*left} & {*right})
+    differences: dict[str, Difference] = {}
+    for language in (name for name in one.samples if name in other.samples):
+        sides, of = (one.samples[language], other.samples[language]), f" in {language}" if language else ""
+        if left_out := len(sides[0].keys() ^ sides[1].keys()):
+            where = f"{left_out} samples{of} are in only one of {one.name} and {other.name}"
+            print_error(printable(f"{where}; the differences are of the others"), "warning")
+        shared = sorted(sides[0].keys() & sides[1].keys())
+        if unlike := [name for name in shared if sides[0][name].true != sides[1][name].true]:
+            raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
+        if len(shared) > 1:
+            (names, before), (_, after) = (one.scoring([side[name] for name in shared]) for side in sides)
+            gains = zip(names, paired(before, after, len(shared), seed=seed), strict=True)
+            differences |= {f"{name}_{language}" if language else name: gain for name, gain in gains}
+    return differences
 
 
 def lines(

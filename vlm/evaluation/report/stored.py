@@ -4,11 +4,10 @@ Metrics of training are imported by those that use them: torchmetrics takes long
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,16 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
 
-Rows = Mapping[str, Mapping[str, Any]]  # what is known of each sample, by its name
-Pairs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]  # of the samples that two evaluations have
-Scorers = tuple[Sequence[str], Scorer, Scorer]  # names of scores, and each side's scores under them
+
+class Sample(NamedTuple):
+    """What is true of a sample, and what was predicted."""
+
+    true: Any
+    predicted: Any
+
+
+Samples = Mapping[str, Sample]  # by name
+Scoring = Callable[[Sequence[Sample]], tuple[Sequence[str], Scorer]]  # names of scores, and the scores
 
 
 @dataclass
@@ -29,15 +35,15 @@ class StoredEvaluation:
         name: Its name beside the others.
         split: The split.
         scores: By metric, as in metrics.json without the split.
-        samples: What is known of them, by language; "" where nobody says the languages.
-        scorers: Of two evaluations of such samples.
+        samples: By language; "" where nobody says the languages.
+        scoring: Of samples of this kind.
     """
 
     name: str
     split: str
     scores: dict[str, float]
-    samples: dict[str, Rows]
-    scorers: Callable[[Pairs], Scorers]
+    samples: dict[str, Samples]
+    scoring: Scoring
 
 
 def read(folder: Path, name: str) -> StoredEvaluation:
@@ -73,86 +79,81 @@ def _json(path: Path) -> Any:
 
 def _samples(
     details: Mapping[str, Any], predictions: Sequence[Mapping[str, Any]], scores: Mapping[str, float]
-) -> tuple[dict[str, Rows], Callable[[Pairs], Scorers]]:
-    """The samples by language, of captions; of anything else under ""."""
+) -> tuple[dict[str, Samples], Scoring]:
+    """The samples by language, of captions; of anything else under ""; and what scores them."""
     languages = ("", *(name for name in details if f"{KEYS[-1]}_{name}" in scores))
-    captions = {name: rows for name in languages if (rows := details.get(name or "images"))}
-    if captions:
-        return {name: _chosen(rows, "caption", "references") for name, rows in captions.items()}, _of_captions
+    if captions := {name: rows for name in languages if (rows := details.get(name or "images"))}:
+        return {name: _named(rows, _caption) for name, rows in captions.items()}, _captions
     if texts := details.get("texts"):
-        return {"": _chosen(texts, "translation", "reference")}, _of_translations
+        return {"": _named(texts, lambda row: Sample(row["reference"], row["translation"]))}, _translations
+    if questions := details.get("questions"):
+        if "f1" in questions[0]:
+            rows = {row["id"]: row for row in questions}
+            return {"": _named(rows, lambda row: Sample(row.get("answers"), (row["exact_match"], row["f1"])))}, _spans
+        images: dict[str, list[Any]] = {}
+        for row in questions:
+            images.setdefault(row["image_id"], []).append(row)
+        return {"": {image: _answers(rows) for image, rows in images.items()}}, _shares
+    rows = {row.get("image_id", row.get("image", row.get("id"))): row for row in predictions}
     if any("tags" in row for row in predictions):
-        return {"": _chosen({row["id"]: row for row in predictions}, "words", "tags", "predicted")}, _of_tags
-    return {"": dict(_values(details.get("questions", ()), predictions))}, _of_values
+        return {"": _named(rows, lambda row: Sample((row["words"], row["tags"]), row["predicted"]))}, _tags
+    if any("rank" in row for row in predictions):
+        return {"": _named(rows, lambda row: Sample(None, row["rank"]))}, _ranks
+    classes = {name: row for name, row in rows.items() if "label" in row}
+    return {"": _named(classes, lambda row: Sample([row["label"]], [row["predicted"]]))}, _shares
 
 
-def _chosen(rows: Rows, *names: str) -> Rows:
-    return {id: {name: row[name] for name in names} for id, row in rows.items()}
+def _named(rows: Mapping[str, Any], sample: Callable[[Mapping[str, Any]], Sample]) -> Samples:
+    return {name: sample(row) for name, row in rows.items()}
 
 
-def _values(
-    questions: Sequence[Mapping[str, Any]], predictions: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Samples whose scores are means: those of a classifier, images that find texts, and answers."""
-    from vlm.evaluation.metrics.retrieval import DEPTHS
-
-    for row in predictions:
-        if "label" in row:
-            yield row["image" if "image" in row else "id"], {"accuracy": float(row["predicted"] == row["label"])}
-        elif "rank" in row:
-            yield row["image_id"], {f"text_recall_{depth}": float(row["rank"] <= depth) for depth in DEPTHS}
-    for row in questions:
-        if "f1" in row:
-            yield row["id"], {name: float(row[name]) for name in ("exact_match", "f1")}
-        else:
-            known = f"{row['image_id']}: {row['question']}"
-            yield known, {"accuracy": float(row["predicted"] == row["answer"])}
+def _caption(row: Mapping[str, Any]) -> Sample:
+    return Sample(sorted(row["references"]), row["caption"])
 
 
-def _of_captions(pairs: Pairs) -> Scorers:
-    _same(pairs, "references", order=False)
-    prepared = References({image: one["references"] for image, (one, _) in pairs.items()})
-    sides = ({image: pair[side]["caption"] for image, pair in pairs.items()} for side in (0, 1))
-    left, right = (caption_scorer(prepared.score(side)) for side in sides)
-    return KEYS, left, right
+def _answers(rows: Sequence[Mapping[str, Any]]) -> Sample:
+    """The answers to the questions of an image, which are no samples by themselves: they are alike."""
+    return Sample([row["answer"] for row in rows], [row["predicted"] for row in rows])
 
 
-def _of_translations(pairs: Pairs) -> Scorers:
+def _captions(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    names = [f"{place:09}" for place in range(len(samples))]  # which are sorted
+    references = References(dict(zip(names, (sample.true for sample in samples), strict=True)))
+    captions = dict(zip(names, (sample.predicted for sample in samples), strict=True))
+    return KEYS, caption_scorer(references.score(captions))
+
+
+def _translations(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     from vlm.evaluation.metrics.translation import NAMES, TranslationScores
 
-    _same(pairs, "reference")
-    references = [one["reference"] for one, _ in pairs.values()]
-    left, right = (
-        TranslationScores([pair[side]["translation"] for pair in pairs.values()], references).score for side in (0, 1)
-    )
-    return NAMES, left, right
+    true, predicted = zip(*samples, strict=True)
+    return NAMES, TranslationScores(predicted, true).score
 
 
-def _of_tags(pairs: Pairs) -> Scorers:
-    from vlm.evaluation.metrics.tagging import NAMES, has_spans, tag_scorer
+def _tags(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.evaluation.metrics.tagging import NAMES, tag_scorer
 
-    _same(pairs, "words")
-    _same(pairs, "tags")
-    true = [one["tags"] for one, _ in pairs.values()]
-    marks = has_spans([*chain.from_iterable(true)])
-    left, right = (
-        tag_scorer(true, [pair[side]["predicted"] for pair in pairs.values()], marks=marks) for side in (0, 1)
-    )
-    return NAMES if marks else NAMES[:1], left, right
+    return NAMES, tag_scorer([tags for (_, tags), _ in samples], [sample.predicted for sample in samples])
 
 
-def _of_values(pairs: Pairs) -> Scorers:
-    one, other = next(iter(pairs.values()))
-    names = [name for name in one if name in other]
-    left, right = (
-        mean_scorer(np.array([[pair[side][name] for name in names] for pair in pairs.values()])) for side in (0, 1)
-    )
-    return names, left, right
+def _spans(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
 
 
-def _same(pairs: Pairs, name: str, *, order: bool = True) -> None:
-    """Refuses samples whose true values are others in the two evaluations."""
-    for sample, (one, other) in pairs.items():
-        left, right = (side[name] if order else sorted(side[name]) for side in (one, other))
-        if left != right:
-            raise UserError(f"{sample}: has other {name} in the two evaluations; evaluate both on the same data")
+def _ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.evaluation.metrics.retrieval import DEPTHS
+
+    found = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)
+    return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(found)
+
+
+def _shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    """Share of right answers, or classes, of resampled images or texts."""
+    pairs = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
+    counts = np.array([(sum(hits), len(hits)) for hits in pairs], np.float64)
+
+    def score(draws: np.ndarray) -> np.ndarray:
+        right, asked = (draws @ counts).T
+        return (right / asked)[:, None]
+
+    return ("accuracy",), score
