@@ -113,12 +113,13 @@ ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose command
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [block for page in PAGES for language, block in FENCED.findall(page.read_text()) if not language]
+CAPTIONERS = {"captioning", "captioning_flickr8k"}
 TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 COMMANDS = sorted(
     {
         line.removeprefix("$ ")
         for block in BLOCKS
-        for line in block.splitlines()
+        for line in re.sub(r" \\\n +", " ", block).splitlines()
         if re.match(r"(\$ )?(python train\.py|vlm )", line)
     }
 )
@@ -288,7 +289,8 @@ def place(
     trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
 ) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
-    shutil.copytree(trained, tmp_path / "runs" / "captioning" / "DATE_TIME")
+    for name in CAPTIONERS:
+        shutil.copytree(trained, tmp_path / "runs" / name / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
     shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
@@ -359,7 +361,7 @@ def test_the_commands_of_the_pages_run_as_written(
     program, *arguments = shlex.split(command, comments=True)
     if program == "python" or arguments[0] == "train":  # vlm train is python train.py
         program, arguments = "python", arguments[1:]
-    for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - {"captioning"}:
+    for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - CAPTIONERS:
         run = place / "runs" / name / "DATE_TIME"
         if name in ("classification", "flowers", "shakespeare_cpu"):
             shutil.copytree(trained_text if name == "shakespeare_cpu" else trained_classifier, run)

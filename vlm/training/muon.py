@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vlm.errors import Count, Range, Rate, Supplied
+from vlm.nn.precision import has_bfloat16
 
 # Of the quintic whose repetition drives every singular value towards 1 (Jordan et al. 2024): steep at zero, and content
 # with anything between about 0.7 and 1.2.
@@ -26,8 +27,8 @@ class Muon(Optimizer):
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
-        bfloat16: Whether their products are in bfloat16, as by Jordan et al., in half the time on CPUs that have it.
-            They amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
+        bfloat16: Whether their products are in bfloat16, as by Jordan et al., where a device is faster in it. They
+            amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Muon(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "iterations": iterations, "matrices": False})
-        self.products = torch.bfloat16 if bfloat16 else None
+        self.bfloat16 = bfloat16
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -67,12 +68,13 @@ class Muon(Optimizer):
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        products = torch.bfloat16 if self.bfloat16 and has_bfloat16(params[0].device) else None
         shapes: dict[torch.Size, list[int]] = {}
         for place, p in enumerate(params):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
             stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            whole = orthogonalized(stacked, group["iterations"], self.products)
+            whole = orthogonalized(stacked, group["iterations"], products)
             scale = 0.2 * max(whole.shape[1:]) ** 0.5
             for place, update in zip(places, whole, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)

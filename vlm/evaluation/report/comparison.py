@@ -67,9 +67,8 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
         return {}
     if apart := sorted(one.samples.keys() ^ other.samples.keys()):
         named = ", ".join(language or "one that nobody named" for language in apart)
-        print_error(
-            f"only one of {one.name} and {other.name} has captions in: {named}; these are not compared", "warning"
-        )
+        where = f"only one of {one.name} and {other.name} has captions in {named}"
+        print_error(printable(f"{where}, which are not compared"), "warning")
     differences: dict[str, Difference] = {}
     for language in (name for name in one.samples if name in other.samples):
         sides, of = (one.samples[language], other.samples[language]), f" in {language}" if language else ""
