@@ -1,6 +1,5 @@
 """Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,11 +16,9 @@ from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
 from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
+from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Range, UserError
-
-# Words of a text; each Chinese or Japanese character by itself, for nothing parts their words.
-_WORDS = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
 
@@ -162,8 +159,8 @@ class ImageField(Field):
         """The augmentation of a record's images: it mirrors none whose texts tell left from right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
             return self.augment
-        words = (word for text in record.texts for word in _WORDS.findall(text.lower()))
-        return self.augment if self.side_words.isdisjoint(words) else self.augment.unmirrored()
+        spoken = (word for text in record.texts for word in words(text.lower()))
+        return self.augment if self.side_words.isdisjoint(spoken) else self.augment.unmirrored()
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})

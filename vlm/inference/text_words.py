@@ -5,23 +5,30 @@ from math import exp
 
 import torch
 
+from vlm.data.text.scripts import spaceless
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.inference.writing import Writer
 from vlm.models.context import Context
 
 
 def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """The words of a text with the places of their tokens."""
-    word = ""
+    """The words of a text with the places of their tokens; of a script without spaces, each token is one."""
+    word = written = ""
     places: list[int] = []
+    unfinished: list[int] = []  # tokens that are bytes of a character
     for place, token in enumerate(tokens):
         if token in tokenizer.language_ids:  # chosen by nobody who writes
             continue
-        piece = tokenizer.decode(tokens[: place + 1])[len(tokenizer.decode(tokens[:place])) :]
-        if piece.startswith(" ") and word.strip():
+        unfinished.append(place)
+        text = tokenizer.decode(tokens[: place + 1])
+        if text.endswith("\ufffd") and place + 1 < len(tokens):
+            continue
+        piece, written = text[len(written) :], text
+        apart = any(map(spaceless().match, (word[-1:], piece[:1]))) and piece[:1].isalnum()
+        if (piece.startswith(" ") or apart) and word.strip():
             yield word.strip(), places
             word, places = "", []
-        word, places = word + piece, [*places, place]
+        word, places, unfinished = word + piece, [*places, *unfinished], []
     if word.strip():
         yield word.strip(), places
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vlm.data.text.scripts import spaceless
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.constraints import Rules
 
@@ -29,6 +30,7 @@ def rules_of_words(
     """
     forms = {form for word in ban for form in (word, word.capitalize()) if word}
     banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
-    required = tuple((tuple(tokenizer.encode(f" {word}")),) for word in require if word)
+    inside = (word if spaceless().match(word) else f" {word}" for word in require if word)
+    required = tuple((tuple(tokenizer.encode(form)),) for form in inside)
     first = (*begin, *(tokenizer.encode(prefix.rstrip()) if prefix else ()))
     return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)

@@ -17,7 +17,7 @@ from vlm.evaluation.metrics.coco import KEYS, References
 
 
 class Sample(NamedTuple):
-    """What is true of a sample, and what was predicted."""
+    """True value of a sample, such as its references, and the predicted one."""
 
     true: Any
     predicted: Any
@@ -143,14 +143,14 @@ def _spans(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
 def _ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     from vlm.evaluation.metrics.retrieval import DEPTHS
 
-    found = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)
-    return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(found)
+    hits = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)
+    return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(hits)
 
 
 def _shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     """Share of right answers, or classes, of resampled images or texts."""
-    pairs = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
-    counts = np.array([(sum(hits), len(hits)) for hits in pairs], np.float64)
+    right = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
+    counts = np.array([(sum(hits), len(hits)) for hits in right], np.float64)
 
     def score(draws: np.ndarray) -> np.ndarray:
         right, asked = (draws @ counts).T
