@@ -7,6 +7,7 @@ import pytest
 from captioned import content, refusal
 from flickr import draw_flickr8k, translate_flickr8k
 
+from vlm.cli.main import run as vlm
 from vlm.data.sources.captions import Flickr8k
 from vlm.data.sources.flickr8k_languages import Flickr8kLanguages
 
@@ -50,7 +51,14 @@ def test_a_photo_may_lack_a_language(root):
     assert set(record["languages"]) == {"en", "zh"}
     german = opened(root, "de")
     assert "test3.jpg" not in content(german)["test"]
-    assert any("test3.jpg has no caption in" in line and "german" in line for line in german.skipped)
+    assert german.skipped == [f"{root / 'Flickr_8k.testImages.txt'}: no caption in de: test3.jpg"]
+    assert not german.uncaptioned()
+
+
+def test_a_photo_without_a_language_is_no_fault_of_the_data(root, capsys):
+    options = [f"data.root={root}", f"data.languages_root={root}", "data.languages=[de]"]
+    assert vlm(["check-data", "data=flickr8k_languages", *options]) == 0
+    assert "no caption in de: test3.jpg" in capsys.readouterr().out
 
 
 def test_faults_are_named(root, tmp_path):

@@ -1,5 +1,6 @@
 """Data sets of captioned images: one's own, Flickr8k and COCO."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vlm.data.records import Skipped
@@ -113,20 +114,25 @@ class Flickr8k(CaptionSource):
         """Gives the images the splits of the official lists, and drops those of none."""
         named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
-            file = self._text(f"Flickr_8k.{name}.txt")
+            file, lacking = self._text(f"Flickr_8k.{name}.txt"), []
             for listed in dict.fromkeys(read_text(file).split()):
                 image = named.get(listed)
                 if image is None:
-                    self.skipped.append(Skipped(f"{file}: {listed} has no caption in {tokens}", "no caption"))
+                    lacking.append(listed)
                 elif image.split is not None:
                     self._refuse(f"{file}: {listed} is in {image.split} too; restore the official files", "two splits")
                 else:
                     image.split = split
+            self._leave_out(lacking, file, tokens)
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
                 line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
                 self.skipped.append(Skipped(line, "no image"))
         self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
+
+    def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
+        """Notes the images of a split's file that have no caption."""
+        self.skipped += [Skipped(f"{file}: {name} has no caption in {tokens}", "no caption") for name in lacking]
 
 
 class Coco(CaptionSource):

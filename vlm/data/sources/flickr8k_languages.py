@@ -1,5 +1,6 @@
 """Flickr8k with captions in several languages for the same photos."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,13 @@ class Flickr8kLanguages(Flickr8k):
             rows = [row._replace(image=row.image.removesuffix(ending)) for row in read_flickr(path, separator)]
         self._add([_in_language(row, language) for row in rows], path, self.base)
         return path
+
+    def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
+        """Notes them in one line: a language does without some photos, which is no fault."""
+        self._named.update(os.path.join(self.base, name) for name in lacking)
+        if lacking:
+            names = f"{lacking[0]} and {len(lacking) - 1:,} others" if len(lacking) > 1 else lacking[0]
+            self.skipped.append(f"{file}: no caption in {', '.join(self.languages)}: {names}")
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         record = super()._record(most, image, epoch)

@@ -184,13 +184,14 @@ def caption_faults(
 ) -> dict[str, float]:
     """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
     coverage, tokenizer, max_len = {}, field.tokenizer, field.max_len
+    beside = 3 if field.languages else 2  # tokens: the begin, a language's, the end
     for name, split in splits.items():
         texts = [(record.id, str(text)) for record in split.records(limit) for text in field.references_of(record)]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
-            f"{name}: {image}: {len(row) + 2} tokens, which data.max_len={max_len} cuts: {text[:60]}"
+            f"{name}: {image}: {len(row) + beside} tokens, which data.max_len={max_len} cuts: {text[:60]}"
             for (image, text), row in zip(texts, ids, strict=True)
-            if len(row) + 2 > max_len
+            if len(row) + beside > max_len
         ]
         faults.add("empty caption", [f"{name}: {image}" for image, text in texts if not text.strip()], len(texts))
         faults.add("over-long caption", long, len(texts))
