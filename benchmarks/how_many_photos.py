@@ -4,8 +4,9 @@
 
 Each point is `python train.py experiment=captioning_flickr8k` on a table of the first so many photos of train, with the
 first so many captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the
-same photos, and are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER is not
-made anew; the plot and the table have all that stand there, so that several calls can share the work.
+same photos, and are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER, all of
+one --steps and --overrides, is not made anew; the plot and the table have all that stand there, so that several calls
+can share the work.
 """
 
 import argparse
@@ -108,6 +109,11 @@ def main() -> None:
     args = parser.parse_args()
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
+    settings = args.out / "settings.json"
+    own = json.dumps({"steps": args.steps, "overrides": args.overrides})
+    if settings.is_file() and settings.read_text() != own:
+        raise SystemExit(f"{args.out}: holds points of {settings.read_text()}; give another --out")
+    write_text(settings, own)
     source = Flickr8k(root=args.root)
     for captions in args.captions:
         for photos in args.photos:

@@ -45,3 +45,6 @@ def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, 
     module.main()
     assert sorted(out.glob("*/*")) == before and capsys.readouterr().out == printed
     assert (out / "how_many_photos.png").stat().st_size > 5000
+    monkeypatch.setattr(sys, "argv", ["how_many_photos.py", *options, "trainer.gradient_clip_val=2"])
+    with pytest.raises(SystemExit, match=r"holds points of .*give another --out"):
+        module.main()

@@ -153,6 +153,16 @@ def test_an_image_whose_texts_tell_left_from_right_is_not_mirrored(texts, mirror
     assert augment.horizontal_flip
 
 
+@pytest.mark.parametrize(
+    ("text", "spared"), [("a man on the left", True), ("left-handed scissors", True), ("a man", False)]
+)
+def test_a_text_with_a_translation_spares_its_image_too(text, spared):
+    augment = Augment(image_size=8, horizontal_flip=True)
+    field = ImageField(preprocess=Preprocess(image_size=8), augment=augment, side_words=["left", "right"])
+    record = Record("a", {"text": text, "translation": "ein Mann"}, lambda: Image.new("RGB", (8, 8)))
+    assert (field.augment_of(record) is not augment) == spared
+
+
 def test_in_evaluation_a_partners_image_lies_beside_a_records_own():
     def read(red, epoch):
         return Record(f"{red}", open_image=lambda: Image.new("RGB", (4, 4), (red, 0, 0)))

@@ -33,6 +33,7 @@ def test_drawing_and_searching_exclude_each_other():
     assert search(sampling).sampling.top_k == 50
     assert search(sampling, beam=3).sampling is None
     assert search(sampling, sample=False).sampling is None
+    assert search(STORED, sample=False).beam == 1 and search(STORED, sample=False, beam=3).beam == 3
 
 
 @pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])

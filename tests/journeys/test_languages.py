@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import groupby
 from math import exp, prod
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def test_each_language_has_the_scores_of_its_captions_alone(run, records):
     assert list(details) == list(LANGUAGES) and "test3.jpg" not in details["de"]
     page = (folder / "report.html").read_text()
     assert "Best captions (zh)" in page and "Zh: scored by characters" in page
+
+
+def test_samples_have_an_images_captions_in_all_languages_together(run):
+    file = sorted((run / "samples").glob("step_*.jsonl"))[-1]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    by_image = [(image, [row["language"] for row in own]) for image, own in groupby(rows, lambda row: row["image_id"])]
+    assert len({image for image, _ in by_image}) == len(by_image) > 1
+    assert all(own in ([*LANGUAGES], [name for name in LANGUAGES if name != "de"]) for _, own in by_image)
 
 
 def test_the_loss_is_that_of_captions_alone_without_the_tokens_of_languages(run, best, records):

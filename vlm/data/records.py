@@ -121,11 +121,13 @@ class Record:
 
     @property
     def texts(self) -> list[str]:
-        """The texts that a person reads beside its image: all captions or questions, else its class."""
+        """Texts beside its image, for a person: captions, questions, a text and its translation, or its class."""
         if "references" in self.known:
             return list(self.known["references"])
         if "questions" in self.known:
             return [f"{question.text} {question.answer}" for question in self.known["questions"]]
+        if "translation" in self.known:
+            return [self.known["text"], self.known["translation"]]
         return [str(self.known["class"])] if "class" in self.known else []
 
 

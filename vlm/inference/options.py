@@ -110,7 +110,11 @@ class DecodingOptions:
     min_tokens: Annotated[int | None, Option("Shortest text, in tokens.", least=0)] = None
     beam: Annotated[
         int | None,
-        Option("Hypotheses kept; 1, the default, takes the likeliest token.", least=1, most=MOST_TEXTS),
+        Option(
+            "Hypotheses kept; 1 takes the likeliest token. By default the checkpoint's, else 1.",
+            least=1,
+            most=MOST_TEXTS,
+        ),
     ] = None
     length_penalty: Annotated[float | None, Option("Beams rank by log-probability / length to this power.")] = None
     groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
@@ -138,8 +142,9 @@ class DecodingOptions:
         Args:
             stored: Values by the names of the options, which a folder of Hugging Face comes with.
         """
-        drawn, searched = self.sample is True, (self.beam or 1) > 1
-        out = {"beam"} if drawn else {"sample"} if searched else set()  # either way of writing excludes the other
+        searched = (self.beam or 1) > 1
+        # A way of writing that is asked for excludes the others.
+        out = {"beam"} if self.sample is not None else {"sample"} if searched else set()
         for name, value in [*stored.items(), *PLAIN.items()]:
             if name not in out and getattr(self, name, None) is None:
                 setattr(self, name, value)

@@ -74,12 +74,14 @@ class Captioning(ImageTextTask):
         losses = self.add_losses(batch, context)
         if not final and self.has_samples(self.val_captions):
             return
+        samples: list[dict[str, Any]] = []
         for language, metric in self.metrics.items():
             texts = [caption.text for caption in self.search.texts(context, final=final, language=language)]
             every = zip(batch.ids, texts, rows.references_in(language), losses, pixels, strict=True)
             scored: list[Any] = [row for row in every if row[2] or language is None]  # some lack this language
             metric.update(*([row[at] for row in scored] for at in range(4)))
-            self.samples += [caption_sample(*row, language=language) for row in scored]
+            samples += [caption_sample(*row, language=language) for row in scored]
+        self.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()

@@ -43,7 +43,7 @@ class LanguageMetrics(nn.Module):
         return "; ".join(": ".join(filter(None, pair)) for pair in notes.items() if pair[1])
 
     def predictions(self) -> list[dict[str, str]]:
-        """The captions in COCO's result format, with the language where there is one."""
+        """The captions in COCO's result format; where there are languages, a row each, which names its own."""
         captions = ((language, metric.predictions) for language, metric in self.items())
         rows = [(id, text, language) for language, texts in captions for id, text in texts.items()]
         return [{"image_id": id, "caption": text} | ({"language": own} if own else {}) for id, text, own in rows]

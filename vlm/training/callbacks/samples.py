@@ -20,7 +20,7 @@ class Samples(L.Callback):
     those that are printed.
 
     A captioner's are records of COCO's result format with their references and loss, a line each; `vlm score` reads
-    them.
+    them, of one language.
 
     Args:
         show: How many are printed.
