@@ -56,6 +56,10 @@ class References:
         values = np.column_stack([bleu_of(*counts), self._rouge_l(tokens), self._cider(entries)])
         return CaptionScores(list(self.captions), values, counts)
 
+    def cider(self, predictions: Mapping[str, str]) -> Floats:
+        """CIDEr alone of one caption for every image, in a third of the time. Shapes: -> (N,)"""
+        return self._cider(self._encode([self.units.cut(predictions[image]) for image in self.captions]))
+
     @property
     def mean_length(self) -> float:
         """Units of a reference, on average."""

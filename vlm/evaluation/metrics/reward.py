@@ -1,7 +1,7 @@
 """Scores of drawn captions as a reward to train on, and the signs that a model wins it by bad captions."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
@@ -49,10 +49,14 @@ class CaptionReward:
             references: Of each image.
             seed, ids: The keys by which the other image is drawn; ids are names of the B images.
         """
-        rewards = self._scores(captions, references) @ np.array([self.weights.get(name, 0.0) for name in KEYS])
+        weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
+        if set(self.weights) <= {"cider", BETWEEN}:
+            rewards = self.weights.get("cider", 0.0) * self._scored(captions, references, References.cider)
+        else:
+            rewards = self._scored(captions, references, lambda known, column: known.score(column).values @ weights)
         if weight := self.weights.get(BETWEEN):
             others = [self.other(known, seed, id) for known, id in zip(references, ids, strict=True)]
-            rewards += weight * self._scores(captions, others)[..., KEYS.index("cider")]
+            rewards += weight * self._scored(captions, others, References.cider)
         return rewards
 
     def other(self, references: Sequence[str], *keys: int | str) -> list[str]:
@@ -60,14 +64,18 @@ class CaptionReward:
         place = key("between", *keys) % len(self.corpus)
         return self.corpus[place] if self.corpus[place] != list(references) else self.corpus[place - 1]
 
-    def _scores(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        """Each caption's score under each of `KEYS`: (B, K, 6)."""
+    def _scored(
+        self,
+        captions: Sequence[Sequence[str]],
+        references: Sequence[Sequence[str]],
+        score: Callable[[References, Mapping[str, str]], Floats],
+    ) -> Floats:
+        """The score of each caption: (B, K)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
         names = [f"{place:09}" for place in range(len(references))]  # which are sorted
-        known = dict(zip(names, references, strict=True))
-        prepared = References(known, self.frequencies.among(texts), self.units)
+        prepared = References(dict(zip(names, references, strict=True)), self.frequencies.among(texts), self.units)
         columns = [dict(zip(names, column, strict=True)) for column in zip(*captions, strict=True)]
-        return np.stack([prepared.score(column).values for column in columns], 1)
+        return np.stack([score(prepared, column) for column in columns], 1)
 
 
 class CaptionFaults:
