@@ -72,15 +72,17 @@ def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return request.param
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("32-true", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
-def test_the_run_stops_before_the_update(kind, said, step, at_step, later, tmp_path, capsys) -> None:
+def test_the_run_stops_before_the_update(kind, said, step, precision, at_step, later, tmp_path, capsys) -> None:
     seen = at_step(kind, step - 1)
-    assert main([*SMALL, f"runs={tmp_path}"]) == 1
+    assert main([*SMALL, f"runs={tmp_path}", f"trainer.precision={precision}"]) == 1
     folder, error = only_run(tmp_path), capsys.readouterr().err
     assert f"step {step}: {said} finite" in error and "Traceback" not in error
     assert "optim.lr" in error and "trainer.gradient_clip_val" in error and "trainer.precision" in error
-    assert f"resume={folder}" in error and str(folder / "checkpoints" / "last.ckpt") in error
+    assert (f"resume={folder}" in error) == (precision == "bf16-mixed")  # in more bits it may go well
+    assert str(folder / "checkpoints" / "last.ckpt") in error
     listed = [path.read_text() for path in folder.glob(f"not_finite_step_{step}_*.txt")]
     names = error + "".join(listed)
     assert all(name in names for name in seen["ids"])
