@@ -1,10 +1,16 @@
-"""Words of texts that models write, in scripts with and without spaces."""
+"""Words of texts that models write, with their probabilities, in scripts with and without spaces."""
+
+from math import log
 
 import pytest
+from tiny_checkpoints import FILES, IMAGES, ROOT
 
+from vlm.data.images.image import load_image
 from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
-from vlm.inference.text_words import words_of
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.predictor import load_predictor
+from vlm.inference.text_words import word_probabilities, words_of
 from vlm.inference.words import rules_of_words
 
 TEXTS = ["两只狗在草地上奔跑。", "海边的男孩跳了起来，", "a dog runs on grass.", "สุนัขวิ่ง"] * 5
@@ -46,3 +52,24 @@ def test_a_required_word_stands_as_its_script_has_it():
 def test_words_of_a_text_are_without_punctuation():
     assert list(words("The left-hand dog, runs.")) == ["The", "left", "hand", "dog", "runs"]
     assert list(words("左边的狗 runs。")) == ["左", "边", "的", "狗", "runs"]
+
+
+@pytest.mark.parametrize("task", ["captioning", "translation"])
+def test_the_probabilities_of_words_are_those_of_the_search(task):
+    """Their product is the text's own probability without its end, which the tree of the search knows."""
+    path = ROOT / "data" / "sample" / "captioner.ckpt" if task == "captioning" else FILES / f"{task}.ckpt"
+    writer = ModelOptions(checkpoint=str(path), device="cpu", precision="fp32").load(load_predictor)
+    source = writer.pixels(load_image(IMAGES[0])) if task == "captioning" else "a small red circle"
+    trees: dict = {}
+    search = writer.searching(DecodingOptions(beam=3, results=3))
+    (texts,) = writer.stream([[source]], search, rows=1, trees=trees)
+    nodes = [node for step in trees[0] for node in step if node.kept]
+    for text in texts:
+        shares = word_probabilities(writer, writer.encode([source]), text.tokens)
+        assert " ".join(word for word, _ in shares) == text.text and len({text.text for text in texts}) == 3
+        (node,) = [node for node in nodes if node.tokens() == text.tokens]
+        assert sum(log(chance) for _, chance in shares) == pytest.approx(node.total, abs=1e-4)
+
+
+def test_a_text_without_words_has_none():
+    assert word_probabilities(None, None, []) == []

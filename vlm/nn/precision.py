@@ -7,7 +7,7 @@ def has_bfloat16(device: torch.device | str) -> bool:
     """True if a device computes products of bfloat16 faster than those of float32.
 
     Of a CPU its processor tells: AMD's AVX512-BF16 has twice the rate of float32, AMX has more. Intel's AVX512-BF16
-    without AMX, as some virtual machines have it, has half (measured on two cores of a Xeon: 84 and 155 GFLOP/s).
+    without AMX, as some virtual machines have it, has half (measured on one core of a Xeon: 84 and 155 GFLOP/s).
     """
     kind = torch.device(device).type
     if kind == "cuda":

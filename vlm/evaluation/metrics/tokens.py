@@ -29,9 +29,7 @@ def characters(caption: str) -> list[str]:
     """Cuts a caption into characters where its script has no spaces, marks with their base; other parts into words."""
     tokens: list[str] = []
     for part in spaceless().split(caption):  # what separates the parts stands between them
-        tokens += (
-            [part] if spaceless().fullmatch(part) else [word for word in tokenize(part) if any(map(str.isalnum, word))]
-        )
+        tokens += [part] if spaceless().fullmatch(part) else tokenize(part)
     return [token for token in tokens if any(map(str.isalnum, token))]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
+from vlm.evaluation.metrics.ngrams import Floats
 
 
 class Sample(NamedTuple):
@@ -152,7 +153,7 @@ def _shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     right = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
     counts = np.array([(sum(hits), len(hits)) for hits in right], np.float64)
 
-    def score(draws: np.ndarray) -> np.ndarray:
+    def score(draws: Floats) -> Floats:
         right, asked = (draws @ counts).T
         return (right / asked)[:, None]
 
