@@ -5,8 +5,9 @@ import torch
 from captioned import refusal
 from PIL import Image
 
-from vlm.data.fields import CachedImages, CaptionField, ImageField, LabelField, learn_tokenizers
+from vlm.data.fields import CaptionField, ImageField, LabelField, learn_tokenizers
 from vlm.data.images.augment import Augment
+from vlm.data.images.cached_images import CachedImages
 from vlm.data.images.image import Preprocess
 from vlm.data.images.kept_field import KeptImageField
 from vlm.data.paired_images import PairedImageField

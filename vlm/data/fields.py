@@ -2,17 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vlm.data.batch import CaptionRow, TextRows, next_token_rows, paired_rows
 from vlm.data.images.augment import Augment
+from vlm.data.images.cached_images import CachedImages
 from vlm.data.images.image import Preprocess
 from vlm.data.pairs import Paired
 from vlm.data.records import Record, Source, Split
@@ -169,30 +168,6 @@ class ImageField(Field):
             raise UserError(f"data: records hold {numbers} images; give data whose records have the same number")
         size = self.preprocess.image_size
         return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
-
-
-class CachedImages(Split):
-    """A split whose images are decoded once and kept in memory."""
-
-    def __init__(self, split: Split) -> None:
-        self.split = split
-        self._images: dict[int, list[Image.Image]] = {}
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        record = self.split.record(index, epoch)
-        if record.open_image is not None:
-            decode = [record.open_image, *record.open_more]
-
-            def image(number: int) -> Image.Image:
-                if index not in self._images:
-                    self._images[index] = [one() for one in decode]
-                return self._images[index][number]
-
-            record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
-        return record
 
 
 class TokenField(Field):
