@@ -71,7 +71,7 @@ class SelfCritical:
         drawn = draw_captions(task.model, images, tokenizer, ids=batch.ids, **options)
         task.train()
         texts = [[tokenizer.decode(tokens) for tokens in captions] for captions in drawn]
-        rewards = reward(texts, batch[task.written].references, seed=seed, ids=batch.ids)
+        rewards = reward(texts, batch[task.written].references)
         task.log("train/reward", float(rewards.mean()))
         rows, weights = rows_of(drawn, tokenizer).to(task.device), advantages(torch.from_numpy(rewards)).float()
         hidden = task.model(images, rows.tokens, rows.segments)

@@ -111,12 +111,12 @@ class Cider:
     def of_constants(self, candidates: Entries) -> Floats:
         """CIDEr of the corpus were each caption given for every image. Shapes: C candidates -> (C,)."""
         _, norms = self._weigh(candidates)
-        used, columns = np.unique(candidates.grams, return_inverse=True)
         lengths, length_of = np.unique(self._references.entries.lengths, return_inverse=True)
         cosines = np.zeros((len(candidates.grams), len(lengths)))
         for times in np.unique(candidates.counts):
             rows = candidates.counts == times
-            cosines[rows] = self._clipped(used, int(times), length_of, len(lengths))[columns[rows]]
+            used, columns = np.unique(candidates.grams[rows], return_inverse=True)
+            cosines[rows] = self._clipped(used, int(times), length_of, len(lengths))[columns]
         own = norms[candidates.captions, candidates.orders]
         cosines = np.divide(cosines, own[:, None], out=np.zeros_like(cosines), where=own[:, None] != 0)
         cosines *= _penalty(candidates.lengths[candidates.captions][:, None], lengths)
@@ -128,10 +128,10 @@ class Cider:
         entries = self._references.entries
         column = np.full(self._references.vocabulary.size, -1)
         column[used[used < len(column)]] = np.flatnonzero(used < len(column))
-        kept = column[entries.grams] >= 0
+        kept = np.flatnonzero(column[entries.grams] >= 0)
         captions, grams, weights = entries.captions[kept], entries.grams[kept], self._weights[kept]
         products = np.minimum(times * self._idf[grams], weights) * weights
-        norms = self._norms[captions, entries.orders[kept]]
+        norms = self._norms[captions, grams % MAX_N]
         products = np.divide(products, norms, out=np.zeros_like(products), where=norms != 0)
         products *= self._shares[self._references.image_of[captions]]
         cells = column[grams] * lengths + length_of[captions]

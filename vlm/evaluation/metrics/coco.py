@@ -60,6 +60,10 @@ class References:
         """CIDEr alone of one caption for every image, in a third of the time. Shapes: -> (N,)"""
         return self._cider(self._encode([self.units.cut(predictions[image]) for image in self.captions]))
 
+    def cider_of_constants(self, captions: Sequence[str]) -> Floats:
+        """CIDEr of each caption, were it given for every image. Shapes: C captions -> (C,)"""
+        return self._cider.of_constants(self._encode([self.units.cut(caption) for caption in captions]))
+
     @property
     def mean_length(self) -> float:
         """Units of a reference, on average."""

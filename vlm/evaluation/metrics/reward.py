@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,58 +12,50 @@ from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.tokens import units_of
-from vlm.randomness import key
 
 RARELY = 0.01  # share of a word's uses that end a caption
-BETWEEN = "cider_between"
+CONSTANT = "cider_constant"
+T = TypeVar("T")
 
 
 class CaptionReward:
     """A weighted sum of COCO's metrics, of each caption by itself. CIDEr weighs n-grams by the training captions.
 
-    One more, cider_between, is CIDEr against the captions of another training image, drawn for each image. With a
-    negative weight it takes from a caption what it would earn beside any image (after Wang et al. 2020, "Compare and
-    Reweight", whose other images are similar ones).
+    One more, cider_constant, is the mean of CIDEr were the caption given for every training image. With a negative
+    weight it takes from a caption what it would earn beside any image (after Wang et al. 2020, "Compare and Reweight",
+    who take what it earns beside similar ones).
 
     Args:
-        weights: Weight of each metric, out of `KEYS` and cider_between.
+        weights: Weight of each metric, out of `KEYS` and cider_constant.
         corpus: Reference captions of each training image.
     Raises:
-        UserError: A metric is unknown, or there is no other image.
+        UserError: A metric is unknown.
     """
 
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
-        if unknown := weights.keys() - {*KEYS, BETWEEN}:
-            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {', '.join([*KEYS, BETWEEN])}")
-        self.weights, self.corpus = weights, [list(texts) for texts in corpus]
-        if BETWEEN in weights and len(self.corpus) < 2:
-            raise UserError(f"task.reward: {BETWEEN}: needs a second training image")
-        self.units = units_of(chain.from_iterable(self.corpus))
-        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in self.corpus])
+        if unknown := weights.keys() - {*KEYS, CONSTANT}:
+            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {', '.join([*KEYS, CONSTANT])}")
+        self.weights, known = weights, [list(texts) for texts in corpus]
+        self.units = units_of(chain.from_iterable(known))
+        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in known])
+        if CONSTANT in weights:
+            self._corpus = References(_named(known), units=self.units)
 
-    def __call__(
-        self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], *, seed: int, ids: Sequence[str]
-    ) -> Floats:
+    def __call__(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
         """Rewards of K captions of each of B images: (B, K).
 
         Args:
             references: Of each image.
-            seed, ids: The keys by which the other image is drawn; ids are names of the B images.
         """
         weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
-        if set(self.weights) <= {"cider", BETWEEN}:
+        if set(self.weights) <= {"cider", CONSTANT}:
             rewards = self.weights.get("cider", 0.0) * self._scored(captions, references, References.cider)
         else:
             rewards = self._scored(captions, references, lambda known, column: known.score(column).values @ weights)
-        if weight := self.weights.get(BETWEEN):
-            others = [self.other(known, seed, id) for known, id in zip(references, ids, strict=True)]
-            rewards += weight * self._scored(captions, others, References.cider)
+        if weight := self.weights.get(CONSTANT):
+            constants = self._corpus.cider_of_constants(list(chain.from_iterable(captions)))
+            rewards += weight * constants.reshape(rewards.shape)
         return rewards
-
-    def other(self, references: Sequence[str], *keys: int | str) -> list[str]:
-        """The captions of a training image drawn for these keys, which is not the one with these references."""
-        place = key("between", *keys) % len(self.corpus)
-        return self.corpus[place] if self.corpus[place] != list(references) else self.corpus[place - 1]
 
     def _scored(
         self,
@@ -72,10 +65,14 @@ class CaptionReward:
     ) -> Floats:
         """The score of each caption: (B, K)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
-        names = [f"{place:09}" for place in range(len(references))]  # which are sorted
-        prepared = References(dict(zip(names, references, strict=True)), self.frequencies.among(texts), self.units)
-        columns = [dict(zip(names, column, strict=True)) for column in zip(*captions, strict=True)]
+        prepared = References(_named(references), self.frequencies.among(texts), self.units)
+        columns = [_named(column) for column in zip(*captions, strict=True)]
         return np.stack([score(prepared, column) for column in columns], 1)
+
+
+def _named(values: Sequence[T]) -> dict[str, T]:
+    """Values by names in their order."""
+    return {f"{place:09}": value for place, value in enumerate(values)}
 
 
 class CaptionFaults:
