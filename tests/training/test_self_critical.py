@@ -14,12 +14,16 @@ from tiny_checkpoints import FILES
 from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
+from vlm.config.compose import compose
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.nn.vocabulary_loss import Head
+from vlm.training.check import check
 from vlm.training.fit import main
 from vlm.training.fsdp import Sharded
+from vlm.training.losses import Term
+from vlm.training.run import build_data, build_model, build_task
 from vlm.training.self_critical import SelfCritical, advantages, draw_captions, reward_loss, rows_of
 
 CHECKPOINT = str(FILES / "captioning.ckpt")
@@ -89,6 +93,24 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
     (found,) = torch.autograd.grad(loss / count, hidden)
     assert F.cosine_similarity(-found, expected, dim=0) > 0.995
     torch.testing.assert_close(-found, expected, rtol=0.1, atol=0.002)
+
+
+def test_people_s_captions_have_a_weight_of_their_own() -> None:
+    def loss_with(reward: str) -> Term:
+        config = compose(command("captioning", f"task.reward={reward}", "model.size.dropout=0"))
+        check(config)
+        data = build_data(config)
+        data.prepare()
+        torch.manual_seed(0)
+        task: Any = build_task(config, build_model(config, data.sizes)[0], data)
+        task._trainer = SimpleNamespace(strategy=None, datamodule=data, global_step=0)
+        task.log = lambda *args: None
+        (term,) = task.loss(next(iter(data.train_dataloader()))).values()
+        return term
+
+    both, drawn, people = map(loss_with, ("{cider: 1, likelihood: 0.3}", "cider", "null"))
+    torch.testing.assert_close(both.total, drawn.total + 0.3 * people.total)
+    assert both.count == drawn.count + people.count > people.count > 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Self-critical training (Rennie et al. 2017): captions are drawn, and made likelier the better they score.
 
-The baseline of a caption is the mean score of the others that were drawn for its image (Luo 2020).
+The baseline of a caption is the mean score of the others that were drawn for its image (Luo 2020). Next-token
+prediction can be mixed in (Paulus et al. 2018, "A Deep Reinforced Model for Abstractive Summarization").
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from vlm.training.fsdp import Sharded
 from vlm.training.image_text import ImageTextTask
 from vlm.training.losses import Term
 
+LIKELIHOOD = "likelihood"
+
 Drawn = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token where one ended
 
 
@@ -36,7 +39,8 @@ class SelfCritical:
 
     Args:
         task: The captioner's task, whose training batches have references from here on.
-        reward: The metric, or the weights of several.
+        reward: The metric, or the weights of several. A token of people's captions has the weight of "likelihood",
+            where one of a drawn caption has its caption's advantage.
         samples: Number K of captions of an image.
     Raises:
         UserError: The task smooths labels, which have no part in this, or captions have languages.
@@ -48,7 +52,8 @@ class SelfCritical:
         if task.tokenizer.languages:
             raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
         self.task, self.samples = task, samples
-        self.weights = {reward: 1.0} if isinstance(reward, str) else reward
+        self.weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
+        self.likelihood = self.weights.pop(LIKELIHOOD, 0.0)
         task.fields[task.written].compares = True  # type: ignore[attr-defined]
 
     @cached_property
@@ -75,7 +80,11 @@ class SelfCritical:
         task.log("train/reward", float(rewards.mean()))
         rows, weights = rows_of(drawn, tokenizer).to(task.device), advantages(torch.from_numpy(rewards)).float()
         hidden = task.model(images, rows.tokens, rows.segments)
-        return {"reward": Term(*reward_loss(hidden, rows, weights.to(task.device), task.model.head_parts))}
+        loss = Term(*reward_loss(hidden, rows, weights.to(task.device), task.model.head_parts))
+        if self.likelihood:
+            people = ImageTextTask.loss(task, batch)["tokens"]
+            loss = Term(loss.total + self.likelihood * people.total, loss.count + people.count)
+        return {"reward": loss}
 
     def faults(self, captions: CaptionMetric) -> dict[str, float]:
         """Shares of the captions of an evaluation, and of its references, that have faults which a metric rewards."""
