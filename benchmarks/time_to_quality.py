@@ -1,6 +1,7 @@
 """Time to quality: the validation's loss and CIDEr over minutes of training, ours beside a Hugging Face loop.
 
     python benchmarks/time_to_quality.py --root FOLDER --out FOLDER [--minutes 20] [--rates 0.5 1 2] [--seeds 0 1 2]
+    python benchmarks/time_to_quality.py --root FOLDER --out FOLDER --side peer
     python benchmarks/time_to_quality.py --text FILE --out FOLDER [--experiment shakespeare_cpu]
 
 Ours is `python train.py experiment=...` in a process of its own: files, augmentation, logging and saves with it. The
@@ -11,10 +12,11 @@ an array in memory. Peers compute in bfloat16 where the CPU is faster in it, wit
 a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates are each side's own.
 
 Both learn for the same time, which counts from the first batch on and stands still in validations. Steps do not say how
-long it is: the learning rate follows the share of the time that is gone, for both (time_budget.py). Both try as many
-learning rates, with the first seed; the other seeds take the best by loss at the end. Losses are nats a caption, or a
-character, of the whole validation split; CIDEr is of greedy captions of all its photos, by our CaptionMetric. Each
-training goes into curves.json of --out as it ends, and is not made anew while the settings are the same.
+long it is: the learning rate follows the share of the time that is gone, for both (time_budget.py). Ours is that of the
+experiment; the peer tries several with the first seed, and its other seeds take the best by loss at the end. Losses are
+nats a caption, or a character, of the whole validation split; CIDEr is of greedy captions of all its photos, by our
+CaptionMetric. Each training goes into a file of --out as it ends, and is not made anew while the settings are the same,
+so that several calls can share the work.
 """
 
 import argparse
@@ -73,26 +75,24 @@ def train_ours(overrides: list[str], runs: Path, name: str, clock: Clock, tokens
 
 
 class Curves:
-    """The curves of trainings, in a file: one that stands there is not made anew.
+    """The curves of trainings, each in a file: one that stands there is not made anew.
 
     Args:
-        path: The file.
+        folder: Of the files.
         settings: Of each side's trainings; one with others is another training.
         train: Makes the curve of a side, a seed and a factor of the learning rate.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, dict[str, Any]], train: Callable[..., Curve]) -> None:
-        self.path, self.settings, self.train = path, settings, train
-        self.rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    def __init__(self, folder: Path, settings: Mapping[str, dict[str, Any]], train: Callable[..., Curve]) -> None:
+        self.folder, self.settings, self.train = folder, settings, train
 
-    def curve(self, side: str, seed: int, factor: float) -> Curve:
-        key = self.settings[side] | {"side": side, "seed": seed, "factor": factor}
-        for row in self.rows:
-            if row == key | {"curve": row["curve"]}:
-                return row["curve"]
-        self.rows.append(key | {"curve": self.train(side, seed, factor)})
-        write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
-        return self.rows[-1]["curve"]
+    def curve(self, side: str, seed: int, factor: float = 1.0) -> Curve:
+        path = self.folder / f"{side}-seed{seed}-rate{factor:g}.json"
+        made = json.loads(path.read_text()) if path.is_file() else {}
+        if made.get("settings") != self.settings[side]:
+            made = {"settings": self.settings[side], "curve": self.train(side, seed, factor)}
+            write_text(path, json.dumps(made, indent=1) + "\n")
+        return made["curve"]
 
     def best(self, side: str, seeds: list[int], factors: list[float]) -> list[Curve]:
         """The curves of all seeds with the factor whose loss is least at the end of the first one."""
@@ -159,18 +159,19 @@ def compare(args: argparse.Namespace) -> None:
         clock = Clock(seconds, args.points)
         if side == "peer":
             return train_peer(peer, clock, seed=seed, rate=factor * RATE)
-        name, rate = f"seed{seed}-rate{factor:g}", factor * config["optim"]["lr"]
-        own = [*overrides, *args.overrides, f"seed={seed}", f"optim.lr={rate}"]
-        return train_ours(own, out / "runs", name, clock, peer.tokens)
+        own = [*overrides, *args.overrides, f"seed={seed}"]
+        return train_ours(own, out / "runs", f"seed{seed}", clock, peer.tokens)
 
     ours = {"experiment": experiment, "overrides": args.overrides, "minutes": args.minutes, "points": args.points}
-    kept = Curves(out / "curves.json", {"ours": ours, "peer": ours | {"batch": batch}}, train)
+    kept = Curves(out / "curves", {"ours": ours, "peer": ours | {"batch": batch}}, train)
+    rates = {"ours": [1.0], "peer": args.rates}
+    if args.side:
+        kept.best(args.side, args.seeds, rates[args.side])
+        return
     for factor in args.rates:
-        for side in COLORS:  # in turns, so that both meet the same machine
-            loss = kept.curve(side, args.seeds[0], factor)[-1]["loss"]
-            print(f"{side}, learning rate times {factor:g}: loss {loss:.3f}", flush=True)
-    for count in range(len(args.seeds)):
-        curves = {side: kept.best(side, args.seeds[: count + 1], args.rates) for side in COLORS}
+        loss = kept.curve("peer", args.seeds[0], factor)[-1]["loss"]
+        print(f"peer, learning rate {factor * RATE:g}: loss {loss:.3f}", flush=True)
+    curves = {side: kept.best(side, args.seeds, rates[side]) for side in COLORS}
     seeds = " ".join(map(str, args.seeds))
     print(f"{experiment}, seeds {seeds}, validated on {peer.validated}; losses are nats a {peer.unit}")
     report(curves, seconds)
@@ -182,11 +183,12 @@ def main() -> None:
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--root", help="Flickr8k's folder, for captions")
     data.add_argument("--text", help="a file, for text character by character")
-    parser.add_argument("--out", type=Path, required=True, help="folder of curves.json, the plot and our runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the curves, the plot and our runs")
+    parser.add_argument("--side", choices=list(COLORS), help="the only one to train, without a report")
     parser.add_argument("--experiment", help="ours; captioning_flickr8k or shakespeare_cpu_modern by default")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--points", type=int, default=8, help="validations; a multiple of 4 has the table's times")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of each side's learning rate")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the peer's learning rate")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--batch", type=int, help="of the peer: pairs, or windows of text")
     parser.add_argument("--overrides", nargs="*", default=[], help="of our config, for both where it says sizes")

@@ -82,10 +82,10 @@ def test_other_seeds_take_the_best_rate_and_finished_trainings_stay(tmp_path, mo
 
     settings = {"ours": {"minutes": 1}, "peer": {"minutes": 1, "batch": 2}}
     for _ in range(2):
-        kept = module.Curves(tmp_path / "curves.json", settings, train)
-        assert [curve[-1]["loss"] for curve in kept.best("ours", [0, 1], [1.0, 2.0])] == [0, 1]
-    assert made == [("ours", 0, 1.0), ("ours", 0, 2.0), ("ours", 1, 2.0)]
-    module.Curves(tmp_path / "curves.json", {"ours": {"minutes": 2}}, train).curve("ours", 0, 1.0)
+        kept = module.Curves(tmp_path, settings, train)
+        assert [curve[-1]["loss"] for curve in kept.best("peer", [0, 1], [1.0, 2.0])] == [0, 1]
+    assert made == [("peer", 0, 1.0), ("peer", 0, 2.0), ("peer", 1, 2.0)]
+    module.Curves(tmp_path, {"peer": {"minutes": 2, "batch": 2}}, train).curve("peer", 0, 1.0)
     assert len(made) == 4
 
 
@@ -123,9 +123,9 @@ def test_both_sides_learn_for_the_same_time(options, tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["time_to_quality.py", "--out", str(out), "--minutes", "0.03", *options])
     module.main()
     table = capsys.readouterr().out
-    rows = json.loads((out / "curves.json").read_text())
-    assert [row["side"] for row in rows] == ["ours", "peer"]
-    for row in rows:
+    files = sorted((out / "curves").iterdir())
+    assert [file.name for file in files] == ["ours-seed0-rate1.json", "peer-seed0-rate1.json"]
+    for row in (json.loads(file.read_text()) for file in files):
         seconds = [point["seconds"] for point in row["curve"]]
         assert seconds == sorted(seconds) and seconds[-1] >= 1.8 and len(seconds) <= 8
         losses = [point["loss"] for point in row["curve"]]
@@ -133,5 +133,9 @@ def test_both_sides_learn_for_the_same_time(options, tmp_path, monkeypatch, caps
         assert ("cider" in row["curve"][0]) == ("--root" in options)
         assert f"{losses[-1]:.3f}" in table
     assert (out / "time_to_quality.png").stat().st_size > 5000
+    times = [file.stat().st_mtime_ns for file in files]
     module.main()
-    assert json.loads((out / "curves.json").read_text()) == rows and capsys.readouterr().out == table
+    assert [file.stat().st_mtime_ns for file in files] == times and capsys.readouterr().out == table
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--side", "peer"])
+    module.main()
+    assert [file.stat().st_mtime_ns for file in files] == times and not capsys.readouterr().out
