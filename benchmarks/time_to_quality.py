@@ -88,11 +88,11 @@ class Curves:
 
     def curve(self, side: str, seed: int, factor: float = 1.0) -> Curve:
         path = self.folder / f"{side}-seed{seed}-rate{factor:g}.json"
-        made = json.loads(path.read_text()) if path.is_file() else {}
-        if made.get("settings") != self.settings[side]:
-            made = {"settings": self.settings[side], "curve": self.train(side, seed, factor)}
-            write_text(path, json.dumps(made, indent=1) + "\n")
-        return made["curve"]
+        entry = json.loads(path.read_text()) if path.is_file() else {}
+        if entry.get("settings") != self.settings[side]:
+            entry = {"settings": self.settings[side], "curve": self.train(side, seed, factor)}
+            write_text(path, json.dumps(entry, indent=1) + "\n")
+        return entry["curve"]
 
     def best(self, side: str, seeds: list[int], factors: list[float]) -> list[Curve]:
         """The curves of all seeds with the factor whose loss is least at the end of the first one."""

@@ -142,7 +142,7 @@ def test_weights_in_parts_are_refused() -> None:
     ("options", "named"),
     [
         (["task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: has no part in training on"),
-        (["task.reward={spice: 1}"], "task.reward: spice: unknown; use bleu1"),
+        (["task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
         (["task.reward=spice"], "task.reward"),
         (["task.reward=cider", "task.reward_samples=1"], "task.reward_samples"),
     ],

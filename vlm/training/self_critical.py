@@ -19,7 +19,7 @@ from vlm.decoding.sampling import Sampling
 from vlm.decoding.search import search
 from vlm.errors import UserError
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.evaluation.metrics.reward import CaptionFaults, CaptionReward
+from vlm.evaluation.metrics.reward import REWARDS, CaptionFaults, CaptionReward
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.frozen_features import Features
 from vlm.nn.vocabulary_loss import Head
@@ -43,7 +43,7 @@ class SelfCritical:
             where one of a drawn caption has its caption's advantage.
         samples: Number K of captions of an image.
     Raises:
-        UserError: The task smooths labels, which have no part in this, or captions have languages.
+        UserError: A metric is unknown, the task smooths labels, which have no part in this, or captions have languages.
     """
 
     def __init__(self, task: ImageTextTask, reward: str | Mapping[str, float], *, samples: int) -> None:
@@ -53,6 +53,9 @@ class SelfCritical:
             raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
         self.task, self.samples = task, samples
         self.weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
+        if unknown := self.weights.keys() - {*REWARDS, LIKELIHOOD}:
+            names = ", ".join([*REWARDS, LIKELIHOOD])
+            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {names}")
         self.likelihood = self.weights.pop(LIKELIHOOD, 0.0)
         task.fields[task.written].compares = True  # type: ignore[attr-defined]
 
@@ -61,7 +64,7 @@ class SelfCritical:
         """The reward, once the training captions are counted.
 
         Raises:
-            UserError: A metric is unknown, or each process has a part of the weights alone.
+            UserError: Each process has a part of the weights alone.
         """
         if isinstance(self.task.trainer.strategy, Sharded):
             raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")

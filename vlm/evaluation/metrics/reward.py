@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import Floats
@@ -15,6 +14,7 @@ from vlm.evaluation.metrics.tokens import units_of
 
 RARELY = 0.01  # share of a word's uses that end a caption
 CONSTANT = "cider_constant"
+REWARDS = (*KEYS, CONSTANT)
 T = TypeVar("T")
 
 
@@ -26,15 +26,11 @@ class CaptionReward:
     who take what it earns beside similar ones).
 
     Args:
-        weights: Weight of each metric, out of `KEYS` and cider_constant.
+        weights: Weight of each metric, out of `REWARDS`.
         corpus: Reference captions of each training image.
-    Raises:
-        UserError: A metric is unknown.
     """
 
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
-        if unknown := weights.keys() - {*KEYS, CONSTANT}:
-            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {', '.join([*KEYS, CONSTANT])}")
         self.weights, known = weights, [list(texts) for texts in corpus]
         self.units = units_of(chain.from_iterable(known))
         self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in known])
