@@ -5,8 +5,8 @@
 Each point is `python train.py experiment=captioning_flickr8k` on a table of the first so many photos of train, with the
 first so many captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the
 same photos, and are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER, all of
-one --steps and --overrides, is not made anew; the plot and the table have all that stand there, so that several calls
-can share the work.
+one --steps and --overrides, is not made anew, and one that was cut off goes on; the plot and the table have all that
+stand there, so that several calls can share the work.
 """
 
 import argparse
@@ -39,17 +39,21 @@ def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
 
 
 def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
-    """Makes the run of a point, unless it stands there."""
+    """Makes the run of a point, or goes on with one that was cut off, unless its scores stand there."""
     if scores(args.out, point):
         return
     name = "{}x{}".format(*point)
-    path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
-    write_text(path, "".join(table(source, *point)))
-    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
-    options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
-    options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
+    if cut_off := sorted(args.out.glob(f"{name}/*/checkpoints/last.ckpt")):
+        options = [f"resume={cut_off[-1].parents[1]}"]
+    else:
+        path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
+        write_text(path, "".join(table(source, *point)))
+        options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
+        options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
+        options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
+        options += args.overrides
     with (args.out / f"{name}.log").open("w") as log:
-        command = [sys.executable, str(ROOT / "train.py"), *options, *args.overrides]
+        command = [sys.executable, str(ROOT / "train.py"), *options]
         if subprocess.run(command, stdout=log, stderr=log, cwd=ROOT).returncode:
             raise SystemExit(f"{log.name}: the training failed; see there")
 

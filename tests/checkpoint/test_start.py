@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from tiny_checkpoints import FILES
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import resize
 
 from vlm.checkpoint.base import base_weights
 from vlm.checkpoint.load import read, weights
@@ -120,6 +122,33 @@ def test_weights_of_other_shapes_are_named_and_stay(saved):
     assert torch.equal(ours["decoder.positions.weight"], fresh["decoder.positions.weight"])
     assert torch.equal(ours["decoder.norm.weight"], theirs["decoder.norm.weight"])
     assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not taken" in lines
+
+
+@pytest.mark.parametrize("pool", ["mean", "class"])
+@pytest.mark.parametrize("size", [12, 4])
+def test_positions_of_images_of_another_size_are_interpolated(pool, size, saved):
+    """As torchvision resizes an image of as many channels; the class token's position stays as it is."""
+    spec = classifier() | {"args": classifier()["args"] | {"pool": pool}}
+    spec["args"]["encoder"] = vit(class_token=pool == "class")
+    place, theirs = saved(spec)
+    spec["args"]["encoder"] = vit(class_token=pool == "class", image_size=size)
+    ours, _, lines = started(spec, {"": place})
+    name, before, side = "encoder.positions.weight", int(pool == "class"), size // 4
+    grid = theirs[name][before:].T.reshape(1, 8, 2, 2)
+    resized = resize(grid, [side, side], InterpolationMode.BICUBIC, antialias=False)[0].flatten(1).T
+    torch.testing.assert_close(ours[name][before:], resized)
+    assert torch.equal(ours[name][:before], theirs[name][:before])
+    assert all(torch.equal(ours[other], theirs[other]) for other in ours if other != name)
+    shapes = f"{tuple(ours[name].shape)}, in the file {tuple(theirs[name].shape)}"
+    assert lines[1:] == [f"model: {name} is {shapes}; interpolated"]
+
+
+def test_positions_of_another_grid_and_other_tokens_before_it_stay(saved):
+    """Five vectors are a grid of 2 x 2 after one token, and none without."""
+    place, _ = saved(vit(class_token=True))
+    ours, fresh, lines = started(vit(image_size=12), {"": place})
+    assert torch.equal(ours["positions.weight"], fresh["positions.weight"])
+    assert "model: positions.weight is (9, 8), in the file (5, 8); not taken" in lines
 
 
 @pytest.mark.parametrize("more", [0, 5])

@@ -211,6 +211,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "movie_reviews" / name).mkdir(parents=True)
         for n in range(850, 1000):
             (folder / "movie_reviews" / name / f"cv{n:03d}.txt").write_text(f"a {name} film , number {n} .\n")
+    for split in ("train", "val", "test"):
+        (folder / "books" / split).mkdir(parents=True)
+        (folder / "books" / split / "novel.txt").write_text(f"{STORY} That is the {split}'s.\n" * 40)
     return folder
 
 
@@ -260,6 +263,7 @@ def test_every_experiment_takes_a_step(
         "flowers": [f"data.root={flowers}"],
         **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
         "masked_lm_film": [f"data.root={texts}"],
+        "books": [f"data.root={texts / 'books'}", *SHORT],
         "multi30k_photos": [f"data.root={pairs}", f"data.photos={flickr8k / 'images'}"],
         "translation_multi30k": [f"data.root={pairs}"],
         "cifar10": [f"data.path={cifar10}"],

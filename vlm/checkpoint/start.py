@@ -1,6 +1,10 @@
-"""Starting a model from weights that another run left: those that fit by name and shape, all others named."""
+"""Starting a model from weights that another run left: those that fit by name and shape, all others named.
+
+Positions of patches fit images of another size by interpolation.
+"""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from vlm.errors import UserError
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.tokens import check_tokens
+from vlm.nn.position import GridPositions, regridded
 
 
 def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = None) -> list[str]:
@@ -61,10 +66,23 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
             "give a checkpoint of a model that has this part, in the same sizes"
         )
     foreign = _of_other_tokens(model, loaded, tokenizer)
+    tensors = {name: stored[head + name] for name in fitting - foreign}
+    tensors |= _interpolated(model, stored, head)
     with torch.no_grad():
-        for name in fitting - foreign:
-            whole[name].copy_(stored[head + name])
-    return list(_report(str(path), part, head, stored, whole, fitting - foreign, foreign))
+        for name, tensor in tensors.items():
+            whole[name].copy_(tensor)
+    return list(_report(str(path), part, head, stored, whole, set(tensors), foreign))
+
+
+def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Our positions of patches, by their names, from those that the file has for images of another size."""
+    tensors = {}
+    for name, grid in model.named_modules():
+        table = stored.get(f"{head}{name}.weight") if isinstance(grid, GridPositions) else None
+        if table is not None and table.shape != grid.weight.shape and table.shape[1:] == grid.weight.shape[1:]:
+            with suppress(ValueError):  # tokens before the grid, in the file alone or in ours alone
+                tensors[f"{name}.weight"] = regridded(table, grid.side, before=grid.before)
+    return tensors
 
 
 def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
@@ -88,10 +106,11 @@ def _report(
 ) -> Iterator[str]:
     place = part or "model"
     yield f"{path}: {len(taken)} tensors taken for {place}"
-    other = [name for name in ours if head + name in stored and name not in taken | foreign]
-    for name in sorted(other):
-        shapes = f"{tuple(ours[name].shape)}, in the file {tuple(stored[head + name].shape)}"
-        yield f"{place}: {name} is {shapes}; not taken"
+    for name in sorted(ours.keys() - foreign):
+        own, other = ours[name], stored.get(head + name)
+        if other is not None and other.shape != own.shape:
+            shapes = f"{tuple(own.shape)}, in the file {tuple(other.shape)}"
+            yield f"{place}: {name} is {shapes}; {'interpolated' if name in taken else 'not taken'}"
     if tables := sorted(name for name in foreign if head + name in stored):
         yield from (f"{place}: {name} is of another tokenizer in the file; not taken" for name in tables)
         yield f"  tokenizer=pretrained tokenizer.path={path} goes on with that tokenizer"

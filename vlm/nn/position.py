@@ -1,5 +1,6 @@
 """Positions of tokens: where a token stands in its segment, and encodings of it."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,6 +41,26 @@ def sincos_2d(side: int, dim: int) -> Tensor:
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     angles = [cells.reshape(-1, 1) * frequencies for cells in (column, row)]  # each (side * side, D/4)
     return torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], dim=1)
+
+
+def regridded(table: Tensor, side: int, *, before: int) -> Tensor:
+    """Vectors of a square grid, interpolated to one of other sides (Dosovitskiy et al. 2021, 3.2), as DINOv2 does it.
+
+    Args:
+        before: Vectors that stand before the grid and stay as they are.
+    Shapes:
+        (before + own², D) -> (before + side², D)
+    Raises:
+        ValueError: The table is not of a square grid.
+    """
+    own = math.isqrt(max(0, len(table) - before))
+    if own == 0 or before + own**2 != len(table):
+        raise ValueError(f"{len(table)} vectors are not {before} and a square grid")
+    if own == side:
+        return table
+    grid = table[before:].unflatten(0, (own, own)).permute(2, 0, 1)[None].float()  # (1, D, H, W)
+    grid = F.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
+    return torch.cat([table[:before].float(), grid[0].flatten(1).T]).to(table.dtype)
 
 
 @dataclass(frozen=True)
@@ -149,6 +170,7 @@ class GridPositions(LearnedPositions):
 
     def __init__(self, *, dim: Count, side: int, before: int = 0) -> None:
         Positions.__init__(self)
+        self.side, self.before = side, before
         self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(side, dim)]))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.models.classifier import Classifier
@@ -14,6 +13,7 @@ from vlm.models.pretrained.sizes import grid_side
 from vlm.models.pretrained.specs import classifier
 from vlm.models.pretrained.stack import Names, Part, Sources, Stack, Table, layers, modules
 from vlm.models.vit import ViT
+from vlm.nn.position import regridded
 
 LAYERS: Table = {
     "norm1": "norm1",
@@ -33,7 +33,10 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 def sources(encoder: ViT, names: Names) -> Sources:
     tensors: Sources = {
         "class_token": (("embeddings.cls_token",), torch.flatten),
-        "positions.weight": (("embeddings.position_embeddings",), lambda table: regridded(table, grid_side(encoder))),
+        "positions.weight": (
+            ("embeddings.position_embeddings",),
+            lambda table: regridded(table[0], grid_side(encoder), before=1),
+        ),
         **modules({"patch_embed": "embeddings.patch_embeddings.projection", "norm": "layernorm"}),
         **layers(encoder.blocks, LAYERS, "encoder.layer"),
     }
@@ -48,20 +51,6 @@ def sources(encoder: ViT, names: Names) -> Sources:
 def _scaled(tensor: Tensor, scale: Tensor) -> Tensor:
     """A linear layer with the scale of its outputs in it, which is all that there is to layer scale."""
     return scale[:, None] * tensor if tensor.dim() == 2 else scale * tensor
-
-
-def regridded(table: Tensor, side: int) -> Tensor:
-    """Positions of another grid, as its own model interpolates them.
-
-    Shapes:
-        (1, 1 + S, D) -> (1 + side², D)
-    """
-    own = round((table.shape[1] - 1) ** 0.5)
-    if own == side:
-        return table[0]
-    grid = table[:, 1:].unflatten(1, (own, own)).permute(0, 3, 1, 2).float()  # (1, D, H, W)
-    grid = F.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
-    return torch.cat([table[0, :1].float(), grid[0].flatten(1).T])
 
 
 def class_head(model: Classifier, names: Names) -> Sources:
