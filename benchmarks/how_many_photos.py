@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import matplotlib
@@ -39,23 +40,34 @@ def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
 
 
 def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
-    """Makes the run of a point, or goes on with one that was cut off, unless its scores stand there."""
-    if scores(args.out, point):
-        return
+    """Makes the run of a point, or goes on with one that was cut off, unless its scores stand there.
+
+    A point that another call is at is left to it.
+    """
     name = "{}x{}".format(*point)
-    if cut_off := sorted(args.out.glob(f"{name}/*/checkpoints/last.ckpt")):
-        options = [f"resume={cut_off[-1].parents[1]}"]
-    else:
-        path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
-        write_text(path, "".join(table(source, *point)))
-        options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
-        options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
-        options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
-        options += args.overrides
-    with (args.out / f"{name}.log").open("w") as log:
-        command = [sys.executable, str(ROOT / "train.py"), *options]
+    with (args.out / f"{name}.log").open("a") as log:
+        try:
+            flock(log, LOCK_EX | LOCK_NB)  # which the training inherits
+        except BlockingIOError:
+            print(f"{name}: another call is at it", flush=True)
+            return
+        if scores(args.out, point):
+            return
+        command = [sys.executable, str(ROOT / "train.py"), *options_of(name, point, source, args)]
         if subprocess.run(command, stdout=log, stderr=log, cwd=ROOT).returncode:
             raise SystemExit(f"{log.name}: the training failed; see there")
+
+
+def options_of(name: str, point: Point, source: Flickr8k, args: argparse.Namespace) -> list[str]:
+    """The options of a point's run; its table is written where it begins."""
+    if cut_off := sorted(args.out.glob(f"{name}/*/checkpoints/last.ckpt")):
+        return [f"resume={cut_off[-1].parents[1]}"]
+    path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
+    write_text(path, "".join(table(source, *point)))
+    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
+    options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
+    options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
+    return options + args.overrides
 
 
 def scores(out: Path, point: Point) -> dict[str, float]:

@@ -4,12 +4,13 @@
     python benchmarks/time_to_quality.py --root FOLDER --out FOLDER --side peer
     python benchmarks/time_to_quality.py --text FILE --out FOLDER [--experiment shakespeare_cpu]
 
-Ours is `python train.py experiment=...` in a process of its own: files, augmentation, logging and saves with it. The
-peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs of photo and caption, put
-together by length with Hugging Face's own sampler; its own processor has resized all photos beforehand, which is not
-counted, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in nanoGPT's shape on windows of
-an array in memory. Peers compute in bfloat16 where the CPU is faster in it, with fused AdamW, clipping and half
-a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates are each side's own.
+Ours is `python train.py experiment=...` in a process of its own: files, augmentation, logging and saves between
+validations with it. The peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs
+of photo and caption, put together by length with Hugging Face's own sampler; its own processor has resized all photos
+beforehand, which is not counted, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in
+nanoGPT's shape on windows of an array in memory. Peers compute in bfloat16 where the CPU is faster in it, with fused
+AdamW, clipping and half a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates
+are each side's own.
 
 Both learn for the same time, which counts from the first batch on and stands still in validations. Steps do not say how
 long it is: the learning rate follows the share of the time that is gone, for both (time_budget.py). Ours is that of the
@@ -162,7 +163,13 @@ def compare(args: argparse.Namespace) -> None:
         own = [*overrides, *args.overrides, f"seed={seed}"]
         return train_ours(own, out / "runs", f"seed{seed}", clock, peer.tokens)
 
-    ours = {"experiment": experiment, "overrides": args.overrides, "minutes": args.minutes, "points": args.points}
+    ours = {
+        "experiment": experiment,
+        "data": place,
+        "overrides": args.overrides,
+        "minutes": args.minutes,
+        "points": args.points,
+    }
     kept = Curves(out / "curves", {"ours": ours, "peer": ours | {"batch": batch}}, train)
     rates = {"ours": [1.0], "peer": args.rates}
     if args.side:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, 
         assert f"{scores['test/cider']:.3f} ({scores['test/cider@low']:.3f}" in printed
     before = sorted(out.glob("*/*"))
     shutil.rmtree(next(out.glob("3x2/*/evaluation")))  # as though it had been cut off before its test
+    with (out / "3x2.log").open("a") as log:  # as though another call were at it
+        flock(log, LOCK_EX)
+        module.main()
+    assert "3x2: another call is at it" in capsys.readouterr().out and not list(out.glob("3x2/*/evaluation"))
     module.main()
     assert sorted(out.glob("*/*")) == before and capsys.readouterr().out == printed
     assert (out / "how_many_photos.png").stat().st_size > 5000

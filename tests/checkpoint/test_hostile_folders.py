@@ -206,6 +206,9 @@ def cases() -> Iterator[tuple[str, str, Case]]:
         ("vit_gpt2", "other merging", merging),
     )
     yield "git", "films", (lambda f: edit(f, CONFIG, num_image_with_embedding=6), "num_image_with_embedding=6")
+    name = "dinov2.embeddings.position_embeddings"
+    oblong = (lambda f: edit_tensors(f, lambda t: t.update({name: t[name][:, :-1].clone()})), "positions.weight is")
+    yield "dinov2", "an oblong grid", oblong
     yield "dinov2", "gated", (lambda f: edit(f, CONFIG, use_swiglu_ffn=True), "use_swiglu_ffn=True")
 
 

@@ -79,6 +79,12 @@ def test_every_refusal_is_named():
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["seed", "data.root", "-m", "trainer=cpu"]
 
 
+def test_a_dict_that_is_one_value_takes_the_other_s_place():
+    config = {"task": {"_target_": "vlm.tasks.captioning.Captioning", "reward": {"cider": 1, "likelihood": 0.1}}}
+    assert apply(config, ["task.reward={bleu4: 2}"])[0]["task"]["reward"] == {"bleu4": 2}
+    assert apply(config, ["+task.reward.bleu4=2"])[0]["task"]["reward"]["cider"] == 1
+
+
 def test_an_unknown_key_after_resume_has_the_nearest_name():
     with pytest.raises(UserError, match=re.escape("trainer.max_epoch: unknown; did you mean max_epochs?")):
         check_resume_overrides(["trainer.max_epoch=3"], SAVED)

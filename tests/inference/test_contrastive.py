@@ -43,6 +43,11 @@ def test_probabilities_are_those_of_the_classes_mean_embeddings(encoder, capsys)
         assert record["image"] == path and record["class"] == max(LABELS, key=record["top"].__getitem__)
 
 
+def test_probabilities_of_classes_of_one_name_are_summed(capsys):
+    assert vlm(["classify", tiny.IMAGES[0], "--label", "a", "--label", "b", "--label", "a", "--top", "3", *EXACT]) == 0
+    assert sum(lines(capsys)[0]["top"].values()) == pytest.approx(1)
+
+
 def test_classes_may_stand_in_a_file(tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(LABELS) + "\n")
     found = []

@@ -6,7 +6,9 @@ import pytest
 from journey import only_run
 from small import command
 
+from vlm import load
 from vlm.cli.main import run as vlm
+from vlm.errors import UserError
 from vlm.training.fit import main
 
 TWO = ["data=shapes_differences", "model/encoder=vit_several", "model/fusion=cross", "task.max_tokens=20"]
@@ -36,6 +38,15 @@ def test_the_files_that_follow_each_other_belong_together(trained, tmp_path, cap
     assert capsys.readouterr().out.startswith(f"{images[0]} {images[1]}\twhat differs?\t")
     assert vlm(["answer", images[0], *asked]) == 2
     assert "1 images; this model reads 2 at once" in capsys.readouterr().err
+    pairs = [*images, images[0], images[0]]  # a file may be in several records
+    assert vlm(["answer", *pairs, *asked]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in told] == [" ".join(images), f"{images[0]} {images[0]}"]
+    model = load(trained, device="cpu")
+    answers = model.answer(pairs, question="what differs?")
+    assert [answer.text for answer in answers] == [line.split("\t")[2] for line in told]
+    with pytest.raises(UserError, match="1 images; this model reads 2 at once"):
+        model.answer(images[0], question="what differs?")
     (tmp_path / "bad.png").write_text("no image")
     assert vlm(["answer", str(tmp_path / "bad.png"), *images, images[0].replace("example", "none"), *asked]) == 1
     assert not capsys.readouterr().out

@@ -128,7 +128,10 @@ def test_texts_and_classes():
     http = client(str(FILES / "translation.ckpt"))
     assert http.post("/predict", json={"text": "a red circle"}).json()["results"][0]["text"]
     assert len(http.post("/predict", json={"texts": ["a red circle", "a"]}).json()["results"]) == 2
-    for body in ({"content": b"\xff\xfe"}, {"json": {"text": 3}}, {"content": b'{"text": "\\ud800"}'}):
+    for wrong in ({"texts": "a red circle"}, {"texts": {"a": 1}}, {"text": ["a", "b"]}, {"text": 3}):
+        answer = http.post("/predict", json=wrong)
+        assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is no JSON such as")
+    for body in ({"content": b"\xff\xfe"}, {"content": b'{"text": "\\ud800"}'}):
         headers = {"Content-Type": "application/json"} if b"ud800" in body.get("content", b"") else {}
         answer = http.post("/predict", **body, headers=headers)
         assert answer.status_code == 400 and answer.json()["detail"] == "text 1: is no text in UTF-8"

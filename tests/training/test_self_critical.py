@@ -27,7 +27,9 @@ from vlm.training.run import build_data, build_model, build_task
 from vlm.training.self_critical import SelfCritical, advantages, draw_captions, reward_loss, rows_of
 
 CHECKPOINT = str(FILES / "captioning.ckpt")
-REWARDED = ["task.reward=cider", "task.reward_samples=3"]
+STARTED = [f"model.init_from={CHECKPOINT}", "model.size.dim=16", "data.image_size=32"]
+STARTED += ["model/encoder=vit", "model.encoder.patch_size=8"]
+REWARDED = [*STARTED, "task.reward=cider", "task.reward_samples=3"]
 
 
 class Letters:
@@ -97,7 +99,7 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
 
 def test_people_s_captions_have_a_weight_of_their_own() -> None:
     def loss_with(reward: str) -> Term:
-        config = compose(command("captioning", f"task.reward={reward}", "model.size.dropout=0"))
+        config = compose(command("captioning", f"task.reward={reward}", *STARTED, "model.size.dropout=0"))
         check(config)
         data = build_data(config)
         data.prepare()
@@ -141,9 +143,13 @@ def test_weights_in_parts_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: has no part in training on"),
-        (["task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
-        (["task.reward=spice"], "task.reward"),
+        (["task.reward=cider"], "name one that captions by model.init_from=RUN"),
+        (
+            [*STARTED, "task.reward=cider", "task.label_smoothing=0.1"],
+            "task.label_smoothing: has no part in training on",
+        ),
+        ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
+        ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),
         (["task.reward=cider", "task.reward_samples=1"], "task.reward_samples"),
     ],
 )

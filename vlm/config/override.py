@@ -4,7 +4,7 @@ applied to a config that was composed or saved."""
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
@@ -98,10 +98,18 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
             elif override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(tree, key) is not None:
                 faults.append(f"{key}: is in the config already; leave out the + to change it")
             else:
-                OmegaConf.update(tree, key, value, force_add=override.is_add() or override.is_force_add())
+                adds = override.is_add() or override.is_force_add()
+                whole = isinstance(value, dict) and _is_one_value(parent, key.rpartition(".")[2])
+                OmegaConf.update(tree, key, value, merge=not whole, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
     return faults
+
+
+def _is_one_value(node: Any, argument: str) -> bool:
+    """True where a dict is one of several kinds of value of an argument, and another takes its place whole."""
+    parameter = arguments_of(node).get(argument)
+    return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
 def plain(tree: DictConfig) -> dict[str, Any]:

@@ -18,11 +18,13 @@ def listed(inputs: Sequence[str]) -> list[str]:
     return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
 
 
-def find_images(inputs: Sequence[str]) -> list[str]:
+def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
     """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
 
     "-" stands for the files, folders and patterns that stdin names, one a line.
 
+    Args:
+        repeated: Whether a file that is named again comes again.
     Raises:
         UserError: A folder or pattern holds no image.
     """
@@ -37,7 +39,7 @@ def find_images(inputs: Sequence[str]) -> list[str]:
         if not matches:
             raise UserError(f"{place}: no images found; give image files, a folder that holds some, or a pattern")
         paths += matches
-    return list(dict.fromkeys(paths))
+    return paths if repeated else list(dict.fromkeys(paths))
 
 
 def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:

@@ -89,15 +89,21 @@ class Answerer(Captioner):
     ) -> list[Any]:
         """The answer to a question about each image, or the answers to several.
 
+        A model of several images a record answers about so many that follow each other.
+
         Args:
             inputs: Paths, images of Pillow, or arrays (H, W, 3).
             question: Question about each image, or a list of questions.
             batch_size: Images at a time.
             workers: Threads that read images ahead; by default one a CPU, up to 8.
+        Raises:
+            UserError: The images are no multiple of those that the model reads at once.
         """
         questions = questions_of(question)
-        batches = image_batches(inputs, self.pixels, batch_size=batch_size, workers=choose_workers(workers))
-        rows = [answers for batch in batches for answers in self.answer(batch, questions)]
+        self.check_count(len(inputs))
+        size = batch_size * self.images
+        batches = image_batches(inputs, self.pixels, batch_size=size, workers=choose_workers(workers))
+        rows = [answers for batch in batches for answers in self.answer(self.records(batch), questions)]
         return [answers[0] for answers in rows] if isinstance(question, str) else rows
 
     @property
@@ -105,8 +111,19 @@ class Answerer(Captioner):
         """Images that belong together: of a model of several images a record, so many files that follow each other."""
         return getattr(self.model.encoder, "count", 1)
 
+    def check_count(self, count: int) -> None:
+        """Refuses a number of images that does not make whole records."""
+        if count % self.images:
+            at_once = f"this model reads {self.images} at once"
+            raise UserError(f"images: {count} images; {at_once}, so give a multiple of that")
+
+    def records(self, pixels: Sequence[Tensor]) -> list[Tensor]:
+        """Images as records: (3, H, W) each, or (K, 3, H, W) of a model of several."""
+        starts = range(0, len(pixels), self.images)
+        return [torch.stack([*pixels[at : at + self.images]]).squeeze(0) for at in starts]
+
     def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
-        """The answers to the same questions about each of a batch of images that `pixels` made."""
+        """The answers to the same questions about each of a batch of records of images that `pixels` made."""
         context = self.encode(pixels)
         return answer_questions(
             self.model, self.tokenizer, context, [questions] * len(pixels), max_tokens=self.max_tokens
@@ -130,8 +147,7 @@ def answer_files(
         UserError: The model reads several images at once, and the files are no multiple of that.
     """
     failed, together = 0, answerer.images
-    if len(paths) % together:
-        raise UserError(f"IMAGES: {len(paths)} images; this model reads {together} at once, so give a multiple of that")
+    answerer.check_count(len(paths))
     lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
     room = max(1, answerer.model.decoder.max_len - 1 - answerer.max_tokens)
     note_cut(lengths, room, names="questions", part="beginning")
@@ -143,7 +159,7 @@ def answer_files(
         there, batch = dict(zip(good, pixels, strict=True)), paths[start : start + size]
         groups = [batch[at : at + together] for at in range(0, len(batch), together)]
         groups = [group for group in groups if all(path in there for path in group)]
-        inputs = [torch.stack([there[path] for path in group]).squeeze(0) for group in groups]
+        inputs = answerer.records([there[path] for group in groups for path in group])
         for group, answers in zip(groups, answerer.answer(inputs, questions) if inputs else [], strict=True):
             for question, answer in zip(questions, answers, strict=True):
                 about = {"image": " ".join(group), "question": question}
@@ -159,7 +175,7 @@ def command(
 ) -> int:
     """Answers questions about images as the options say; returns the exit status."""
     questions = questions_of(question, option="--question")
-    paths = find_images(files)
+    paths = find_images(files, repeated=True)  # they may be parts of several records
     output = Output(model.out, inputs=[*paths, model.checkpoint])
     records = Records(form=model.form, fields=Answerer.fields, output=output)
     answerer = model.load(Answerer)

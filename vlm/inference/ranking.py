@@ -35,12 +35,15 @@ def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterat
 
 
 def ranked_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
-    """The record of an input and its classes."""
+    """The record of an input and its classes; in JSON the probabilities of classes of one name are summed."""
     if form == "text":
         return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}
     record = {**head, "class": best.name, "probability": best.probability}
     if form == "jsonl":
-        return {**record, "top": dict(best.top)}
+        top: dict[str, float] = {}
+        for name, value in best.top:
+            top[name] = top.get(name, 0.0) + value
+        return {**record, "top": top}
     for rank, (name, value) in enumerate(best.top[1:], start=2):
         record |= {f"class_{rank}": name, f"probability_{rank}": value}
     return record

@@ -124,7 +124,9 @@ class Service:
         try:
             content = json.loads(body)
             values = content[f"{name}s"] if f"{name}s" in content else [content[name]]
-            return [base64.b64decode(value, validate=True) for value in values] if name == "image" else list(values)
+            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+                raise TypeError
+            return [base64.b64decode(value, validate=True) for value in values] if name == "image" else values
         except (ValueError, TypeError, KeyError, RecursionError) as fault:
             raise HTTPException(400, f'the body is no JSON such as {{"{name}s": [...]}}, images in base64') from fault
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from PIL import Image
 
 from vlm.data.images.image import Preprocess
@@ -120,9 +119,9 @@ def _use(predictor: Predictor, values: Values) -> Iterator[str]:
 
 
 def _answer(answerer: Answerer, values: Values) -> Iterator[str]:
-    photos = torch.stack([answerer.pixels(photo) for photo in values.photos])
+    photos = answerer.records([answerer.pixels(photo) for photo in values.photos])
     questions = questions_of(values.texts["question"])
-    yield html.result(answerer.answer([photos if len(photos) > 1 else photos[0]], questions)[0][0])
+    yield html.result(answerer.answer(photos, questions)[0][0])
 
 
 def _continue(generator: Generator, values: Values) -> Iterator[str]:

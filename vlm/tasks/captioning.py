@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Unpack
 
 from vlm.data.batch import Batch
 from vlm.errors import Count, Range
@@ -50,7 +50,7 @@ class Captioning(ImageTextTask):
         beam: Count = 1,
         length_penalty: float = 1.0,
         val_captions: Count | None = None,
-        reward: Literal["cider", "bleu4", "rouge_l"] | dict[str, float] | None = None,
+        reward: str | dict[str, float] | None = None,
         reward_samples: Annotated[int, Range(2)] = 5,
         **options: Unpack[TaskOptions],
     ) -> None:

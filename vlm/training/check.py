@@ -80,6 +80,7 @@ def check(config: dict[str, Any]) -> None:
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config, types=TYPES, supplied=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
+    faults += reward_faults(config)
     if faults:
         raise UserError("\n".join(origins(config, faults)))
 
@@ -101,6 +102,15 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
         return []
     what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
+
+
+def reward_faults(config: dict[str, Any]) -> list[str]:
+    """A line where a model is to learn from captions that it draws, and none that captions is named."""
+    from vlm.training.run import start_places
+
+    if config["task"].get("reward") is None or start_places(config):
+        return []
+    return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
 
 
 def check_suited(config: dict[str, Any]) -> None:

@@ -218,7 +218,7 @@ def _make(
         except UserError as fault:
             faults.append(f"{folder}: {fault}")
             continue
-        except (RuntimeError, IndexError):  # of shapes that cannot even be joined
+        except (RuntimeError, IndexError, ValueError):  # of shapes that cannot even be joined
             tensors[name] = torch.empty(0)
         if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
