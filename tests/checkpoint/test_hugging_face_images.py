@@ -29,9 +29,9 @@ def encoder_of(folder):
     return encoder.eval(), Preprocess.from_state(about["preprocess"])
 
 
-def states(model, pixels):
+def states(model, pixels, **options):
     """All states after the final norm."""
-    found = model(pixel_values=pixels).last_hidden_state
+    found = model(pixel_values=pixels, **options).last_hidden_state
     return model.post_layernorm(found) if hasattr(model, "pre_layrnorm") else found
 
 
@@ -47,6 +47,21 @@ def test_an_encoder_computes_the_same(folder, tmp_path, name):
     truth = states(theirs, pixels)
     assert truth.std() > 0.1
     torch.testing.assert_close(ours(pixels).states, truth, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODERS)
+def test_positions_of_other_images_are_interpolated_as_theirs_are(folder, name):
+    theirs, _ = saved(folder, ENCODERS[name]())
+    spec = describe_folder(folder)[0].parts["encoder"]
+    encoder = rebuild(spec | {"args": spec["args"] | {"image_size": 32}})
+    (note,) = (line for line in load_hugging_face(encoder, folder) if "interpolated" in line)
+    stored = theirs.config.image_size
+    assert note == f"positions.weight: images are of 32 pixels, in the folder of {stored}; interpolated"
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    option = {} if name == "dinov2" else {"interpolate_pos_encoding": True}
+    truth = states(theirs, pixels, **option)
+    torch.testing.assert_close(encoder.eval()(pixels).states, truth, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()

@@ -212,7 +212,6 @@ def test_every_difference_of_vit_is_named_with_its_remedy(hf_vit, saved):
         f"head_dim is 6, {path} has null; set model.head_dim=null",
         f"bias is false, {path} has true; set model.bias=true",
         f"norm_eps is 1e-05, {path} has 1e-12; set model.norm_eps=1e-12",
-        f"image_size is 32, {path} has 24; set data.image_size=24 (its positions are of another grid)",
         f"patch_size is 16, {path} has 8; set model.patch_size=8",
         f"class_token is false, {path} has true; set model.class_token=true",
     ]

@@ -5,7 +5,7 @@ over on either side is named. Nothing is fetched and no pickle is read.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,19 @@ from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, architecture_of, parts_of
 from vlm.models.pretrained.files import read_config, read_tensors
 from vlm.models.pretrained.report import grouped
-from vlm.models.pretrained.sizes import sizes_built
-from vlm.models.pretrained.stack import Part, Sources, prefixed
+from vlm.models.pretrained.sizes import grid_side, sizes_built
+from vlm.models.pretrained.stack import Part, Source, Sources, prefixed
+from vlm.models.vit import ViT
+from vlm.nn.position import regridded
 
 SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
-NEVER = ("prefix", "vocabulary_head", "context_dim")  # compared, as their tensors are
+# Never compared: what tensors show, and a size of images, to whose grid positions are interpolated.
+NEVER = ("prefix", "vocabulary_head", "context_dim", "image_size")
+GRID = "positions.weight"  # of a ViT
 SHOWN = 20  # faults, at most
 TABLES = ("wpe.weight", "position_embeddings.weight")  # of texts: a shorter one needs the first rows alone
 # The remedy for a value that other parts of the config depend on.
 REMEDIES = {
-    "image_size": "set data.image_size={} (its positions are of another grid)",
     "vocab_size": "choose the tokenizer it was trained with, of {} tokens",
     "max_len": "set data.max_len={} or less",
     "stem": "choose model/encoder=vit",
@@ -48,20 +51,33 @@ class _Placed:
     def differences(self) -> Iterator[tuple[str, Any, Any]]:
         """Yields (argument, as built, as stored) wherever they differ."""
         built, kind = sizes_built(self.stack), self.part.stack
-        free = (*NEVER, "image_size") if kind.regrids else NEVER
         for name, value in ({"embed_norm": False} | kind.arguments(self.part.config)).items():
             # The first positions of more are all that a shorter text needs.
-            fits = built[name] <= value if name == "max_len" else name in free or built.get(name, value) == value
+            fits = built[name] <= value if name == "max_len" else name in NEVER or built.get(name, value) == value
             if not fits:
                 yield name, built[name], value
+
+    def notes(self) -> Iterator[str]:
+        """A line where positions of patches are interpolated."""
+        theirs = self.part.stack.arguments(self.part.config).get("image_size")
+        if (own := sizes_built(self.stack).get("image_size")) != theirs:
+            yield f"{self.ours}{GRID}: images are of {own} pixels, in the folder of {theirs}; interpolated"
 
     def sources(self, names: Iterable[str]) -> Sources:
         kind, _, prefix = self.part
         own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         stem = kind.stem if any(name.startswith(kind.stem) for name in own) else ""
         inner = {name.removeprefix(stem) for name in own if name.startswith(stem)}
-        tensors = prefixed(kind.sources(self.stack, inner), self.ours, prefix + stem)
+        sources = kind.sources(self.stack, inner)
+        if isinstance(self.stack, ViT):
+            sources[GRID] = _regridding(self.stack, *sources[GRID])
+        tensors = prefixed(sources, self.ours, prefix + stem)
         return tensors | prefixed(kind.head(self.stack, own), self.ours, prefix)
+
+
+def _regridding(vit: ViT, names: tuple[str, ...], make: Callable[..., Tensor]) -> Source:
+    """The source of positions on a grid, interpolated to that of a ViT's images."""
+    return names, lambda *tables: regridded(make(*tables), grid_side(vit), before=vit.leading)
 
 
 def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
@@ -106,7 +122,8 @@ def hugging_face_state(
     sources |= _head_sources(model, architecture, stored, state)
     tensors, faults = _make(sources, stored, state, folder)
     _refuse(faults)
-    return tensors, _report(sources, stored, state, folder)
+    notes = [note for one in placed for note in one.notes()]
+    return tensors, _report(sources, stored, state, folder) + notes
 
 
 def _refuse(faults: list[str]) -> None:

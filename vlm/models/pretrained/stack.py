@@ -10,7 +10,8 @@ from torch import Tensor
 from vlm.errors import UserError
 
 # Name of a tensor of ours -> names of theirs, and what makes ours of them.
-Sources = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
+Source = tuple[tuple[str, ...], Callable[..., Tensor]]
+Sources = dict[str, Source]
 Names = Collection[str]
 Table = Mapping[
     str, str | tuple[str, ...]

@@ -9,11 +9,9 @@ from torch import Tensor
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Model
 from vlm.models.pretrained.architectures import vit
-from vlm.models.pretrained.sizes import grid_side
 from vlm.models.pretrained.specs import classifier
 from vlm.models.pretrained.stack import Names, Part, Sources, Stack, Table, layers, modules
 from vlm.models.vit import ViT
-from vlm.nn.position import regridded
 
 LAYERS: Table = {
     "norm1": "norm1",
@@ -33,10 +31,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 def sources(encoder: ViT, names: Names) -> Sources:
     tensors: Sources = {
         "class_token": (("embeddings.cls_token",), torch.flatten),
-        "positions.weight": (
-            ("embeddings.position_embeddings",),
-            lambda table: regridded(table[0], grid_side(encoder), before=1),
-        ),
+        "positions.weight": (("embeddings.position_embeddings",), lambda table: table[0]),
         **modules({"patch_embed": "embeddings.patch_embeddings.projection", "norm": "layernorm"}),
         **layers(encoder.blocks, LAYERS, "encoder.layer"),
     }
