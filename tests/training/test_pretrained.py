@@ -54,7 +54,10 @@ def start_of(path, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "task"), zip(ENCODERS, ["classification", "captioning"] * 3, strict=False))
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [*zip(ENCODERS, ["classification", "captioning"] * 3, strict=False), ("siglip", "classification")],
+)
 def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     folder = tmp_path / "theirs"
     saved(folder, ENCODERS[name]())

@@ -18,7 +18,6 @@ MODELS = {
     "tagging": ("tagger_small", "TextEncoder"),
     "span_answering": ("span_answerer_small", "TextEncoder"),
 }
-HEADS = {"classification": "model.pool=class", "text_classification": "model.transform=true"}  # of bare encoders
 CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
 # Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
 # and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
@@ -65,8 +64,10 @@ def _of_folder(folder: str, task: str | None, own: Sequence[str]) -> Iterator[st
         yield from _decoder(decoder["args"], "model.decoder" if encoder else "model")
     elif specified.model is not None and whole:
         yield from _plain("model", specified.model["args"], ("encoder", "num_classes", "vocab_size"))
-    elif task in HEADS:
-        yield HEADS[task]
+    elif task == "classification" and encoder is not None:
+        yield f"model.pool={'class' if encoder['args'].get('class_token') else 'mean'}"
+    elif task == "text_classification":
+        yield "model.transform=true"
     if "preprocess" in about:
         yield from _preprocess(about["preprocess"])
 
