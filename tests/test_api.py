@@ -147,6 +147,7 @@ def test_beams_give_several_texts_an_image(captioner: vlm.Model) -> None:
         (lambda model: vlm.load("nothing.ckpt"), "nothing.ckpt: no such checkpoint; give a run's folder"),
         (lambda model: vlm.load(FILES / "tagging.ckpt", device="tpu"), "--device: 'tpu' is unknown; choose auto"),
         (lambda model: load("tagging").attention(SAMPLE), "attention: a model for tagging has none that is drawn"),
+        (lambda model: load("image_questions").attention(SAMPLE), "attention: a model for image_questions has none"),
         (lambda model: vlm.train("optim.lrr=1"), "optim.lrr: unknown; did you mean lr?"),
         (lambda model: vlm.train(trainer={"max_epoch": 3}), "trainer.max_epoch: unknown; did you mean max_epochs?"),
         (lambda model: vlm.score("nothing.json", {}), "nothing.json: No such file"),

@@ -76,25 +76,33 @@ def every_text(decoder, context, decoding):
     steps = min(limit + 1, STEPS) - len(rules.prefix)
     limit -= len(rules.prefix)
     found, memory = {}, {}
-    for length in range(1, steps + 1):
-        texts = [(BOS, *rules.prefix, *tokens) for tokens in product(range(V), repeat=length - 1)]
+    for length in range(steps):
+        texts = [(BOS, *rules.prefix, *tokens) for tokens in product(range(V), repeat=length)]
         memory |= zip(texts, step_logprobs(decoder, context, texts), strict=True)
+
+    def scores_after(text):
+        """Scores and log-probabilities by the tokens that may come after a text."""
+        scores = {token: rule_score(memory[text][token], token, list(text), rules) for token in range(V)}
+        return {token: (score, memory[text][token]) for token, score in scores.items() if score is not None}
+
+    for length in range(1, min(steps, limit) + 1):
         for tokens in product(range(V), repeat=length):
-            if EOS in tokens[:-1] or (length < steps and tokens[-1] != EOS):
+            if EOS in tokens[:-1] or (length < min(steps, limit) and tokens[-1] != EOS):
                 continue
-            text, total, logprobs = [BOS, *rules.prefix], 0.0, []
+            text, total, logprobs = (BOS, *rules.prefix), 0.0, []
             for token in tokens:
-                score = rule_score(memory[tuple(text)][token], token, text, rules)
-                if score is None:
+                after = scores_after(text)
+                if token not in after:
                     break
-                total += score
-                logprobs.append(memory[tuple(text)][token])
-                text.append(token)
+                total, logprobs, text = total + after[token][0], [*logprobs, after[token][1]], (*text, token)
             else:
-                if all(any(holds(text[1:], words) for words in ways) for ways in rules.required):
-                    cut = tokens if tokens[-1] == EOS else tokens[:limit]
-                    entry = (total / length**decoding.length_penalty, list(cut), logprobs[: len(cut)])
-                    found[cut] = max(entry, found.get(cut, entry))
+                if not all(any(holds(text[1:], words) for words in ways) for ways in rules.required):
+                    continue
+                after = scores_after(text) if tokens[-1] != EOS and steps > limit else {}
+                # No room but for the end token: the text ends where that is likeliest, else it is cut.
+                if after and max(after, key=lambda token: after[token][0]) == EOS:
+                    total, logprobs, tokens = total + after[EOS][0], [*logprobs, after[EOS][1]], (*tokens, EOS)
+                found[tokens] = (total / len(tokens) ** decoding.length_penalty, list(tokens), logprobs)
     return sorted(found.values(), reverse=True)
 
 

@@ -149,6 +149,9 @@ def test_a_word_is_banned_in_all_its_forms(checkpoint):
     encode = captioner.tokenizer.encode
     banned = captioner.rules(ban=["red"]).banned
     assert set(banned) == {tuple(encode(form)) for form in ("red", " red", "Red", " Red")}
+    assert captioner.rules(ban=["Red"]).banned == banned
+    names = captioner.rules(ban=["iPod"]).banned
+    assert set(names) == {tuple(encode(form)) for form in ("iPod", " iPod", "IPod", " IPod")}
 
 
 def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
@@ -175,6 +178,26 @@ def test_continue_skips_what_is_whole_and_mends_the_end(caption, checkpoint, tmp
     assert scores == pytest.approx(without_scores(whole)[1], abs=1e-5)
     caption(*options, "--continue", form=form, out="part")
     assert (tmp_path / "part").read_bytes() == mended
+
+
+def test_continue_refuses_a_file_of_another_number_of_results(caption, tmp_path, capsys):
+    for made, asked in ((1, 2), (2, 1)):
+        caption("--beam", "2", "--results", str(made), form="text")
+        whole = (tmp_path / "out").read_bytes()
+        with pytest.raises(AssertionError):  # the fixture's, of the exit status
+            caption("--beam", "2", "--results", str(asked), "--continue", form="text")
+        assert "was not written by this command" in capsys.readouterr().err
+        assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_continue_leaves_an_image_alone_that_had_fewer_texts_than_asked_for(caption, tmp_path):
+    options = ["--beam", "3", "--results", "3"]
+    caption(*options, form="csv")
+    head, *rows = (tmp_path / "out").read_text().splitlines(keepends=True)
+    fewer = "".join([head, rows[0], *rows[3:]])
+    (tmp_path / "out").write_text(fewer)
+    caption(*options, "--continue", form="csv")
+    assert (tmp_path / "out").read_text() == fewer
 
 
 def without_scores(content: bytes) -> tuple[list[str], list[float]]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from vlm.cli.main import run as vlm
 from vlm.data.images.image import load_image
 from vlm.inference.contrastive import DualClassifier
+from vlm.inference.ranking import Classes, ranked_record
 
 PATH = str(tiny.FILES / "contrastive.ckpt")
 LABELS = ["red circle", "blue cross", "green triangle"]
@@ -43,9 +44,17 @@ def test_probabilities_are_those_of_the_classes_mean_embeddings(encoder, capsys)
         assert record["image"] == path and record["class"] == max(LABELS, key=record["top"].__getitem__)
 
 
-def test_probabilities_of_classes_of_one_name_are_summed(capsys):
-    assert vlm(["classify", tiny.IMAGES[0], "--label", "a", "--label", "b", "--label", "a", "--top", "3", *EXACT]) == 0
-    assert sum(lines(capsys)[0]["top"].values()) == pytest.approx(1)
+def test_a_class_that_is_named_again_counts_once(capsys):
+    options = [part for label in LABELS for part in ("--label", label)]
+    assert vlm(["classify", tiny.IMAGES[0], *options, *EXACT]) == 0
+    assert vlm(["classify", tiny.IMAGES[0], *options, *options, *EXACT]) == 0
+    once, again = lines(capsys)
+    assert once == again
+
+
+def test_probabilities_of_classes_of_one_name_are_summed():
+    best = Classes("b", 0.4, (("b", 0.4), ("a", 0.25), ("a", 0.25)))
+    assert ranked_record("jsonl", {}, best)["top"] == {"b": 0.4, "a": 0.5}
 
 
 def test_classes_may_stand_in_a_file(tmp_path, capsys):

@@ -29,6 +29,11 @@ def test_inputs_name_images(folder, inputs, expected):
     assert find_images(inputs) == expected
 
 
+def test_a_list_may_have_the_line_ends_of_windows(monkeypatch):
+    monkeypatch.setattr("sys.stdin", ["a.png\r\n", "b.png\n"])
+    assert find_images(["-"]) == ["a.png", "b.png"]
+
+
 @pytest.mark.parametrize("given", ["*.gif", "deep/empty"])
 def test_inputs_that_name_no_image_are_refused(folder, given):
     (folder / "deep" / "empty").mkdir()

@@ -5,7 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_checkpoints import FILES
 
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run
 from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
@@ -58,11 +62,13 @@ def test_greedy_search_is_greedy_continuation(generator, prompt):
 @pytest.mark.parametrize("prompt", ["", "ab", "d cab"])
 def test_beams_find_the_most_probable_text_of_all(generator, prompt):
     tokenizer, scores = generator.tokenizer, {}
-    for n in range(4):  # texts of up to two tokens, and the end; or three, of which the last one is cut off
-        for new in product(range(tokenizer.vocab_size), repeat=n):
-            if tokenizer.eos_id not in new[:-1] and (n == 3 or new[-1:] == (tokenizer.eos_id,)):
-                text = new if new[-1:] == (tokenizer.eos_id,) else new[:2]
-                scores[text] = max(scores.get(text, -torch.inf), logprob(generator, prompt, new))
+    end, vocab = tokenizer.eos_id, range(tokenizer.vocab_size)
+    scores |= {(*new, end): logprob(generator, prompt, (*new, end)) for new in [(), *((token,) for token in vocab)]}
+    for new in product(vocab, repeat=2):  # which end where that is likeliest, and are cut else
+        after = [logprob(generator, prompt, (*new, token)) for token in vocab]
+        ends = after.index(max(after)) == end
+        scores[(*new, end) if ends else new] = after[end] if ends else logprob(generator, prompt, new)
+    scores = {text: score for text, score in scores.items() if end not in text[:-1]}
     decoding = Decoding(beam=tokenizer.vocab_size**2, results=3, length_penalty=0.0, max_tokens=2)
     found = [item.text for item in search(generator, prompt, decoding)]
     best = sorted(scores, key=lambda text: -scores[text])[:3]
@@ -139,6 +145,17 @@ def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(gener
         search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
         search(generator, "abcd" * 5, Decoding(beam=2))
+
+
+def test_predict_goes_on_as_the_command_does(tmp_path, capsys):
+    loaded, path = read(str(FILES / "language_modeling.ckpt")), str(tmp_path / "greedy.ckpt")
+    loaded["vlm"]["decoding"] = {"temperature": 0.0, "max_tokens": 9}
+    write(path, loaded)
+    printed = []
+    for arguments in (["predict", "a red"], ["generate", "--prompt", "a red"]):
+        assert run([*arguments, "-c", path, "--device", "cpu", "--precision", "fp32", "--format", "jsonl"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and len(printed[0]) > 20
 
 
 def test_fewer_results_than_asked_for_are_named(generator, capsys):

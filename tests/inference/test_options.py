@@ -36,6 +36,21 @@ def test_drawing_and_searching_exclude_each_other():
     assert search(STORED, sample=False).beam == 1 and search(STORED, sample=False, beam=3).beam == 3
 
 
+@pytest.mark.parametrize(
+    ("chosen", "line"),
+    [
+        ({"top_p": 0.5}, "--top-p: is of tokens that are drawn; add --sample"),
+        ({"temperature": 0.5, "sample": False}, "--temperature: is of tokens that are drawn"),
+        ({"min_p": 0.5, "beam": 3}, "--min-p: is of tokens that are drawn"),
+        ({"length_penalty": 2.0}, "--length-penalty: ranks the texts of a beam search; add --beam N"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(chosen, line):
+    with pytest.raises(UserError, match=line):
+        search({}, **chosen)
+    assert DecodingOptions(top_p=0.5).settle({}, draws=True).sampling().top_p == 0.5
+
+
 @pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])
 def test_options_that_are_none_are_refused(stored):
     assert stored_options({"decoding": STORED}) == STORED

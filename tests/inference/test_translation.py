@@ -7,6 +7,8 @@ import pytest
 from journey import only_run
 from small import command
 
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
 from vlm.cli.main import run
 from vlm.training.fit import main
 
@@ -90,9 +92,17 @@ def test_the_tree_of_a_search_is_written(translate, tmp_path):
     assert list(trees) == [TEXTS[0]] and trees[TEXTS[0]]["nodes"]
 
 
-def test_predict_translates(checkpoint, capsys):
-    assert run(["predict", TEXTS[0], "-c", checkpoint, "--device", "cpu"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+def test_predict_translates_as_the_command_does(checkpoint, tmp_path, capsys):
+    loaded, path = read(checkpoint), str(tmp_path / "searching.ckpt")
+    loaded["vlm"]["decoding"] = {"beam": 5, "length_penalty": 4.0}
+    write(path, loaded)
+    printed = []
+    texts = [part for text in TEXTS for part in ("--text", text)]
+    for arguments in (["predict", *TEXTS, "-c", path], ["translate", *texts, "-c", path]):
+        assert run([*arguments, "--device", "cpu", "--precision", "fp32", "--format", "jsonl"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert run(["translate", *texts, "-c", path, "--greedy", "--precision", "fp32", "--format", "jsonl"]) == 0
+    assert printed[0] == printed[1] != capsys.readouterr().out
 
 
 def test_a_text_that_is_cut_is_named(checkpoint, capsys):

@@ -119,10 +119,12 @@ def test_an_input_at_fault_keeps_no_other_from_its_answer():
         bad.answer.result(60)
 
 
-@pytest.mark.parametrize(("task", "options", "line"), [("image_questions", {}, "takes a question too")])
-def test_what_is_not_served_is_refused(task, options, line):
-    with pytest.raises(UserError, match=line):
-        engine(task, **options)
+@pytest.mark.parametrize(
+    ("task", "need"), [("image_questions", "question"), ("contrastive", "label"), ("photo_translation", "image")]
+)
+def test_what_is_not_served_is_refused(task, need):
+    with pytest.raises(UserError, match=rf"takes more than its input \({need}\)"):
+        engine(task)
     with pytest.raises(UserError, match="leave others out"):
         engine("classification", beam=2)
 

@@ -123,14 +123,17 @@ class BeamRow:
     def _grow(self, group: int, candidates: list[Node]) -> None:
         """Finishes and keeps hypotheses of a group."""
         limits, width = self.limits, self.limits.width
-        last = self.age - len(limits.prefix) + 1 == limits.steps
-        finished, going = self.finished[group], []
-        for rank, node in enumerate(candidates):
-            if not (last or node.token == limits.eos_id):
-                going.append(node)
-            elif rank < width or limits.decoding.rules.required:
-                finished.append((node.total / node.depth**limits.decoding.length_penalty, node))
-                node.kept = True
+        last, required = self.age - len(limits.prefix) + 1 == limits.steps, limits.decoding.rules.required
+        going = [] if last else [node for node in candidates if node.token != limits.eos_id]
+        if last and limits.steps > limits.limit:
+            ended = self._cut(group, candidates)
+        else:
+            ranked = [node for rank, node in enumerate(candidates) if rank < width or required]
+            ended = [node for node in ranked if last or node.token == limits.eos_id]
+        finished = self.finished[group]
+        for node in ended:
+            finished.append((node.total / max(1, node.depth) ** limits.decoding.length_penalty, node))
+            node.kept = True
         stuck = [node for node in self.group(group) if node is not None]
         if stuck and not candidates and not finished:  # the rules leave no token: the best beam is cut here
             finished.append((float("-inf"), stuck[0]))
@@ -143,6 +146,17 @@ class BeamRow:
         self.beams[columns] = [*going, *[None] * spare]
         if limits.traced:
             self.tree.append(candidates)
+
+    def _cut(self, group: int, candidates: list[Node]) -> list[Node]:
+        """The texts of a group's beams that have no room for more: ended where that is likeliest, else as they are."""
+        best: dict[int, Node] = {}
+        for node in candidates:
+            best.setdefault(id(node.parent), node)
+        texts = []
+        for node in (node for node in self.group(group) if node is not None):
+            after = best.get(id(node))
+            texts.append(after if after is not None and after.token == self.limits.eos_id else node)
+        return texts
 
     def _share_out(self, going: list[Node]) -> list[Node]:
         """Orders hypotheses so that the first W hold as many of each bank, where there are that many.
@@ -186,10 +200,9 @@ class BeamRow:
     def hypotheses(self) -> list[Hypothesis]:
         """The texts of the image, best first."""
         finished = sorted((pair for group in self.finished for pair in group), key=lambda pair: -pair[0])
-        texts: dict[tuple[int, ...], Hypothesis] = {}  # texts that were cut may be the same
+        texts: dict[tuple[int, ...], Hypothesis] = {}  # those of two groups may be the same
         for score, node in finished:
             path = node.path()
-            path = path if node.token == self.limits.eos_id else path[: self.limits.limit]
             tokens = [step.token for step in path]
             texts.setdefault(tuple(tokens), Hypothesis(tokens, [step.logprob for step in path], score))
         return list(texts.values())[: self.limits.decoding.results]

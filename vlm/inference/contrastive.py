@@ -73,7 +73,7 @@ class DualClassifier(ImageClassifier):
         yield preprocess_line(about["preprocess"])
 
     def name_classes(self, classes: Sequence[str], prompts: Sequence[str] = (PLACE,)) -> None:
-        """Sets the classes that images are of.
+        """Sets the classes that images are of; one that is named again counts once.
 
         Args:
             prompts: Texts with a place for a class; the mean of their embeddings is taken (Radford et al. 2021, 3.1.4).
@@ -82,9 +82,9 @@ class DualClassifier(ImageClassifier):
         """
         if wrong := [prompt for prompt in prompts if PLACE not in prompt]:
             raise UserError(f"--prompt {wrong[0]}: has no {PLACE}; put it where the class is to stand")
-        self.classes = list(classes)
-        texts = [prompt.replace(PLACE, name) for name in classes for prompt in prompts]
-        means = self.embed_texts(texts).unflatten(0, (len(classes), len(prompts))).mean(1)  # (C, E)
+        self.classes = list(dict.fromkeys(classes))
+        texts = [prompt.replace(PLACE, name) for name in self.classes for prompt in prompts]
+        means = self.embed_texts(texts).unflatten(0, (len(self.classes), len(prompts))).mean(1)  # (C, E)
         self.heads = F.normalize(means, dim=-1)
 
     def use(

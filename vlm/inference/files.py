@@ -14,7 +14,7 @@ from vlm.errors import UserError
 
 def listed(inputs: Sequence[str]) -> list[str]:
     """The arguments, those that stdin names, one a line, in the place of "-"."""
-    lines = [line.rstrip("\n") for line in sys.stdin] if "-" in inputs else []
+    lines = [line.rstrip("\r\n") for line in sys.stdin] if "-" in inputs else []
     return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
 
 

@@ -74,6 +74,7 @@ class Answerer(Captioner):
     """A trained model that answers questions about images, ready to use; arguments as in Predictor."""
 
     task = "image_questions"
+    attention = None  # type: ignore[assignment]  # what is drawn is of captions
     fields = ("image", "question", "answer")
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:

@@ -96,9 +96,8 @@ class Generator(Predictor):
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         refuse_undecoded(inputs)
-        return generate_texts(
-            self, inputs, records, batch_size=batch_size, max_tokens=MAX_TOKENS, seed=0, sampling=Sampling()
-        )
+        options = DecodingOptions()
+        return write_prompts(self, inputs, records, self.planned(options), options, batch_size=batch_size)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +128,7 @@ class Generator(Predictor):
 
     def planned(self, options: DecodingOptions) -> Sampling | Decoding:
         """The way of writing that some options ask for: token by token, or the best of a search."""
-        options.settle(self.decoding)
+        options.settle(self.decoding, draws=True)
         options.max_tokens = options.max_tokens or MAX_TOKENS
         rules = options.rules(self.tokenizer)
         sample = options.beam == 1 if options.sample is None else options.sample
@@ -139,6 +138,22 @@ class Generator(Predictor):
 
     def prepack(self, rows: int, *, more: bool = True) -> None:  # a text alone goes on for hundreds of steps
         prepack_for_decoding(self.model, rows=rows)
+
+
+def write_prompts(
+    generator: Generator,
+    prompts: Sequence[str],
+    records: Records,
+    plan: Sampling | Decoding,
+    options: DecodingOptions,
+    *,
+    batch_size: int,
+) -> int:
+    """Continues prompts as `Generator.planned` says, and writes a record for each text; returns the exit status."""
+    if isinstance(plan, Decoding):
+        return search_texts(generator, prompts, records, batch_size=batch_size, decoding=plan)
+    drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
+    return generate_texts(generator, prompts, records, batch_size=batch_size, **drawing)
 
 
 def generate_texts(
@@ -258,7 +273,7 @@ def command(
     ] = None,
 ) -> int:
     """Continues prompts as the options say; returns the exit status."""
-    prompts = list(prompt) if prompt else [line.rstrip("\n") for line in sys.stdin]
+    prompts = list(prompt) if prompt else [line.rstrip("\r\n") for line in sys.stdin]
     if not prompts:
         raise UserError("there is no prompt; give --prompt TEXT, or a prompt a line on stdin")
     refuse_undecoded(prompts)
@@ -266,8 +281,5 @@ def command(
     records = Records(form=model.form, fields=Generator.fields, output=output)
     generator = model.load(Generator)
     plan = generator.planned(decoding)
-    options: Any = {"batch_size": model.batch_size, "max_tokens": decoding.max_tokens, "seed": decoding.seed}
     with output:
-        if isinstance(plan, Decoding):
-            return search_texts(generator, prompts, records, batch_size=model.batch_size, decoding=plan)
-        return generate_texts(generator, prompts, records, sampling=plan, **options)
+        return write_prompts(generator, prompts, records, plan, decoding, batch_size=model.batch_size)

@@ -99,6 +99,7 @@ PLAIN: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "temperature": 1.0,
 }
+OF_DRAWS = ("temperature", "top_k", "top_p", "min_p")
 OF_SEARCH = ("early_stopping", "end_counts")  # what a checkpoint may say beside options
 
 
@@ -136,12 +137,17 @@ class DecodingOptions:
     require: Annotated[list[str] | None, Option("A word that each text has; may be repeated.", metavar="WORD")] = None
     seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
 
-    def settle(self, stored: Mapping[str, Any]) -> Self:
+    def settle(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
         """Fills in what the user leaves open: the checkpoint's own defaults, else plain ones.
 
         Args:
             stored: Values by the names of the options, which a folder of Hugging Face comes with.
+            draws: Whether tokens are drawn where neither says so.
+        Raises:
+            UserError: The user sets an option that has no part in this way of writing.
         """
+        drawing = [name for name in OF_DRAWS if getattr(self, name) is not None]
+        penalised = self.length_penalty is not None
         searched = (self.beam or 1) > 1
         # A way of writing that is asked for excludes the others.
         out = {"beam"} if self.sample is not None else {"sample"} if searched else set()
@@ -150,6 +156,11 @@ class DecodingOptions:
                 setattr(self, name, value)
         if self.beam is None or (self.sample and not searched):
             self.beam = 1
+        drawn = draws and self.beam == 1 if self.sample is None else self.sample
+        if drawing and not drawn:
+            raise UserError(f"--{drawing[0].replace('_', '-')}: is of tokens that are drawn; add --sample")
+        if penalised and self.beam == 1:
+            raise UserError("--length-penalty: ranks the texts of a beam search; add --beam N, more than 1")
         return self
 
     def rules(self, tokenizer: Any, **begin: Any) -> "Rules":

@@ -40,6 +40,10 @@ def begun(
         written = {_written(path, form) for path in paths}
         if images and not any(image in written or os.path.exists(image) for image in images):
             raise ValueError("its images are unknown")
+        count = Counter(images)
+        others = [count[image] for image in count if image != images[-1]]  # which are whole
+        if max(count.values(), default=0) > results or (form == "text" and max(others, default=results) == 1 < results):
+            raise ValueError("another number of results")
         rest = content[ends[-1] :].decode(errors="ignore")
         if rest and not any(_begins(rest, beginning) for beginning in _beginnings(form, columns, written)):
             raise ValueError("its end is not that of a caption")
@@ -48,12 +52,11 @@ def begun(
             f"--out {file}: was not written by this command in the form {form} with these options, so that --continue "
             "cannot go on with it; choose another file"
         ) from fault
-    count = Counter(images)
-    while images and count[images[-1]] < results:
-        count[images.pop()] -= 1
-        ends.pop()
+    if images and count[images[-1]] < results:  # of one that was under way; others may have fewer texts, too
+        del ends[-count[images[-1]] :]
+        del images[-count[images[-1]] :]
     os.truncate(file, ends[-1])
-    done = {image for image in images if count[image] >= results}
+    done = set(images)
     return lambda path: _written(path, form) in done
 
 

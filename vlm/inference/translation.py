@@ -55,7 +55,7 @@ class Translator(Writer):
 
     def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
         refuse_undecoded(inputs)
-        return translate_texts(self, inputs, records, batch_size=batch_size, decoding=Decoding())
+        return translate_texts(self, inputs, records, batch_size=batch_size, decoding=self.usual())
 
     def use(self, inputs: Sequence[str], *, prefix: str = "", batch_size: Count = 32, **decoding: Any) -> list[Any]:
         """The translation of each text, or its translations where `results` is more than 1, the best first.

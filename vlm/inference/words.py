@@ -28,7 +28,7 @@ def rules_of_words(
         begin: Tokens before it.
         ban, require: Words.
     """
-    forms = {form for word in ban for form in (word, word.capitalize()) if word}
+    forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper()) if word}
     banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
     inside = (word if spaceless().match(word) else f" {word}" for word in require if word)
     required = tuple((tuple(tokenizer.encode(form)),) for form in inside)

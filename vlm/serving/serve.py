@@ -61,9 +61,8 @@ def make_engine(
     Raises:
         UserError: An input of it is not one image or one text, or options of decoding are set for one without.
     """
-    needs = {"question", "image"} & inspect.signature(predictor.use).parameters.keys()
-    if needs:
-        raise UserError(f"vlm serve: a model for {predictor.task} takes a {needs.pop()} too, which it does not do yet")
+    for need in {"question", "image", "label"} & inspect.signature(predictor.use).parameters.keys():
+        raise UserError(f"vlm serve: a model for {predictor.task} takes more than its input ({need}); use vlm demo")
     if isinstance(predictor, Writer):
         search = predictor.searching(decoding, language=language)
         return Engine(predictor, search=search, rows=rows, most=most)

@@ -10,6 +10,7 @@ SENTENCES = {
     "He can't and WON'T (really)!": "He ca n't and WO N'T ( really ) !",
     "The U.S. paid $3.50 for 1,000 'items'.": "The U.S. paid $ 3.50 for 1,000 ' items ' .",
     "Mail a.b@c.org or see http://x.org/y?z=1 today...": "Mail a.b@c.org or see http://x.org/y?z=1 today ...",
+    "see (http://x.org), www.y.org. or mail me@x.org.": "see ( http://x.org ) , www.y.org . or mail me@x.org .",
     "@paul likes #photos -- a lot": "@paul likes #photos -- a lot",
     "l’été, c’est 10 h": "l ’ été , c ’ est 10 h",
     "a small red circle left of a large blue cross": "a small red circle left of a large blue cross",

@@ -18,7 +18,7 @@ from vlm.data.records import Listed, Record
 from vlm.errors import UserError
 from vlm.evaluation.metrics import tokens
 from vlm.evaluation.metrics.captions import CaptionMetric, References, best_constant, score_captions, shuffled
-from vlm.evaluation.metrics.controls import novelty
+from vlm.evaluation.metrics.controls import caption_controls, novelty
 
 KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa", "red", "blue", "two", "small"]
@@ -160,6 +160,15 @@ def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
     with pytest.warns(UserWarning), pytest.raises(UserError, match="no image to score"):
         metric.compute()
     assert update(metric, list(made(60)[0])).compute() == scores
+
+
+def test_controls_are_exact_word_for_word_as_captions_are() -> None:
+    train = Listed([{"captions": ["a dog"]}], lambda known, epoch: Record("t", known))
+    metric = CaptionMetric()
+    metric.update(["1", "2"], ["a  dog", "a dog"], [["a  dog"], ["a dog"]])
+    assert metric.compute()["exact_match"] == 1
+    controls = caption_controls(metric, train, seed=0)
+    assert controls["exact_match@constant"] == controls["exact_match@shuffled"] == 1
 
 
 def test_references_may_change_between_epochs() -> None:

@@ -54,6 +54,12 @@ def test_resampled_scores_are_those_of_the_texts_written_out():
         np.testing.assert_allclose(row, [truth[name] for name in NAMES], rtol=1e-12)
 
 
+def test_references_that_are_too_short_for_n_grams_are_the_librarys():
+    texts, references = ["yes, of course", "no thanks", "maybe tomorrow we go", "ok"], ["yes", "no", "maybe", "ok"]
+    (found,) = TranslationScores(texts, references).score(np.ones((1, 4)))
+    assert found[NAMES.index("chrf")] == pytest.approx(sacrebleu.corpus_chrf(texts, [references]).score)
+
+
 def test_intervals_hold_the_score():
     found = TranslationScores(TEXTS * 8, REFERENCES * 8).intervals(seed=0)
     truth = TranslationScores(TEXTS * 8, REFERENCES * 8).summary

@@ -2,10 +2,11 @@
 
 import re
 
-# In this order: addresses, names and topics of messages, a word before its n't, the ends that contractions split off,
-# words with inner points, hyphens of numbers and commas of figures, and any other sign by itself.
+# In this order: addresses without the punctuation after them, names and topics of messages, a word before its n't, the
+# ends that contractions split off, words with inner points, hyphens of numbers and commas of figures, and any other
+# sign by itself.
 _WORDS = re.compile(
-    r"""https?://\S+ | www\.\S+ | [\w.+-]+@[\w-]+\.[\w.-]+ | [@\#]\w+
+    r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | [@\#]\w+
     | \w+?(?=n['’]t\b) | n['’]t\b | ['’](?:s|re|ve|ll|d|m)\b
     | \d+(?:[.,:/-]\d+)* | (?:[^\W\d_]\.){2,} | \w+ | \.{2,} | -{2,} | \S""",
     re.VERBOSE | re.IGNORECASE,

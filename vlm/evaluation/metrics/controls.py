@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from vlm.data.records import Split
-from vlm.evaluation.metrics.captions import CaptionMetric, best_constant, score_captions, shuffled
+from vlm.evaluation.metrics.captions import CaptionMetric, best_constant, exact_matches, score_captions, shuffled
 from vlm.evaluation.metrics.tokens import Units
 from vlm.randomness import numpy_rng
 
@@ -31,8 +31,8 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     scores: dict[str, float] = {}
     for control, captions in controls.items():
         summary = score_captions(captions, prepared).summary()
-        exact = sum(caption in references[id] for id, caption in captions.items()) / max(1, len(captions))
-        summary = {**summary, "exact_match": exact}
+        exact = exact_matches(captions, references)
+        summary = {**summary, "exact_match": sum(exact) / max(1, len(captions))}
         scores |= {f"{name}@{control}": value for name, value in summary.items()}
     return scores
 

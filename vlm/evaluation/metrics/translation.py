@@ -76,11 +76,14 @@ def _bleu(counts: Sequence[int]) -> float:
 
 
 def _ngrams(text: str, reference: str) -> list[int]:
-    """Character n-grams of a text, of its reference, and of both, orders 1 to 6; white space does not count."""
+    """Character n-grams of a text, of its reference, and of both, orders 1 to 6; white space does not count.
+
+    As in sacreBLEU, those of an order that the reference is too short for do not count.
+    """
     counts = []
     for order in range(1, CHRF.CHAR_ORDER + 1):
         one, other = (_counted("".join(side.split()), order) for side in (text, reference))
-        counts += [one.total(), other.total(), (one & other).total()]
+        counts += [one.total() if other else 0, other.total(), (one & other).total()]
     return counts
 
 
