@@ -65,6 +65,12 @@ class TestOverride:
         assert got["data"] == {"size": 224, "num_workers": 0, "root": "/x"}
         assert override(saved, ["model/encoder=vit"])["model"]["encoder"] == {"depth": 2, "width": 4}
 
+    def test_the_values_of_a_chosen_group_say_what_they_feed(self):
+        seen = {}
+        saved = compose(["model.dim=4"])
+        override(saved, ["model=tiny", "model.dim=6"], verify=lambda before, after, taken: seen.update(taken))
+        assert seen["model.dim"] == ["model.encoder.width", "model.twice"]
+
     @pytest.mark.parametrize(
         ("given", "said"),
         [

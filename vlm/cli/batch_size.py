@@ -49,14 +49,17 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             "--find-batch: tries one device; give trainer.devices=1 here, and N times the size for N devices"
         )
-    first = Trial(config, 1)
+    unit = config["data"].get("repeats") or 1  # which divides every size
+    first = Trial(config, unit)
     if first.device == "cuda":
         if not first.fits:
-            raise UserError("--find-batch: not even a batch of 1 fits; choose a smaller model")
-        size = largest(lambda size: Trial(config, size).fits, start=start, limit=first.samples)
+            raise UserError(f"--find-batch: not even a batch of {unit} fits; choose a smaller model")
+        fits = partial(_fits, config, unit)
+        size = unit * largest(fits, start=max(1, start // unit), limit=max(1, first.samples // unit))
         how = "tried, to within a sixteenth" if size < first.samples else "tried; all samples there are"
         return {"largest_batch_size": size, "estimate": False, "how": how}
-    small, large = max(1, min(start, first.samples) // 4), min(start, first.samples)
+    large = max(1, min(start, first.samples) // unit) * unit
+    small = max(1, large // 4 // unit) * unit
     if small == large:
         raise UserError(f"data.batch_size: {start} is too small to see memory grow; give 8, or more samples")
     low, high = Trial(config, small), Trial(config, large)
@@ -64,9 +67,13 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
     if growth <= 0:
         raise UserError(f"data.batch_size: from {small} to {large}, memory does not grow; give a larger one to go by")
     room = available_memory() * USABLE + kilobytes("/proc/self/status", "VmRSS")
-    size = min(first.samples, large + int((room - high.peak) / growth))
+    size = min(first.samples, large + int((room - high.peak) / growth)) // unit * unit
     per = f"{growth / 2**20:.3g} MiB a sample from {small} to {large}, {USABLE:.0%} of the free memory"
     return {"largest_batch_size": size, "estimate": True, "how": f"an estimate: {per}"}
+
+
+def _fits(config: dict[str, Any], unit: int, count: int) -> bool:
+    return Trial(config, unit * count).fits
 
 
 class Trial:

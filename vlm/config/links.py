@@ -63,6 +63,16 @@ def without(links: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
     return links | ({FED: {source: targets for source, targets in kept.items() if targets}} if links else {})
 
 
+def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two configs' links together; none where neither has any."""
+    if not one and not other[FED]:
+        return {}
+    fed = {source: list(targets) for source, targets in one.get(FED, {}).items()}
+    for source, targets in other[FED].items():
+        fed[source] = list(dict.fromkeys([*fed.get(source, []), *targets]))
+    return {FED: fed, COMPUTED: one.get(COMPUTED, {}) | other[COMPUTED]}
+
+
 def feed(config: dict[str, Any], links: dict[str, Any], keys: Collection[str]) -> dict[str, list[str]]:
     """Passes the values of overridden keys on to all that they feed, directly or through others, in place.
 

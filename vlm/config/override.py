@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from vlm.config.links import feed, split_links, walk, without
+from vlm.config.links import feed, joined, links, split_links, walk, without
 from vlm.config.target import arguments_of, supplies
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, did_you_mean, nearest
@@ -56,7 +56,7 @@ def apply(
     Raises:
         UserError: With a line for each that cannot be applied.
     """
-    config, links = split_links(config)
+    config, linked = split_links(config)
     tree = OmegaConf.create(escape(config))
     for key, node in (chosen or {}).items():
         OmegaConf.update(tree, key, node, merge=False, force_add=True)
@@ -73,8 +73,8 @@ def apply(
         raise UserError("\n".join(faults))
     with readable(overrides):
         applied = plain(tree)
-    links = without(links, [*(chosen or ())])  # of a group that was chosen anew, links are live in its own tree
-    return {**applied, **links}, feed(applied, links, [override.key_or_group for override in parsed])
+    linked = joined(without(linked, [*(chosen or ())]), links(tree))  # those of a group that was chosen are its tree's
+    return {**applied, **linked}, feed(applied, linked, [override.key_or_group for override in parsed])
 
 
 def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[str] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 
 from vlm.data.records import first_fault
 from vlm.errors import UserError
@@ -60,6 +61,14 @@ def draw_stratified(
         parts[split] = [rest[at] for at in chosen]
         rest = sorted(set(rest).difference(parts[split]))
     return parts | {"train": rest}
+
+
+def held_out(file: Path, where: str, split: str) -> str:
+    """The fault of a row of the training file that says of itself that it is held out."""
+    return (
+        f"{file}, {where}: says {split}, in the file of training; leave data.val_path and data.test_path out, or take "
+        "such rows away"
+    )
 
 
 def validation(

@@ -96,6 +96,8 @@ class Data(L.LightningDataModule):
     def _open(self, train_samples: int | None) -> dict[str, Split]:
         readable = (name for name in self.source.splits if name != "test" or self._test)
         splits = {name: self.source.split(name) for name in readable}
+        if "train" not in splits:
+            raise UserError(f"data: has no samples of train, only of {' and '.join(splits)}; give some to learn from")
         train = splits["train"]
         if "val" not in splits:
             held = validation(*self._names_and_labels(train), self.seed, skipped=self.source.skipped)

@@ -78,7 +78,11 @@ class SplitLoss:
 
     Args:
         device: Where its sums lie until they are asked for.
+    Attributes:
+        count: Of all ranks, once `means` is known: 0 where nothing was read.
     """
+
+    count = 0.0
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -101,6 +105,7 @@ class SplitLoss:
             everyone = [None] * ranks
             torch.distributed.all_gather_object(everyone, own)
         weights = {name: term[0] for rank in everyone for name, term in rank.items()}
+        self.count = sum(term[2] for rank in everyone for term in rank.values())
         means = {name: _mean([rank[name][1:] for rank in everyone if name in rank]) for name in weights}
         loss = sum(weight * means[name] for name, weight in weights.items()) if weights else math.nan
         return {"loss": loss, **({f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {})}

@@ -39,7 +39,7 @@ def check_resume_overrides(overrides: list[str], saved_config: dict[str, Any]) -
     if faults:
         raise UserError("\n".join(faults))
     config, taken = apply(saved_config, overrides)
-    fixed = [(key, place) for key, places in taken.items() for place in places if not _resumable(place)]
+    fixed = [(key, place) for key, places in taken.items() for place in places if not resumable(place)]
     for key, place in fixed:
         if select(config, place) != select(saved_config, place):
             raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
@@ -55,7 +55,7 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
         yield f"{text}: is not of the form KEY=VALUE"
         return
     key = parsed.key_or_group
-    if not _resumable(key):
+    if not resumable(key):
         value = short_text(None if parsed.is_delete() else text.partition("=")[2])
         before = short_text(select(saved, key.replace("/", "."), "not set"))
         yield (
@@ -66,7 +66,8 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
         yield f"{text}: a group cannot be chosen anew in a resumed run; set its values, such as trainer.accelerator=cpu"
 
 
-def _resumable(key: str) -> bool:
+def resumable(key: str) -> bool:
+    """True for a key that a resumed run may change."""
     return any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
 
 

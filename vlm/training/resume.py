@@ -44,7 +44,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
     check_steps(loaded, config)
     if is_rank_zero():
         check_same_run(folder, saved)
-    if (ends := reached(loaded, config)) and (folder / "evaluation").is_dir():
+    if (ends := reached(loaded, config)) and any(folder.glob("evaluation/*/report.html")):
         if is_rank_zero():
             print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise {ends} to train on")
         return 0
@@ -123,11 +123,11 @@ def check_steps(loaded: dict[str, Any], config: dict[str, Any]) -> None:
             f"trainer.accumulate_grad_batches: the run has {before}, a resumed one cannot have {now}; "
             "leave it out, or start a new run"
         )
-    done, epochs = epochs_done(loaded), limits.get("max_epochs")
-    if epochs is not None and 0 <= epochs < done:
-        raise UserError(
-            f"trainer.max_epochs: {epochs} is less than the {done} that are done; give more, or leave it out"
-        )
+    for name, done in {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}.items():
+        if 0 <= (limits.get(name) or -1) < done:
+            raise UserError(
+                f"trainer.{name}: {limits[name]} is less than the {done} that are done; give more, or leave it out"
+            )
 
 
 def epochs_done(loaded: dict[str, Any]) -> int:

@@ -1,6 +1,7 @@
 """One run: what its config says, built and put together."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,7 @@ class Run:
             slurm.mark(self.folder)
         elif self.trainer.is_global_zero:
             clean(self.folder)
+            shutil.rmtree(self.folder / "evaluation" / self.data.final_split, ignore_errors=True)  # of fewer steps
         if self.data.cache_features:
             keep_features(self, self.cache)
         if self.data.images_on_device:

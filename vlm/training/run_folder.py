@@ -12,9 +12,9 @@ import yaml
 from vlm.atomic import remove_unfinished
 from vlm.checkpoint.stored import freeze
 from vlm.errors import UserError
+from vlm.training.overrides import resumable
 
 CONFIG = "config.yaml"
-MAY_DIFFER = ("trainer", "logger", "callbacks")  # what a resumed run may have changed since its config was written
 
 _locks: dict[Path, IO[str]] = {}  # the configs of runs, open for as long as this process lives
 _empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, with the folders that were created for each
@@ -135,7 +135,7 @@ def check_same_run(folder: Path, config: dict[str, Any]) -> None:
 
 def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Keys that differ between two configs, less those that may, with both values."""
-    if key in MAY_DIFFER or key == "data.num_workers" or one == other:
+    if resumable(key) or one == other:  # it may have been changed since the folder's config was written
         return {}
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return {key: (one, other)}

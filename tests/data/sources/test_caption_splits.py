@@ -30,6 +30,20 @@ def test_a_split_column_of_another_name(root):
     assert content(source) == {"train": {"b.png": ["y"]}, "val": {"a.png": ["x"]}}
 
 
+def test_a_row_of_the_training_file_that_is_held_out_is_not_trained_on(root):
+    (root / "all.csv").write_text("image,caption,split\na.png,x,train\nb.png,y,test\n")
+    (root / "val.csv").write_text("image,caption\nc.png,z\n")
+    message = refusal(captions, root, path="all.csv", val_path="val.csv")
+    assert "all.csv, line 3: says test, in the file of training" in message
+
+
+def test_one_image_by_an_absolute_and_a_relative_name_is_one(root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    (root / "two.csv").write_text(f"image,caption,split\n{root / 'a.png'},x,train\na.png,y,test\n")
+    message = refusal(Captions, root=root.name, path="two.csv", val_fraction=0, test_fraction=0)
+    assert "is in two splits, train and test" in message
+
+
 def test_three_files(root):
     for name, image in (("train", "a"), ("val", "b"), ("test", "c")):
         (root / f"{name}.csv").write_text(f"image,caption,split\n{image}.png,text of {image},train\n")

@@ -26,6 +26,10 @@ def test_a_csv_of_captions(root):
     assert source.skipped == []
 
 
+def test_blank_lines_may_stand_before_a_header(root):
+    assert content(captions(root, "\n\nimage,caption\na.png,a cat\n")) == {"train": {"a.png": ["a cat"]}}
+
+
 def test_quotes_commas_and_newlines_survive_the_csv(root):
     texts = ['says "stop", twice', "one line\nand another", "comma, and; tab\t.", "l'été — 3 €"]
     with (root / "captions.csv").open("w", newline="", encoding="utf-8") as file:

@@ -5,10 +5,11 @@ import json
 import pickle
 
 import pytest
-from captioned import NO_HOLD_OUT, content, refusal
+from captioned import NO_HOLD_OUT, content, picture, refusal
 from PIL import Image
 
 from vlm.data.images.image import ImageError
+from vlm.data.records import NAMES
 from vlm.data.sources.captions import Captions
 from vlm.data.sources.image_tables import ImageTable
 from vlm.data.sources.questions import QuestionTable
@@ -210,6 +211,25 @@ def test_images_in_classes(tmp_path, root):
     assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3
     (root / "names.csv").write_text("image,label\na.png,x\nd.png,y\n")
     assert "1 of 2 images are not there" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
+
+
+def test_images_in_classes_are_drawn_by_their_names(root):
+    names = [f"{number}.png" for number in range(40)]
+    for name in names:
+        picture(root / name)
+    splits = []
+    for first in ([], ["new.png"]):
+        picture(root / "new.png")
+        rows = [f"{name},{'xy'[number % 2]}\n" for number, name in enumerate([*names, *first])] * 3
+        (root / "names.csv").write_text("image,label\n" + "".join(rows[::-1]))
+        source = ImageTable(path=str(root / "names.csv"), val_fraction=0.2, test_fraction=0.2)
+        splits.append({name: {record.read_file.args[0] for record in source.split(name).records()} for name in NAMES})
+        assert [len(splits[-1][name]) for name in ("val", "test")] == [8, 8]
+        assert not splits[-1]["train"] & (splits[-1]["val"] | splits[-1]["test"])
+        assert not splits[-1]["val"] & splits[-1]["test"]
+    assert len(splits[0]["test"] & splits[1]["test"]) >= 7  # one more image moves few
+    (root / "names.csv").write_text("image,label\na.png,x\nb.png,y\n./a.png,y\n")
+    assert "has another label or split in line 2" in refusal(ImageTable, path=str(root / "names.csv"))
 
 
 def test_a_null_split_is_none(tmp_path):

@@ -29,6 +29,18 @@ def test_files_of_each_split(tmp_path):
     assert known(source, "test") == [("test:2", "good one", "pos", 1)]
 
 
+def test_a_table_without_training_is_refused(tmp_path):
+    write(tmp_path / "a.csv", "text,label,split\nx,a,test\ny,b,test\n")
+    assert "has no samples of train, only of test" in refusal(TextTable, path=str(tmp_path / "a.csv"))
+
+
+def test_a_row_of_the_training_file_that_is_held_out_is_not_trained_on(tmp_path):
+    write(tmp_path / "a.csv", "text,label,split\nx,a,train\ny,b,val\n")
+    write(tmp_path / "b.csv", "text,label\nz,a\n")
+    message = refusal(TextTable, path=str(tmp_path / "a.csv"), test_path=str(tmp_path / "b.csv"))
+    assert "a.csv, line 3: says val, in the file of training" in message
+
+
 def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
     rows = '{"a": "x", "b": "y", "same": true, "split": "dev"}\n{"a": "z", "b": "z", "same": false, "split": "train"}\n'
     rows += '{"a": "v", "b": "w", "same": true, "split": "train"}\n'

@@ -66,6 +66,36 @@ def test_more_steps_are_those_of_a_run_that_had_them_at_once(ended, tmp_path) ->
     assert train_rows(ended[0]) == train_rows(only_run(tmp_path))
 
 
+def test_another_metric_on_resume_chooses_anew(tmp_path, capsys) -> None:
+    assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/perplexity"]) == 0
+    folder = only_run(tmp_path)
+    worse = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=max"]  # any is better than none
+    assert main([f"resume={folder}", "trainer.max_steps=6", *worse]) == 0
+    scores = ckpt.read(folder / "checkpoints" / "last.ckpt")["callbacks"]
+    (state,) = (state for name, state in scores.items() if name.startswith("Checkpoints"))
+    assert state["monitor"] == "val/loss" and ckpt.read(folder / "checkpoints" / "best.ckpt")["global_step"] > STEPS
+
+
+def test_what_a_run_changed_on_resume_keeps_it_from_nothing(tmp_path, capsys) -> None:
+    assert main([*SMALL, f"runs={tmp_path}"]) == 0
+    folder = only_run(tmp_path)
+    assert main([f"resume={folder}", "trainer.max_steps=4", "activation_checkpointing=true"]) == 0
+    assert main([f"resume={folder}", "trainer.max_steps=5"]) == 0
+    assert main([f"resume={folder}", "trainer.max_steps=2"]) == 2
+    assert "trainer.max_steps: 2 is less than the 5 that are done" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(tmp_path, capsys) -> None:
+    assert main([*SMALL, f"runs={tmp_path}"]) == 0
+    folder = only_run(tmp_path)
+    page = folder / "evaluation" / "test" / "report.html"
+    assert page.is_file()
+    assert main([f"resume={folder}", "trainer.max_steps=5", "trainer.limit_test_batches=0"]) == 0
+    assert not page.exists()  # as where a signal comes during the test
+    assert main([f"resume={folder}", "trainer.limit_test_batches=1.0"]) == 0
+    assert page.is_file() and "finished" not in capsys.readouterr().out
+
+
 def test_a_monitor_that_is_not_logged_is_refused(tmp_path, capsys) -> None:
     assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/los"]) == 2
     error = capsys.readouterr().err

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlm.data.hold_out import check_fractions, draw
+from vlm.data.hold_out import check_fractions, draw, held_out
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
 from vlm.data.sources.caption_tables import Row
@@ -102,12 +102,14 @@ class CaptionSource(Source):
             folder: Folder of the place that their images are relative to.
             split: The split of all of them, whatever they say themselves.
         Raises:
-            UserError: If an image is in two splits.
+            UserError: If an image is in two splits, or what is to be trained on says that it is held out.
         """
         named: dict[str, CaptionedImage] = {}
         for row in rows:
             name, place = row.image.strip(), split or row.split
             caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
+            if split == "train" and row.split in ("val", "test"):
+                raise UserError(held_out(file, row.where, row.split))
             if not name or not caption:
                 line = f"{file}, {row.where}: {f'no {self.text}' if name else 'names no image'}"
                 self.skipped.append(Skipped(line, "empty caption" if name else "no image"))

@@ -174,7 +174,9 @@ class Coco(CaptionSource):
             files = self._official() | files
         for split, file in files.items():
             rows = read_coco(file)
-            self._add(rows, file, self._folder(rows, file), split if len(files) > 1 else None)
+            stated = split == "train" and any(row.split for row in rows)  # Karpathy's, less what has a file of its own
+            rows = [row for row in rows if not stated or row.split == "train" or row.split not in files]
+            self._add(rows, file, self._folder(rows, file), split if len(files) > 1 and not stated else None)
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _official(self) -> dict[str, Path]:

@@ -22,9 +22,9 @@ def table_of(name: str) -> tuple[str, int] | None:
 
 def within(path: str, root: Path) -> str:
     """The name of an image, relative to a folder where it lies in it; that of FILE/ROW is known by its table's path."""
-    path = os.path.normpath(path)
+    path, root = os.path.normpath(path), root.absolute()
     if table_of(path) is not None:
-        path, root = os.path.abspath(path), root.absolute()
+        path = os.path.abspath(path)
     return os.path.relpath(path, root) if os.path.isabs(path) and Path(path).is_relative_to(root) else path
 
 

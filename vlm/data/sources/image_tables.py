@@ -9,6 +9,7 @@ from vlm.data.records import Record, Skipped
 from vlm.data.sources.caption_source import MAX_ABSENT
 from vlm.data.sources.captions import root_of
 from vlm.data.sources.column_images import FolderWithTables, within
+from vlm.data.sources.text_source import Sample
 from vlm.data.sources.text_tables import TableOptions, TableSource, TextTable
 from vlm.errors import UserError
 
@@ -43,6 +44,19 @@ class ImageTable(TextTable):
         for split, rows in self._samples.items():
             self._samples[split] = self._present(rows, options["path"])
         self._number_labels(options["path"])
+
+    def _parts(self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int) -> dict[str, list[Row]]:
+        known: dict[str, Sample] = {}
+        for one in samples:
+            before = known.setdefault(self._drawn_as(one), one)
+            if (before.known["label"], before.split) != (one.known["label"], one.split):
+                raise UserError(
+                    f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; mend one"
+                )
+        return super()._parts(path, list(known.values()), fractions, seed)
+
+    def _drawn_as(self, sample: Sample) -> str:
+        return within(sample.known["image"], self.place.path)
 
     def _present(self, rows: list[Row], path: str) -> list[Row]:
         """The rows whose image is there; the others are named in `skipped`."""

@@ -201,10 +201,10 @@ def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
 def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]) -> Iterator[Cells]:
     csv.field_size_limit(2**31 - 1)  # a caption may be longer than Python's 131,072 characters
     # Strict, because else a stray quote silently swallows the rows that follow it.
-    delimiter = _delimiter(text, delimiters, columns.values())
+    delimiter = _delimiter(text.lstrip("\r\n"), delimiters, columns.values())
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        header = [name.strip() for name in next(reader, [])]
+        header = [name.strip() for name in next(filter(None, reader), [])]
         named = _find_columns(str(path), header, columns)
         for column in (column for column in named.values() if header.count(column) > 1):
             raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")

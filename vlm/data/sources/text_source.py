@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from vlm.data.hold_out import check_fractions, draw, draw_stratified
+from vlm.data.hold_out import check_fractions, draw, draw_stratified, held_out
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault
 from vlm.data.store.columns import is_columns
 from vlm.errors import Share, UserError
@@ -17,6 +17,11 @@ class Sample(NamedTuple):
     line: str
     known: Mapping[str, Any]
     split: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Its place in the file, for messages."""
+        return f"line {self.line}" if self.line.isdecimal() else self.line
 
 
 class FileOptions(TypedDict):
@@ -67,7 +72,8 @@ class TextSource(Source):
             test_fraction: Part of the samples held out for test there.
             seed: Seed of which samples are held out.
         Raises:
-            UserError: A file is missing or holds nothing, or some samples state a split and others do not.
+            UserError: A file is missing or holds nothing, some samples state a split and others do not, or some of the
+                training file say that they are held out.
         """
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []
@@ -79,6 +85,9 @@ class TextSource(Source):
         for split, own in files.items():
             if not samples[split]:
                 raise UserError(f"{own[0]}: holds no sample that can be used{first_fault(self.skipped)}")
+            for one in samples[split] if len(files) > 1 and split == "train" else ():
+                if one.split in ("val", "test"):
+                    raise UserError(held_out(own[0], one.where, one.split))
         if len(files) == 1:
             parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:
@@ -100,12 +109,16 @@ class TextSource(Source):
             return {name: [row for row, one in zip(rows, samples, strict=True) if one.split == name] for name in NAMES}
         if len(stated) > 1:
             raise UserError(f"{path}: some rows have a split, others none; give each or none of them one")
-        names = [name for name, _ in rows]
+        names = [self._drawn_as(one) for one in samples]
         if "label" in self.holds:
             parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)
         else:
             parts = draw(names, fractions, seed)
         return {name: [rows[index] for index in sorted(indices)] for name, indices in parts.items()}
+
+    def _drawn_as(self, sample: Sample) -> str:
+        """The name by which a sample is held out."""
+        return sample.line
 
     def _skip(self, path: Path, where: str, what: str, kind: str) -> None:
         self.skipped.append(Skipped(f"{path}, {where}: {what}", kind))

@@ -97,6 +97,8 @@ class TextTable(TableSource):
 
     def _number_labels(self, path: str) -> None:
         """Gives each label its number, in the order of their names."""
+        if "train" not in self._samples:
+            raise UserError(f"{path}: has no samples of train, only of {' and '.join(self._samples)}; give some")
         self.classes = sorted({known["label"] for _, known in self._samples["train"]})
         if len(self.classes) < 2:
             raise UserError(f"{path}: has one label alone, {self.classes[0]}, where there must be two or more")

@@ -64,10 +64,11 @@ class Checkpoints(L.Callback):
         self._saved_step = -1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score}
+        return {"best_score": self.best_score, "monitor": self.monitor, "mode": self.mode}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_score = state_dict["best_score"]
+        if same_metric(self, state_dict):
+            self.best_score = state_dict["best_score"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.folder = Path(trainer.default_root_dir) / "checkpoints"
@@ -135,6 +136,11 @@ class Checkpoints(L.Callback):
             return True
         # Of equals the later one is kept: it has seen more.
         return score >= self.best_score if self.mode == "max" else score <= self.best_score
+
+
+def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
+    """True where a callback judges by the metric that its stored state is of; a resumed run may choose another."""
+    return all(state.get(name, getattr(callback, name)) == getattr(callback, name) for name in ("monitor", "mode"))
 
 
 def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:

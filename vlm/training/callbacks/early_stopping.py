@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import lightning as L
 
 from vlm.errors import Count, Range
-from vlm.training.callbacks.checkpoints import not_logged
+from vlm.training.callbacks.checkpoints import not_logged, same_metric
 
 
 class EarlyStopping(L.Callback):
@@ -29,10 +29,11 @@ class EarlyStopping(L.Callback):
         self.waited = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "mode": self.mode}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.waited = state_dict["best"], state_dict["waited"]
+        if same_metric(self, state_dict):
+            self.best, self.waited = state_dict["best"], state_dict["waited"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop = trainer.should_stop or self.waited >= self.patience
