@@ -51,3 +51,15 @@ def test_the_walkthrough_names_code_that_exists() -> None:
     files = set(re.findall(r"`(vlm/[\w/]+\.py)`", text))
     assert len(files) >= 10
     assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+
+
+GROUPS = ("task", "data", "model", "model/encoder", "model/fusion", "model/position", "model/adapt", "optim")
+GROUPS += ("tokenizer", "trainer", "schedule", "logger", "callbacks", "debug")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_page_on_configuration_names_every_option(group) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    options = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} - {"default"}
+    options = {re.sub(r"_small$", "_tiny", option) for option in options}  # "there as `_small` too"
+    assert options and not options - set(re.findall(r"(?<=[=` ])\w+", page))
