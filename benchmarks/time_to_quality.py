@@ -151,7 +151,12 @@ def compare(args: argparse.Namespace) -> None:
     experiment = args.experiment or ("captioning_flickr8k" if args.root else "shakespeare_cpu_modern")
     place = f"data.root={Path(args.root).resolve()}" if args.root else f"data.path={Path(args.text).resolve()}"
     overrides = [f"experiment={experiment}", place, f"runs={out / 'runs'}", "trainer=cpu", "test=false"]
-    overrides += ["task.val_captions=null"] if args.root else []
+    if args.root:
+        overrides += [
+            "task.val_captions=null",
+            "model/encoder=vit",
+            "model.encoder.mlp_ratio=4.0",
+        ]  # as the peer has it
     config = compose([*overrides, *args.overrides])
     batch = args.batch or (PAIRS if args.root else BATCH)
     peer = Captions(config, batch) if args.root else Texts(config, batch)

@@ -242,6 +242,7 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
 # Experiments that start from a run of another one.
 AFTER = {"tagging_wnut17": "tagging_ewt", "text_classification_sst2_film": "masked_lm_film"}
+AFTER["captioning_flickr8k_cider"] = "captioning_flickr8k"
 
 
 @pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in EXPERIMENTS if e not in FIRST)])
@@ -257,7 +258,7 @@ def test_every_experiment_takes_a_step(
             "model.size.decoder_depth=2",
         ],
         "captioning_flickr8k_languages": [f"data.root={flickr8k}", f"data.languages_root={flickr8k}"],
-        "captioning_flickr8k_cider": [f"data.root={flickr8k}", "model.init_from=null"],
+        "captioning_flickr8k_cider": [f"data.root={flickr8k}"],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "contrastive_flickr8k": [f"data.root={flickr8k}"],
         "flowers": [f"data.root={flowers}"],
@@ -276,12 +277,12 @@ def test_every_experiment_takes_a_step(
     for name in filter(None, (AFTER.get(experiment), experiment)):
         own = next(given for known, given in data.items() if name.startswith(known))
         assert main([f"experiment={name}", *fast, *own, *start]) == 0
-        start = [f"model.encoder.init_from={next(tmp_path.glob(f'{name}/*'))}"]
-    if experiment == "captioning_flickr8k":
-        assert (
-            vlm(["export", str(tmp_path / "out"), "-c", str(next(tmp_path.rglob("*.ckpt"))), "--to", "huggingface"])
-            == 0
-        )
+        part = "model" if name.startswith("captioning") else "model.encoder"
+        start = [f"{part}.init_from={next(tmp_path.glob(f'{name}/*'))}"]
+    if experiment == "captioning_flickr8k":  # whose stem Hugging Face's ViT does not have
+        assert main([f"experiment={name}", *fast, *own, "model/encoder=vit", "name=plain"]) == 0
+        path = next(tmp_path.glob("plain/*/checkpoints/best.ckpt"))
+        assert vlm(["export", str(tmp_path / "out"), "-c", str(path), "--to", "huggingface"]) == 0
 
 
 def test_the_pages_have_commands() -> None:
