@@ -214,8 +214,8 @@ def test_a_captioner_of_one_language_is_its_own_control(overrides, tmp_path):
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
 
 
-def test_what_languages_do_not_go_with_is_refused(overrides, tmp_path, capsys):
-    assert main([*overrides, "task.reward=cider", f"runs={tmp_path}"]) == 2
+def test_what_languages_do_not_go_with_is_refused(overrides, best, tmp_path, capsys):
+    assert main([*overrides, "task.reward=cider", f"model.init_from={best}", f"runs={tmp_path}"]) == 2
     assert "task.reward: draws captions without a language's token" in capsys.readouterr().err
     data = [option for option in overrides if option.startswith(("data=", "data.root", "data.languages_root"))]
     assert vlm(["shard", *data, "--out", str(tmp_path / "shards")]) == 2
