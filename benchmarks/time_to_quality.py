@@ -51,6 +51,7 @@ from vlm.training.train import quiet
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS, RATE = 64, 1e-3  # of the peers: a step's captions, and nanoGPT's learning rate of small models
+AS_PEER = ("model/encoder=vit", "model.encoder.mlp_ratio=4.0")  # plain patches, and one ratio for both stacks
 SHARES = (0.25, 0.5, 1.0)
 COLORS = {"ours": "#1f5fa8", "peer": "#b5651d"}
 
@@ -151,12 +152,7 @@ def compare(args: argparse.Namespace) -> None:
     experiment = args.experiment or ("captioning_flickr8k" if args.root else "shakespeare_cpu_modern")
     place = f"data.root={Path(args.root).resolve()}" if args.root else f"data.path={Path(args.text).resolve()}"
     overrides = [f"experiment={experiment}", place, f"runs={out / 'runs'}", "trainer=cpu", "test=false"]
-    if args.root:
-        overrides += [
-            "task.val_captions=null",
-            "model/encoder=vit",
-            "model.encoder.mlp_ratio=4.0",
-        ]  # as the peer has it
+    overrides += ["task.val_captions=null", *AS_PEER] if args.root else []
     config = compose([*overrides, *args.overrides])
     batch = args.batch or (PAIRS if args.root else BATCH)
     peer = Captions(config, batch) if args.root else Texts(config, batch)

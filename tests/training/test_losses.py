@@ -8,10 +8,12 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLMPredictionHead
 
 from vlm.data.batch import IGNORE, Targets, next_token_labels, pack
+from vlm.errors import UserError
 from vlm.models.heads import VocabularyHead
 from vlm.nn import vocabulary_loss
 from vlm.nn.vocabulary_loss import Head
-from vlm.training.losses import row_losses, token_loss
+from vlm.training.loss_sums import SplitLoss
+from vlm.training.losses import Term, row_losses, token_loss
 
 BOS, EOS, V = 1, 2, 11
 ROWS = [[[BOS, 5, 6, EOS], [BOS, 7, EOS]], [[BOS, 8, 8, EOS]]]
@@ -110,3 +112,11 @@ def test_a_head_like_berts(scramble):
     ours.load_state_dict(state | {"bias": theirs.decoder.bias})
     hidden = torch.randn(5, 6)
     torch.testing.assert_close(ours.parts(theirs.decoder.weight).logits(hidden), theirs(hidden), rtol=0, atol=1e-5)
+
+
+def test_an_evaluation_of_which_nothing_was_read_is_refused() -> None:
+    losses = SplitLoss(torch.device("cpu"))
+    with pytest.raises(UserError, match=r"no sample can be read: a.png: is cut short"):
+        losses.means(1, unread=["a.png: is cut short"])
+    losses.add({"tokens": Term(torch.tensor(6.0), 3)})
+    assert losses.means(1, unread=["a.png: is cut short"]) == {"loss": 2.0}

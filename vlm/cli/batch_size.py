@@ -54,8 +54,8 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
     if first.device == "cuda":
         if not first.fits:
             raise UserError(f"--find-batch: not even a batch of {unit} fits; choose a smaller model")
-        fits = partial(_fits, config, unit)
-        size = unit * largest(fits, start=max(1, start // unit), limit=max(1, first.samples // unit))
+        start, limit = max(1, start // unit), max(1, first.samples // unit)
+        size = unit * largest(lambda count: Trial(config, unit * count).fits, start=start, limit=limit)
         how = "tried, to within a sixteenth" if size < first.samples else "tried; all samples there are"
         return {"largest_batch_size": size, "estimate": False, "how": how}
     large = max(1, min(start, first.samples) // unit) * unit
@@ -70,10 +70,6 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
     size = min(first.samples, large + int((room - high.peak) / growth)) // unit * unit
     per = f"{growth / 2**20:.3g} MiB a sample from {small} to {large}, {USABLE:.0%} of the free memory"
     return {"largest_batch_size": size, "estimate": True, "how": f"an estimate: {per}"}
-
-
-def _fits(config: dict[str, Any], unit: int, count: int) -> bool:
-    return Trial(config, unit * count).fits
 
 
 class Trial:

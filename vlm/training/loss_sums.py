@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.errors import UserError, printable
 from vlm.nn.precision import widest
 from vlm.training.losses import Term
 
@@ -78,11 +79,7 @@ class SplitLoss:
 
     Args:
         device: Where its sums lie until they are asked for.
-    Attributes:
-        count: Of all ranks, once `means` is known: 0 where nothing was read.
     """
-
-    count = 0.0
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,15 +94,22 @@ class SplitLoss:
             sums[0] += term.total
             sums[1] += term.count
 
-    def means(self, ranks: int) -> dict[str, float]:
-        """The loss over all ranks as "loss", and its terms as "loss_NAME" where there are several."""
+    def means(self, ranks: int, *, unread: Sequence[str] = ()) -> dict[str, float]:
+        """The loss over all ranks as "loss", and its terms as "loss_NAME" where there are several.
+
+        Args:
+            unread: A reason for each sample that could not be read.
+        Raises:
+            UserError: No other was.
+        """
         own = {name: (weight, *sums.tolist()) for name, (weight, sums) in self._terms.items()}
         everyone: list[Any] = [own]
         if ranks > 1:  # a rank without a batch knows of no term
             everyone = [None] * ranks
             torch.distributed.all_gather_object(everyone, own)
         weights = {name: term[0] for rank in everyone for name, term in rank.items()}
-        self.count = sum(term[2] for rank in everyone for term in rank.values())
+        if unread and not any(term[2] for rank in everyone for term in rank.values()):
+            raise UserError(f"the evaluation: no sample can be read: {printable(unread[0])}", status=1)
         means = {name: _mean([rank[name][1:] for rank in everyone if name in rank]) for name in weights}
         loss = sum(weight * means[name] for name, weight in weights.items()) if weights else math.nan
         return {"loss": loss, **({f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {})}

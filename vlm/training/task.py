@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from vlm.checkpoint.names import FORMAT
 from vlm.data.fields import Field
 from vlm.data.records import Split
-from vlm.errors import Share, UserError, printable
+from vlm.errors import Share
 from vlm.evaluation.report.sections import Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
@@ -261,14 +261,8 @@ class Task(L.LightningModule):
         raise TypeError(f"{type(self).__name__} measures nothing")
 
     def on_evaluation_end(self, split: str, *, final: bool) -> None:
-        """Logs the results of an evaluation as split/metric.
-
-        Raises:
-            UserError: No sample could be read.
-        """
-        losses = self._split_loss.means(self.trainer.world_size)
-        if self.unread and not self._split_loss.count:
-            raise UserError(f"{split}: no sample can be read: {printable(self.unread[0])}", status=1)
+        """Logs the results of an evaluation as split/metric."""
+        losses = self._split_loss.means(self.trainer.world_size, unread=self.unread)
         results = self.evaluation_results(split, losses["loss"], final=final)
         self.results = {f"{split}/{name}": value for name, value in {**losses, **results}.items()}
         if not (final and split == "val"):  # which has been validated: its curves would end in a point of another kind
