@@ -200,19 +200,20 @@ def test_a_packed_row_equals_its_captions_one_by_one(decoder, context):
 @pytest.mark.parametrize("chunks", [[1] * 8, [3, 1, 4]])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_cached_decoding_equals_uncached(decoder, chunks, beams):
-    mask = None if counted(decoder) else torch.arange(5) < torch.tensor([[5], [3]])
-    context = Context(torch.randn(2, 5, 7), mask)
+    """In float64: rounding in float32 depends on the processor."""
+    mask = None if counted(decoder.double()) else torch.arange(5) < torch.tensor([[5], [3]])
+    context = Context(torch.randn(2, 5, 7).double(), mask)
     tokens = torch.randint(V, (2 * beams, sum(chunks)))
     copies = context.rows(torch.arange(2).repeat_interleave(beams))
     state = decoder.start(context, rows=2 * beams, max_len=8)
     stepped = torch.cat([decoder.step(part, state) for part in tokens.split(chunks, 1)], 1)
     assert state.length == 8
-    torch.testing.assert_close(stepped, decoder(tokens, None, copies), rtol=0, atol=1e-5)
+    torch.testing.assert_close(stepped, decoder(tokens, None, copies), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunks", [[10], [6, 1, 1, 1, 1], [1] * 10])
 def test_ragged_rows_equal_each_row_alone(build, scramble, chunks):
-    decoder = scramble(build())
+    decoder = scramble(build()).double()
     starts = torch.tensor([0, 3, 7])
     tokens = torch.randint(V, (3, 10))
     state = decoder.start(None, rows=3, max_len=10, starts=starts)
@@ -220,11 +221,11 @@ def test_ragged_rows_equal_each_row_alone(build, scramble, chunks):
     assert stepped.isfinite().all()
     for row, start in enumerate(starts.tolist()):
         alone = decoder(tokens[row : row + 1, start:])
-        torch.testing.assert_close(stepped[row : row + 1, start:], alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(stepped[row : row + 1, start:], alone, rtol=0, atol=1e-12)
 
 
 def test_selected_rows_go_on_as_they_would_have(build, scramble):
-    decoder = scramble(build())
+    decoder = scramble(build()).double()
     starts, tokens, chosen = torch.tensor([0, 3, 1]), torch.randint(V, (3, 8)), torch.tensor([2, 0])
     state = decoder.start(None, rows=3, max_len=8, starts=starts)
     decoder.step(tokens[:, :6], state)
@@ -232,7 +233,7 @@ def test_selected_rows_go_on_as_they_would_have(build, scramble):
     stepped = decoder.step(tokens[chosen, 6:], state)
     for row, source in enumerate(chosen.tolist()):
         alone = decoder(tokens[source : source + 1, starts[source] :])
-        torch.testing.assert_close(stepped[row : row + 1], alone[:, -2:], rtol=0, atol=1e-5)
+        torch.testing.assert_close(stepped[row : row + 1], alone[:, -2:], rtol=0, atol=1e-12)
 
 
 def test_bfloat16_stays_near_float32(build, context):

@@ -27,7 +27,7 @@ PHOTOS = [Path(path).read_bytes() for path in IMAGES]
 LOADED: dict[str, object] = {}
 
 
-def client(path: str = CAPTIONER, *, key: str | None = None, most: int = 64):
+def client(path: str = CAPTIONER, *, key: str | None = None, most: int = 64, timeout: float = 60):
     """A client of a service in this process."""
     from fastapi.testclient import TestClient
 
@@ -36,7 +36,7 @@ def client(path: str = CAPTIONER, *, key: str | None = None, most: int = 64):
     if (path, most) not in LOADED:
         model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
         LOADED[path, most] = make_engine(model.load(load_predictor), DecodingOptions(), rows=8, most=most)
-    service = Service(LOADED[path, most], max_bytes=100_000, key=key)
+    service = Service(LOADED[path, most], max_bytes=100_000, timeout=timeout, key=key)
     return TestClient(make_app(service), raise_server_exceptions=False)
 
 
@@ -98,6 +98,20 @@ def test_a_full_queue_is_503(monkeypatch):
     monkeypatch.setattr(type(LOADED[CAPTIONER, 1]), "waiting", property(lambda self: 1))
     answer = http.post("/predict", content=PHOTOS[0])
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
+
+
+def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch):
+    http, go = client(most=3, timeout=0.2), threading.Event()
+    ours = LOADED[CAPTIONER, 3]
+    real = ours.predictor.encode
+    monkeypatch.setattr(ours.predictor, "encode", lambda inputs: go.wait(30) and real(inputs))
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda photo: http.post("/predict", content=photo), PHOTOS[:2]))
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert answers[0].json() == {"detail": "no token for 0.2 seconds; try again"}
+    assert answers[0].headers["Retry-After"] == "1" and ours.waiting == 0
+    go.set()
+    assert client(most=3).post("/predict", content=PHOTOS[0]).status_code == 200
 
 
 def test_the_key_opens():

@@ -99,6 +99,27 @@ def test_the_engine_outlives_a_fault(captions):
     assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].answer.result(60).text
 
 
+def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeypatch):
+    def broken(*args, **options):
+        raise MemoryError
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(captions.predictor, "ended", broken)
+        jobs = captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))] * 9)
+        for job in jobs:
+            with pytest.raises(MemoryError):
+                job.answer.result(10)
+    assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].answer.result(60).text
+
+
+@pytest.mark.parametrize("options", [["--min-tokens", "40"], ["--require", "red " * 40]])
+def test_more_tokens_than_a_text_has_room_for_are_refused_at_the_start(options, capsys):
+    assert run(["serve", "-c", str(ROOT / "data" / "sample" / "captioner.ckpt"), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {options[0]}: ")
+
+
 @pytest.mark.parametrize(
     "task", ["classification", *(pytest.param(task, marks=pytest.mark.slow) for task in ("translation", "tagging"))]
 )

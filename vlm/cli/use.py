@@ -112,12 +112,13 @@ def serve(
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
     queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
     max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
+    timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
 ) -> int:
     """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /docs."""
     from vlm.serving.serve import serve
 
     model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
-    return serve(model, decoding, language=language, host=host, port=port, queue=queue, max_mb=max_mb)
+    return serve(model, decoding, language=language, host=host, port=port, queue=queue, max_mb=max_mb, timeout=timeout)
 
 
 def demo(

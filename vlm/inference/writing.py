@@ -130,10 +130,14 @@ class Writer(Predictor):
         Args:
             prefix: Beginning of every text.
             language: As in `Tokenizer.begin`.
+        Raises:
+            UserError: The options ask for more tokens than a text has room for.
         """
         options.settle(self.decoding)
         rules = options.rules(self.tokenizer, prefix=prefix, begin=self.tokenizer.begin(language))
-        return options.search(rules, sample=bool(options.sample))
+        search = options.search(rules, sample=bool(options.sample))
+        replace(search, max_tokens=search.max_tokens or self.max_tokens).longest_text(self.model.decoder.max_len)
+        return search
 
     def written(self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int) -> list[Any]:
         """The text of each input of a queue, or its texts, best first, where several are asked for.

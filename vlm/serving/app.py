@@ -40,11 +40,12 @@ class Service:
     Args:
         engine: The model.
         max_bytes: Size of the largest body.
+        timeout: Seconds without a new token after which a request is given up.
         key: The key that each request has to bear, if any.
     """
 
-    def __init__(self, engine: Engine, *, max_bytes: int, key: str | None) -> None:
-        self.engine, self.max_bytes, self.key = engine, max_bytes, key
+    def __init__(self, engine: Engine, *, max_bytes: int, timeout: float, key: str | None) -> None:
+        self.engine, self.max_bytes, self.timeout, self.key = engine, max_bytes, timeout, key
         self.codes: Counter[int] = Counter()
         self.seconds = 0.0
         self.answered = 0
@@ -90,13 +91,21 @@ class Service:
         )
 
     async def _results(self, jobs: Sequence[Job]) -> dict[str, list[Any]]:
+        answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs))
         try:
-            results = await asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs))
+            while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs)))[0]:
+                if self._seconds_left(jobs) <= 0:
+                    raise HTTPException(503, f"no token for {self.timeout:g} seconds; try again", {"Retry-After": "1"})
+            results = answers.result()
         finally:
-            for job in jobs:  # the others, where one failed or the client has gone
-                job.leave()
+            answers.cancel()
+            self.engine.leave(jobs)  # the others, where one failed or the client has gone
         self.answered += len(results)
         return {"results": [_answer(result, job) for result, job in zip(results, jobs, strict=True)]}
+
+    def _seconds_left(self, jobs: Sequence[Job]) -> float:
+        """Seconds until the request ends, unless one of its texts gets a token."""
+        return self.timeout + max(job.progress for job in jobs) - time.monotonic()
 
     def _limited(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         size = 0

@@ -56,6 +56,14 @@ class Engine:
             self._changed.notify()
         return jobs
 
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """Cancels jobs: those that wait leave the queue, those that run give up their rows at the next token."""
+        with self._changed:
+            for job in jobs:
+                job.leave()
+                if job in self._waiting:
+                    self._waiting.remove(job)
+
     def _serve(self) -> None:
         while True:
             with self._changed:
@@ -67,6 +75,8 @@ class Engine:
                 else:
                     self._use(taken)
             except Exception as fault:  # of these inputs; others may do better
+                if not taken:  # the fault came before any was taken: it would come again
+                    taken |= enumerate(self._take(self.most))
                 for job in taken.values():
                     job.answer.set_exception(fault)
             self.running = 0
@@ -91,7 +101,7 @@ class Engine:
         while True:
             begins = self.running == 0
             grows = not begins and width < self.rows and self.waiting > self.running
-            jobs = [] if grows else self._take()
+            jobs = [] if grows else self._take(self.rows)
             if begins or not jobs:
                 width = self.running
             taken |= enumerate(jobs, start=place)
@@ -99,7 +109,7 @@ class Engine:
             yield [job.content for job in jobs] or None
 
     def _use(self, taken: dict[int, Job]) -> None:
-        taken |= enumerate(self._take())
+        taken |= enumerate(self._take(self.rows))
         inputs = [job.content for job in taken.values()]
         try:
             results = self.predictor.use(inputs, batch_size=self.rows)
@@ -118,10 +128,10 @@ class Engine:
         except Exception as fault:
             job.answer.set_exception(fault)
 
-    def _take(self) -> list[Job]:
+    def _take(self, most: int) -> list[Job]:
         """Inputs that wait, but for those whose clients have gone."""
         with self._changed:
-            jobs = [self._waiting.popleft() for _ in range(min(self.rows, len(self._waiting)))]
+            jobs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
         jobs = [job for job in jobs if job.answer.set_running_or_notify_cancel()]
         self.running += len(jobs)
         return jobs

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
+from fastapi import HTTPException
+
 from vlm.errors import UserError, printable
 from vlm.serving.job import Job, Texts
 
@@ -43,8 +45,9 @@ async def events(
                     yield _event("token", about)
                 known[place, number] = len(tokens)
         yield _event("result", task.result())
-    except UserError as fault:
-        yield _event("error", {"detail": printable(str(fault))})
+    except (UserError, HTTPException) as fault:
+        line = fault.detail if isinstance(fault, HTTPException) else str(fault)
+        yield _event("error", {"detail": printable(line)})
     except Exception as fault:
         logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
         yield _event("error", {"detail": FAILED})

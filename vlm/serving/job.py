@@ -17,13 +17,14 @@ class Job:
     Attributes:
         answer: The result to come.
         times: For each text, seconds from acceptance to each of its tokens.
+        progress: When the last token came, by the clock of `time.monotonic`; acceptance before the first.
     """
 
     def __init__(self, content: Any, *, grown: Callable[[Texts], None] | None = None) -> None:
         self.content, self.grown = content, grown
         self.answer: Future = Future()
         self.times: list[list[float]] = []
-        self._start = time.monotonic()
+        self._start = self.progress = time.monotonic()
         self._left = False
 
     def leave(self) -> None:
@@ -33,10 +34,12 @@ class Job:
 
     def note(self, texts: Texts) -> None:
         """Notes the time of the tokens that are new in the texts."""
-        seconds = round(time.monotonic() - self._start, 4)
+        now = time.monotonic()
         self.times += [[] for _ in texts[len(self.times) :]]
         for times, tokens in zip(self.times, texts, strict=False):
-            times += [seconds] * (len(tokens) - len(times))
+            if len(tokens) > len(times):
+                self.progress = now
+                times += [round(now - self._start, 4)] * (len(tokens) - len(times))
 
     def show(self, texts: Texts) -> bool:
         """Takes in texts that may have grown; false where nobody waits for them any more."""

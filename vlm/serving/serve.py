@@ -24,6 +24,7 @@ def serve(
     port: int,
     queue: int,
     max_mb: int,
+    timeout: int,
 ) -> int:
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
@@ -32,6 +33,7 @@ def serve(
         host, port: The address that it listens on.
         queue: Inputs that may wait.
         max_mb: Megabytes of the largest body.
+        timeout: Seconds without a new token after which a request is given up.
     Raises:
         UserError: The extra is not installed, the model takes more than one input, or the address cannot be had.
     """
@@ -46,7 +48,7 @@ def serve(
     key = os.environ.get(KEY) or None
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
-    app = make_app(Service(engine, max_bytes=max_mb * 10**6, key=key))
+    app = make_app(Service(engine, max_bytes=max_mb * 10**6, timeout=timeout, key=key))
     line = f"serving     http://{host}:{{port}}/docs"
     return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
 

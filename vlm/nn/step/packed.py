@@ -1,6 +1,7 @@
 """Weights laid out for use on a CPU; nothing here is for training."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -125,9 +126,20 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """True if this build of torch lays such a weight out."""
-    known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return known and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+    """True if torch packs such a weight on this processor."""
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and _packs(weight.dtype)
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
+    """True if oneDNN packs weights of this type here: it refuses bfloat16 on processors with AVX2 alone."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(FEW_ROWS, FEW_ROWS, dtype=dtype), FEW_ROWS)
+    except (AttributeError, RuntimeError):  # torch was built without the operator, or oneDNN refuses
+        return False
+    return True
 
 
 def _lay_out_input_major(decoder: nn.Module) -> None:
