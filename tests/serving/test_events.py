@@ -27,7 +27,9 @@ def make_service(path: str = CAPTIONER, **options):
     from vlm.serving.app import Service
 
     predictor = ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
-    return Service(make_engine(predictor, DecodingOptions(**options), rows=4, most=64), max_bytes=10**6, timeout=60, key=None)
+    return Service(
+        make_engine(predictor, DecodingOptions(**options), rows=4, most=64), max_bytes=10**6, timeout=60, key=None
+    )
 
 
 def client(service):
