@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
 from vlm.config.compose import compose, override
-from vlm.training.run import Run
-from vlm.training.train import quiet
+from vlm.training.run.run import Run
+from vlm.training.run.train import quiet
 
 SHAPES = {
     "S": {"image_size": 96, "encoder_depth": 6, "decoder_depth": 6, "dim": 256, "num_heads": 4},

@@ -20,8 +20,8 @@ tune()  # of both sides alike
 
 from vlm.checkpoint import load as ckpt
 from vlm.config.compose import compose
-from vlm.training.run import Run
-from vlm.training.train import quiet
+from vlm.training.run.run import Run
+from vlm.training.run.train import quiet
 
 
 class Clock:

@@ -26,8 +26,8 @@ from interleaved import Interleaved, report
 from torch import nn
 
 from vlm.config.compose import compose
-from vlm.training.run import Run
-from vlm.training.train import quiet
+from vlm.training.run.run import Run
+from vlm.training.run.train import quiet
 
 MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
 

@@ -34,7 +34,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work, model_flop
 from vlm.models.vit import ViT
-from vlm.training.losses import token_loss
+from vlm.training.step.losses import token_loss
 
 BASE = {"images": 16, "captions": 5, "length": 12, "dim": 128, "depth": 4}
 VOCAB, IMAGE, PATCH = 2000, 96, 16

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from vlm.data.images.image import load_image
 from vlm.decoding.options import Decoding
-from vlm.inference.captioning import Captioner, caption_files
-from vlm.inference.files import find_images
-from vlm.inference.inputs import default_workers
-from vlm.inference.output import Output, Records
+from vlm.inference.inputs import default_workers, find_images
+from vlm.io.output import Output, Records
+from vlm.tasks.captioning.predict import Captioner, caption_files
 
 Run = Callable[[], list[str]]
 

@@ -22,8 +22,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from vlm.atomic import write_text
 from vlm.data.sources.captions import Flickr8k
+from vlm.io.atomic import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = {"cider": "CIDEr", "bleu4": "BLEU-4"}

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from vlm.config.compose import compose
-from vlm.training.run import Run
-from vlm.training.train import quiet
+from vlm.training.run.run import Run
+from vlm.training.run.train import quiet
 
 WINDOW, BATCH, DIM, HEADS, DEPTH = 64, 12, 128, 4, 4
 

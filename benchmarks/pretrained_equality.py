@@ -224,8 +224,8 @@ def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Texts of ours, of the image files where float32 is compared and of the same pixels where float64 is."""
     from vlm.data.images.image import load_image
-    from vlm.inference.captioning import Captioner
     from vlm.inference.options import DecodingOptions
+    from vlm.tasks.captioning.predict import Captioner
 
     captioner = Captioner(str(folder / "model"), dtype=TYPES[draw])
     images = [captioner.pixels(load_image(path)) for path in sorted(map(str, (folder / "photos").iterdir()))]

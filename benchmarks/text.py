@@ -43,8 +43,8 @@ from vlm.decoding.options import Decoding
 from vlm.decoding.search import search
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack, prepack_for_decoding
-from vlm.training.run import Run, build_model
-from vlm.training.train import quiet
+from vlm.training.run.run import Run, build_model
+from vlm.training.run.train import quiet
 
 DIM, HEADS, DEPTH, DROPOUT, VOCAB, MAX_LEN = 256, 4, 4, 0.1, 8000, 256
 READ = 16  # batches that are taken in turn

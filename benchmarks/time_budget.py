@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import lightning as L
 
-from vlm.training.optim import Schedule
-from vlm.training.task import Task
+from vlm.training.step.optim import Schedule
+from vlm.training.step.task import Task
 
 NEVER = 2**62  # batches, more than any training has
 

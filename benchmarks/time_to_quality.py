@@ -45,9 +45,9 @@ from language_modeling import BATCH
 from time_budget import Clock
 from tuned_peers import Captions, Curve, Texts, train_peer
 
-from vlm.atomic import write_text
 from vlm.config.compose import compose
-from vlm.training.train import quiet
+from vlm.io.atomic import write_text
+from vlm.training.run.train import quiet
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS, RATE = 64, 1e-3  # of the peers: a step's captions, and nanoGPT's learning rate of small models

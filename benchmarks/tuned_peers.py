@@ -21,9 +21,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.nn.precision import has_bfloat16
-from vlm.training.optim import Cosine
-from vlm.training.preparation import prepared
-from vlm.training.run import build_data
+from vlm.training.config.preparation import prepared
+from vlm.training.run.run import build_data
+from vlm.training.step.optim import Cosine
 
 BFLOAT16 = has_bfloat16("cpu")
 EVALUATED = 100  # photos, or pairs, of an evaluation at once

@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import vlm
-from vlm.inference import (
-    image_questions,
-    language_modeling,
-    masked_language_modeling,
-    ranking,
-    span_answering,
-    tagging,
-    writing,
-)
-from vlm.inference.attention_drawing import AttentionPicture
-from vlm.inference.commands import commands
+from vlm.inference import ranking, writing
+from vlm.inference.attention.drawing import AttentionPicture
 from vlm.inference.options import DecodingOptions
-from vlm.inference.predictor import own_predictor
+from vlm.inference.tasks import TASKS, resolve
+from vlm.tasks.image_questions import predict as image_questions
+from vlm.tasks.language_modeling import predict as language_modeling
+from vlm.tasks.masked_language_modeling import predict as masked_language_modeling
+from vlm.tasks.span_answering import predict as span_answering
+from vlm.tasks.tagging import predict as tagging
 
 HEAD = """# The Python API
 
@@ -48,16 +44,20 @@ def page() -> str:
         parts += entry(f"vlm.{name}", getattr(vlm, name))
     parts += ["## Model\n", described(vlm.Model)]
     parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
-    for command in {command.task: command for command in reversed(commands())}.values():
-        kind = own_predictor(command.task)
-        assert kind is not None
-        parts += entry(f"model.{command.name}", kind.use, 3, f", of {command.task.replace('_', ' ')}")
+    for name, task in TASKS.items():
+        method, use = task.commands[0].name, resolve(task.predictor).use
+        parts += entry(f"model.{method}", use, 3, f", of {name.replace('_', ' ')}")
     parts += ["### Options of decoding\n", options(), "## Run\n", described(vlm.Run)]
     parts += entry("run.evaluate", vlm.Run.evaluate, 3)
     parts.append("## Results\n")
     for kind in RESULTS:
-        parts += [f"### {kind.__name__}, of {kind.__module__.rpartition('.')[2].replace('_', ' ')}\n", described(kind)]
+        parts += [f"### {kind.__name__}, of {module_title(kind)}\n", described(kind)]
     return "\n".join(parts)
+
+
+def module_title(kind: type) -> str:
+    """The task of a result, or the module of one that several tasks share."""
+    return kind.__module__.removesuffix(".predict").rpartition(".")[2].replace("_", " ")
 
 
 def member(name: str) -> Any:

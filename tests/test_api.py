@@ -14,7 +14,7 @@ from tiny_checkpoints import COMMANDS, FILES, IMAGES, STORY
 
 import vlm
 from vlm.cli.main import run as command
-from vlm.inference.commands import commands
+from vlm.inference.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample"
@@ -107,10 +107,11 @@ def test_questions_are_answered(tmp_path: Path) -> None:
 
 
 def test_each_task_has_a_method_by_the_name_of_its_command() -> None:
-    for one in commands():
-        model = load(one.task)
-        assert one.name in dir(model) and callable(getattr(model, one.name)) and model.task == one.task
-    assert {one.task for one in commands()} == {*tiny_checkpoints.TASKS}
+    for name, task in TASKS.items():
+        model = load(name)
+        assert model.task == name
+        assert all(one.name in dir(model) and callable(getattr(model, one.name)) for one in task.commands)
+    assert {*TASKS} == {*tiny_checkpoints.TASKS}
 
 
 def test_images_come_as_paths_pictures_and_arrays_one_or_many(captioner: vlm.Model) -> None:

@@ -13,16 +13,21 @@ ROOT = Path(__file__).parent.parent
 FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 
 # Modules of the top floor: they import nothing of vlm but each other, and anything may import them.
-BASE = ("vlm", "vlm.errors", "vlm.randomness", "vlm.atomic", "vlm.tuning")
-ORDER = ("nn", "models", "decoding", "inference", "serving", "evaluation", "training", "tasks", "cli")
-LEVELS = {f"vlm.{name}": level for level, name in enumerate(ORDER)}
-BESIDE = ("vlm.checkpoint", "vlm.config", "vlm.data")  # import nothing above models
-SHARED = ("vlm.checkpoint", "vlm.data.images.image", "vlm.data.images.guard", "vlm.data.images.resize")
-# Of what stands beside the order, inference knows no others.
-SHARED += ("vlm.data.text.tokenizer", "vlm.data.text.tokenizer_base", "vlm.data.text.subwords")
+BASE = ("vlm", "vlm.errors", "vlm.randomness", "vlm.tuning")
+FLOORS = (
+    ("nn",),
+    ("models",),
+    ("io", "config", "decoding", "data"),
+    ("checkpoint", "evaluation", "inference"),
+    ("training",),
+    ("tasks",),
+    ("serving", "api"),
+    ("cli", "__main__"),
+)
+LEVELS = {f"vlm.{name}": level for level, names in enumerate(FLOORS) for name in names}
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.files", "safetensors")}  # only when used
 LAZY |= {("vlm.checkpoint.hub", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
-LAZY |= {("vlm.inference.shard_files", "pyarrow"), ("vlm.inference.ray_captions", "ray")}
+LAZY |= {("vlm.tasks.captioning.shard_files", "pyarrow"), ("vlm.tasks.captioning.ray_captions", "ray")}
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}
 
 
@@ -64,19 +69,26 @@ def within(name: str, *packages: str) -> bool:
 
 
 def level(name: str) -> int:
-    """Place of a module in the order; those beside it stand with models, train.py with the command line."""
-    if within(name, *BESIDE):
-        return LEVELS["vlm.models"]
-    return next((place for package, place in LEVELS.items() if within(name, package)), len(ORDER))
+    """Floor of a module; train.py stands above all."""
+    return next((place for package, place in LEVELS.items() if within(name, package)), len(FLOORS))
 
 
-def for_inference(name: str) -> bool:
-    ordered = any(within(name, package) for package, place in LEVELS.items() if place <= LEVELS["vlm.inference"])
-    return ordered or within(name, *SHARED) or name in BASE
+def reached(*starts: str) -> set[str]:
+    """The modules that some import, directly or through others, as they are themselves imported."""
+    waiting, seen = [*starts], set[str]()
+    while waiting:
+        if (name := waiting.pop()) not in seen:
+            seen.add(name)
+            waiting += [module for module, outside in imports(NAMES[name]) if outside and module in NAMES]
+    return seen
+
+
+# What using a model imports.
+USING = sorted(reached("vlm.inference.predictor", *(name for name in NAMES if name.endswith(".predict"))))
 
 
 def test_the_files_are_found():
-    assert {"vlm.nn.attention", "vlm.checkpoint.load", "vlm.training.task", "train"} <= {*NAMES}
+    assert {"vlm.nn.attention", "vlm.checkpoint.load", "vlm.training.step.task", "train"} <= {*NAMES}
     assert ("vlm.checkpoint.load", True) in imports(ROOT / "vlm/inference/predictor.py")
     assert ("timm", False) in imports(ROOT / "vlm/models/timm_encoder.py")
 
@@ -87,14 +99,10 @@ def test_the_top_floor_holds_few_modules():
 
 
 def goes_one_way(name):
-    path = NAMES[name]
-    ours = {found for found, _ in imports(path) if within(found, "vlm")} - {name, *BASE}
+    ours = {module for module, _ in imports(NAMES[name]) if within(module, "vlm")} - {name, *BASE}
     if name in BASE:
         return ours <= ({"vlm.api"} if name == "vlm" else set())
-    if within(name, *BESIDE):
-        return all(level(found) <= LEVELS["vlm.models"] for found in ours)
-    low = level(name) < LEVELS["vlm.inference"]
-    return all(level(found) <= level(name) and not (low and within(found, *BESIDE)) for found in ours)
+    return all(level(module) <= level(name) for module in ours)
 
 
 def test_imports_go_one_way():
@@ -118,11 +126,11 @@ def test_no_circles():
         visit(name, ())
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if for_inference(module_name(path))], ids=module_name)
-def test_using_a_model_needs_few_libraries(path):
-    for found, outside in imports(path):
-        package = found.partition(".")[0]
-        assert package in INFERENCE or (not outside and (module_name(path), package) in LAZY)
+@pytest.mark.parametrize("name", USING)
+def test_using_a_model_needs_few_libraries(name):
+    for module, outside in imports(NAMES[name]):
+        package = module.partition(".")[0]
+        assert package in INFERENCE or (not outside and (name, package) in LAZY)
 
 
 @pytest.mark.parametrize("library", ["hydra", "omegaconf"])
@@ -150,7 +158,9 @@ def test_packages_import_nothing(path):
 
 
 def test_captioning_loads_no_training_library():
-    program = "import sys, vlm.inference.captioning; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    program = (
+        "import sys, vlm.tasks.captioning.predict; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {"torch", "vlm"} <= loaded

@@ -1,4 +1,4 @@
-"""Commands settle how threads wait and what memory is kept, unless somebody says otherwise."""
+"""Commands choose how threads wait and what memory is kept, unless somebody says otherwise."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ print(*(os.environ.get(name) for name in names))
 """
 
 
-@pytest.mark.parametrize("module", ["vlm.cli.main", "vlm.training.fit"])
+@pytest.mark.parametrize("module", ["vlm.cli.main", "vlm.training.run.fit"])
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from vlm.errors import Range, did_you_mean, nearest
 from vlm.errors import UserError as Error
-from vlm.inference.commands import commands
 from vlm.inference.options import DecodingOptions, ModelOptions, Option
+from vlm.inference.tasks import commands_of
 from vlm.tuning import tune
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from vlm.inference.attention_drawing import AttentionPicture
+    from vlm.inference.attention.drawing import AttentionPicture
     from vlm.inference.predictor import Predictor
 
 __all__ = ["Error", "Model", "Run", "load", "score", "train"]
@@ -105,7 +105,7 @@ class Model:
     @cached_property
     def _commands(self) -> list[str]:
         """The names of the task's commands; of a task of the user's own, that of any."""
-        return [command.name for command in commands() if command.task == self.task] or ["predict"]
+        return commands_of(self.task)
 
     def _check(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         """Refuses options that a use does not have, and values that are not of their type or out of their range."""
@@ -158,7 +158,7 @@ class Run:
             device: auto, cpu, cuda or mps.
             batch_size: Inputs at a time.
         """
-        from vlm.training.evaluate import evaluation_of
+        from vlm.training.run.evaluate import evaluation_of
 
         options: Any = {"split": split, "device": device, "batch_size": batch_size}
         with ExitStack() as stack:
@@ -198,7 +198,7 @@ def train(*overrides: str, **sections: Any) -> Run:
         KeyboardInterrupt: A signal stopped the run; resume=last goes on.
     """
     tune()
-    from vlm.training.fit import fit
+    from vlm.training.run.fit import fit
 
     return Run(fit([*overrides, *_overrides(sections)]))
 

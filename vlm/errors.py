@@ -77,9 +77,9 @@ Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0, 1)]
 Rate = Annotated[float, Range(0, below=1)]
 
-SUPPLIED = "supplied"
+INJECTED = "injected"
 # An argument that no config sets: the program supplies it where it builds the class.
-Supplied = Annotated[T, SUPPLIED]
+Injected = Annotated[T, INJECTED]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
 from vlm.training.callbacks.step_times import StepTimes
 from vlm.training.data_module import Data
-from vlm.training.train import quiet
+from vlm.training.run.train import quiet
 
 TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
 CLASSIFIER = ["task=classification", "model=classifier_small", "data.image_size=224", "data.batch_size=512"]

@@ -18,8 +18,8 @@ import torch
 from device import require_gpu
 
 from vlm.config.compose import compose
-from vlm.training.run import Run
-from vlm.training.train import quiet
+from vlm.training.run.run import Run
+from vlm.training.run.train import quiet
 
 FIRST, STEPS = 4, 4
 TASKS = {

@@ -13,7 +13,7 @@ import torch
 from flickr import draw_flickr8k
 
 from vlm.config.compose import compose
-from vlm.training.optim import Cosine
+from vlm.training.step.optim import Cosine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]

@@ -10,8 +10,8 @@ import pytest
 from vlm.checkpoint.save import write
 from vlm.checkpoint.stored import contained
 from vlm.cli.main import run as vlm
-from vlm.training import evaluate, resume, run  # noqa: F401  imported before the clock runs
-from vlm.training.fit import main as train
+from vlm.training.run import evaluate, resume, run  # noqa: F401  imported before the clock runs
+from vlm.training.run.fit import main as train
 
 STATED = {
     "encoder.image_size=96000": ("model.args.encoder.args.image_size", 96000),

@@ -17,7 +17,7 @@ from vlm.checkpoint.load import load_model, read
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as command
 from vlm.errors import printable
-from vlm.training.pretrained import spell_out
+from vlm.training.config.pretrained import spell_out
 
 
 @pytest.fixture(scope="module")

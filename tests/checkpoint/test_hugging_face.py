@@ -12,10 +12,10 @@ from vlm.checkpoint.load import read
 from vlm.data.images.image import load_image
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
-from vlm.inference.captioning import Captioner
 from vlm.inference.info import describe
-from vlm.inference.language_modeling import Generator, generate
 from vlm.inference.options import DecodingOptions
+from vlm.tasks.captioning.predict import Captioner
+from vlm.tasks.language_modeling.predict import Generator, generate
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path):
 def texts_of(captioner, paths, **options):
     """Captions of files by the folder's own options, unless others are stated."""
     pixels = [captioner.pixels(load_image(path)) for path in paths]
-    settled = DecodingOptions(**options).settle(captioner.decoding)
+    settled = DecodingOptions(**options).resolve(captioner.decoding)
     decoding = settled.search(settled.rules(captioner.tokenizer), sample=bool(settled.sample))
     return [texts[0].text for texts in captioner.stream([pixels], decoding, rows=4)]
 

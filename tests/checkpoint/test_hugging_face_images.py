@@ -11,8 +11,8 @@ from vlm.checkpoint.load import read
 from vlm.checkpoint.rebuild import rebuild
 from vlm.data.images.image import Preprocess, load_image
 from vlm.errors import UserError
-from vlm.inference.classification import ImageClassifier
 from vlm.models.pretrained.load import load_hugging_face
+from vlm.tasks.classification.predict import ImageClassifier
 
 
 @pytest.fixture

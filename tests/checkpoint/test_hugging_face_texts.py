@@ -19,11 +19,11 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.data.text.passages import encode_passage
 from vlm.errors import UserError
-from vlm.inference.masked_language_modeling import GapFiller
-from vlm.inference.span_answering import SpanAnswerer, span_scores
-from vlm.inference.tagging import Tagger
-from vlm.inference.text_classification import TextClassifier
-from vlm.inference.text_rows import rows_of
+from vlm.inference.text.text_rows import rows_of
+from vlm.tasks.masked_language_modeling.predict import GapFiller
+from vlm.tasks.span_answering.predict import SpanAnswerer, span_scores
+from vlm.tasks.tagging.predict import Tagger
+from vlm.tasks.text_classification.predict import TextClassifier
 
 TEXTS = ["a man in a red shirt", "two dogs run over the green grass, don't they?", "Sitting on THE table.", "zzz 42"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
+from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models import timm_encoder
 

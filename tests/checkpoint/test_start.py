@@ -10,11 +10,11 @@ from torchvision.transforms.functional import resize
 
 from vlm.checkpoint.base import base_weights
 from vlm.checkpoint.load import read, weights
-from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as vlm
+from vlm.config.names import FORMAT
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 from vlm.errors import UserError
 

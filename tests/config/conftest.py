@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import vlm.training.check  # noqa: F401 limits the arguments of Lightning's classes and torch's
+import vlm.training.config.check  # noqa: F401 limits the arguments of Lightning's classes and torch's
 from vlm.config import command, compose, target
 from vlm.errors import UserError
 
@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Required, TypedDict, Unpack
 
-from vlm.errors import Count, Range, Rate, Share, Supplied
+from vlm.errors import Count, Range, Rate, Share, Injected
 
 if TYPE_CHECKING:
     from nowhere import Ghost
@@ -110,7 +110,7 @@ class Limited:
     def __init__(
         self,
         *,
-        vocab_size: Supplied[int],
+        vocab_size: Injected[int],
         share: Share = 0.5,
         count: Count | None = 1,
         rates: tuple[Rate, ...] = (),

@@ -233,7 +233,7 @@ def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():
 def test_a_node_may_leave_out_what_the_program_supplies_to_it_by_name():
     config = {"model": node("Model", encoder=node("ViT")), "task": node("ViT")}
     lines = ["model.encoder.dim: missing; ViT needs it", "task.dim: missing; ViT needs it"]
-    assert faults(config, supplied={"model": ["vocab_size", "dim"]}) == lines
+    assert faults(config, injected={"model": ["vocab_size", "dim"]}) == lines
 
 
 def test_what_the_program_supplies_to_a_part_is_no_argument_of_the_whole_either():
@@ -249,9 +249,9 @@ def test_every_node_is_looked_at_once(monkeypatch):
     looked = []
     look = checks._node_faults
 
-    def counted(node, raw, supplied):
+    def counted(node, raw, injected):
         looked.append(raw["_target_"].rpartition(".")[2])
-        return look(node, raw, supplied)
+        return look(node, raw, injected)
 
     monkeypatch.setattr(checks, "_node_faults", counted)
     assert faults({"a": node("Model", vocab_size=1, parts=[node("ViT", dim=1)], encoder=node("ViT", dim=1))}) == []

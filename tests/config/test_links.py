@@ -9,7 +9,7 @@ from vlm.config import compose  # noqa: F401 registers the formulas
 from vlm.config.links import FORMULAS, feed, links, origins
 from vlm.config.override import apply, plain
 from vlm.errors import UserError
-from vlm.training.overrides import check_effective, check_resume_overrides
+from vlm.training.config.overrides import check_effective, check_resume_overrides
 
 RAW = {
     "data": {"root": "/old", "path": None, "max_len": 32, "source": {"root": "${data.root}", "path": "${data.path}"}},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vlm.config.override import apply, quote
 from vlm.errors import UserError
-from vlm.training.overrides import check_resume_overrides, split_option
+from vlm.training.config.overrides import check_resume_overrides, split_option
 
 SAVED = {
     "seed": 3,
@@ -80,7 +80,7 @@ def test_every_refusal_is_named():
 
 
 def test_a_dict_that_is_one_value_takes_the_other_s_place():
-    config = {"task": {"_target_": "vlm.tasks.captioning.Captioning", "reward": {"cider": 1, "likelihood": 0.1}}}
+    config = {"task": {"_target_": "vlm.tasks.captioning.train.Captioning", "reward": {"cider": 1, "likelihood": 0.1}}}
     assert apply(config, ["task.reward={bleu4: 2}"])[0]["task"]["reward"] == {"bleu4": 2}
     assert apply(config, ["+task.reward.bleu4=2"])[0]["task"]["reward"]["cider"] == 1
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vlm.data.ranks import Rank, rank_by_launcher
-from vlm.training.processes import started
+from vlm.training.run.processes import started
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from vlm.data.samples import whole
 from vlm.data.workers import end_workers, worker_context
 from vlm.errors import UserError
-from vlm.training.faults import _reworded
+from vlm.training.run.faults import _reworded
 
 NUMBERS = 4096
 

@@ -42,7 +42,7 @@ def run_two(nursery: Nursery, args: Sequence[str], *, cwd: Path, patch: str = ""
 
 def on_step(step: int, act: Callable[[], None], patch: "pytest.MonkeyPatch") -> None:
     """Lets something happen before a step, counted from 0, once."""
-    from vlm.training.task import Task
+    from vlm.training.step.task import Task
 
     train = Task.training_step
     done: list[int] = []
@@ -58,7 +58,7 @@ def on_step(step: int, act: Callable[[], None], patch: "pytest.MonkeyPatch") -> 
 
 def strike(kind: str, step: int, rank: int = 0) -> None:
     """Lets a fault happen before the training batch of a step, counted from 0, on one rank."""
-    from vlm.training.task import Task
+    from vlm.training.step.task import Task
 
     train = Task.training_step
 
@@ -123,7 +123,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 
 
 if __name__ == "__main__":
-    from vlm.training.fit import main
+    from vlm.training.run.fit import main
 
     kind, step, rank = os.environ["FAULT"].split(":")
     strike(kind, int(step), int(rank))

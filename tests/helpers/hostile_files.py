@@ -9,11 +9,11 @@ import zipfile
 
 import torch
 
-from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
 from vlm.checkpoint.stored import freeze
 from vlm.config.compose import compose
+from vlm.config.names import FORMAT
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 

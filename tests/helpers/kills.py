@@ -18,15 +18,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = (
-    "vlm.training.run",
-    "vlm.training.resume",
-    "vlm.training.slurm",
-    "vlm.tasks.captioning",
-    "vlm.tasks.classification",
+    "vlm.training.run.run",
+    "vlm.training.run.resume",
+    "vlm.training.run.slurm",
+    "vlm.tasks.captioning.train",
+    "vlm.tasks.classification.train",
 )
 PRELOADED += (
-    "vlm.tasks.language_modeling",
-    "vlm.training.muon",
+    "vlm.tasks.language_modeling.train",
+    "vlm.training.step.muon",
     "vlm.data.shapes.scene_captions",
     "vlm.data.shapes.scene_classes",
 )
@@ -111,7 +111,7 @@ def main() -> None:
     import importlib
 
     from vlm.config.compose import compose
-    from vlm.training.check import check
+    from vlm.training.config.check import check
 
     for name in PRELOADED:
         importlib.import_module(name)
@@ -142,7 +142,7 @@ def train(order: dict[str, Any]) -> None:
     os.environ.update(order["env"])
     sys.argv = [str(ROOT / "train.py"), *order["args"]]
     exec(order["patch"], {})
-    from vlm.training.fit import main as trained
+    from vlm.training.run.fit import main as trained
 
     sys.exit(trained())
 

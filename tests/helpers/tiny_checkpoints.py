@@ -14,7 +14,7 @@ from pathlib import Path
 from vlm.checkpoint.load import read
 from vlm.checkpoint.save import write
 from vlm.cli.main import run as vlm
-from vlm.training.fit import main as train
+from vlm.training.run.fit import main as train
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "checkpoint" / "files"

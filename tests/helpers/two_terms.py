@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from vlm.data.order import EvalBatches, TrainBatches
-from vlm.training.contrastive import contrastive_loss
-from vlm.training.losses import Term
-from vlm.training.optim import Constant, Optimization
-from vlm.training.step_loader import StepLoader
-from vlm.training.task import Task
+from vlm.tasks.contrastive.loss import contrastive_loss
+from vlm.training.step.losses import Term
+from vlm.training.step.optim import Constant, Optimization
+from vlm.training.step.step_loader import StepLoader
+from vlm.training.step.task import Task
 
 SIZE, D, WEIGHT = 23, 5, 0.3  # a last batch of 3, which two ranks cannot share evenly
 

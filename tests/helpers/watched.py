@@ -126,8 +126,8 @@ def main():
     from vlm.cli import main as cli
     from vlm.data.text.token_file import TokenFile
     from vlm.models.pretrained.files import read_tensors
-    from vlm.training import evaluate, resume, run  # noqa: F401
-    from vlm.training.fit import main as train
+    from vlm.training.run import evaluate, resume, run  # noqa: F401
+    from vlm.training.run.fit import main as train
 
     timm.list_models()
     os.chdir(FOLDER)
@@ -283,7 +283,7 @@ def listed(path):
 def interpolated(files, made):
     """A config whose strings look like interpolations goes through as they are."""
     from vlm.config.compose import override
-    from vlm.training.overrides import check_resume_overrides
+    from vlm.training.config.overrides import check_resume_overrides
 
     checkpoint = files.good()
     checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"

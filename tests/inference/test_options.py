@@ -11,7 +11,7 @@ STORED = {"beam": 4, "length_penalty": 2.0, "max_tokens": 9, "early_stopping": T
 
 
 def search(stored, **chosen):
-    options = DecodingOptions(**chosen).settle(stored)
+    options = DecodingOptions(**chosen).resolve(stored)
     return options.search(Rules(), sample=bool(options.sample))
 
 
@@ -48,7 +48,7 @@ def test_drawing_and_searching_exclude_each_other():
 def test_an_option_that_would_do_nothing_is_refused(chosen, line):
     with pytest.raises(UserError, match=line):
         search({}, **chosen)
-    assert DecodingOptions(top_p=0.5).settle({}, draws=True).sampling().top_p == 0.5
+    assert DecodingOptions(top_p=0.5).resolve({}, draws=True).sampling().top_p == 0.5
 
 
 @pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])

@@ -10,9 +10,10 @@ import torch
 
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.inference.commands import commands
-from vlm.inference.predictor import Predictor, choose_device, own_predictor
+from vlm.inference.predictor import Predictor, choose_device
+from vlm.inference.tasks import TASKS, resolve
 
+COMMANDS = sorted({command.name for task in TASKS.values() for command in task.commands})
 ROOT = Path(__file__).parents[2]
 PACKAGE = """
 from vlm.inference.predictor import Predictor
@@ -34,24 +35,23 @@ class Counting:
 """
 
 
-def test_each_task_has_a_file_a_command_and_a_predictor():
-    tasks = {path.stem for path in (ROOT / "vlm" / "tasks").glob("*.py")} - {"__init__"}
-    assert {command.task for command in commands()} == tasks
-    for command in commands():
-        predictor = own_predictor(command.task)
-        assert issubclass(predictor, Predictor) and predictor.task == command.task
-    assert own_predictor("nothing") is None
+def test_each_task_has_a_folder_a_command_and_a_predictor():
+    assert {*TASKS} == {path.parent.name for path in (ROOT / "vlm" / "tasks").glob("*/train.py")}
+    for name, task in TASKS.items():
+        predictor = resolve(task.predictor)
+        assert issubclass(predictor, Predictor) and predictor.task == name
+        assert all(callable(resolve(command.function)) for command in task.commands)
 
 
 def test_help_names_all_commands_without_torch():
     program = "import sys; from vlm.cli.main import run; run(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-    for command in commands():
-        assert f" {command.name} " in done.stdout
+    for command in COMMANDS:
+        assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", [command.name for command in commands()])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_of_its_groups(command, capsys):
     assert run([command, "--help"]) == 0
     said = capsys.readouterr().out

@@ -11,9 +11,9 @@ import pytest
 from tiny_checkpoints import COMMANDS, FILES, STORY
 
 from vlm.cli import main
-from vlm.inference import tagging
-from vlm.inference.masked_language_modeling import GapFiller
-from vlm.inference.text_rows import note_cut
+from vlm.inference.text.text_rows import note_cut
+from vlm.tasks.masked_language_modeling.predict import GapFiller
+from vlm.tasks.tagging import predict as tagging
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from journey import draw_classes, only_run
 
 from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 QUIET = [
     "trainer=cpu",

@@ -14,9 +14,9 @@ from vlm.cli import batch_size
 from vlm.cli.batch_size import Trial, heaviest, largest
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.training.fit import main
-from vlm.training.run import build_data
-from vlm.training.task import Task
+from vlm.training.run.fit import main
+from vlm.training.run.run import build_data
+from vlm.training.step.task import Task
 
 
 def files(folder: Path) -> list[Path]:

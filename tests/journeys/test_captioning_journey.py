@@ -11,8 +11,8 @@ import torch
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
-from vlm.training.fit import main
-from vlm.training.run import build_model
+from vlm.training.run.fit import main
+from vlm.training.run.run import build_model
 
 CAPTION_METRICS = {"loss", "bleu4", "cider", "rouge_l", "exact_match", "distinct"}
 
@@ -60,7 +60,7 @@ def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(trained: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.training.run.evaluate", None)
+    monkeypatch.setattr("vlm.training.run.run.evaluate", None)
     best = trained / "checkpoints" / "best.ckpt"
     before = best.read_bytes()
     for out in ("/dev/null/out", str(best)):

@@ -4,7 +4,7 @@ import torch
 from journey import only_run
 from small import command
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 
 def test_a_classifier_starts_from_contrastive_training(tmp_path, capsys):

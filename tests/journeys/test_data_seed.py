@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlm.config.compose import compose
-from vlm.training.check import check
-from vlm.training.run import build_data
+from vlm.training.config.check import check
+from vlm.training.run.run import build_data
 
 ROOT = Path(__file__).parents[2]
 TASKS = {

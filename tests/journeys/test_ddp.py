@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from journey import only_run
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlm.data.sources.captions import Coco
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def of_each(pairs: list[tuple[str, str]]) -> list[Any]:
 
 @pytest.mark.parametrize(("task", "model"), of_each([(t, m) for t in MODELS for m, own in SHIPPED.items() if own != t]))
 def test_a_model_for_another_task_is_refused_before_data_are_read(task, model, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.training.run.build_data", lambda config: pytest.fail("data were read"))
+    monkeypatch.setattr("vlm.training.run.run.build_data", lambda config: pytest.fail("data were read"))
     assert main([f"task={task}", f"model={model}", f"runs={tmp_path / 'runs'}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: model: {MODELS[SHIPPED[model]]} does not fit task={task}, ")
@@ -110,7 +110,7 @@ DATA = {"captioning": "shapes", "classification": "shapes_classes", "language_mo
 
 @pytest.mark.parametrize(("task", "other"), of_each([(t, o) for t in DATA for o in DATA if o != t]))
 def test_data_for_another_task_are_refused_before_they_are_read(task, other, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.training.run.build_data", lambda config: pytest.fail("data were read"))
+    monkeypatch.setattr("vlm.training.run.run.build_data", lambda config: pytest.fail("data were read"))
     assert main([f"task={task}", f"data={DATA[other]}", f"runs={tmp_path / 'runs'}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: data: ") and f"while task={task} reads " in said

@@ -14,8 +14,8 @@ from journey import same_weights
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
 from vlm.data.shapes.drawn import DrawnSplit
-from vlm.training.fit import main
-from vlm.training.task import Task
+from vlm.training.run.fit import main
+from vlm.training.step.task import Task
 
 ROOT = Path(__file__).parents[2]
 SAME = ["data.train_samples=48", "task.freeze=[encoder]", "model.size.dropout=0.1"]
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_with_them(small, workers, tmp_path, monk
 def test_features_are_of_the_weights_that_the_run_has(small, tmp_path, monkeypatch) -> None:
     """A resumed run builds its model anew; what it started from need not be there any more."""
     options = [*small, *KEPT, "trainer.max_epochs=1"]
-    from vlm.training import run
+    from vlm.training.run import run
 
     def start(model, config, tokenizer):
         with torch.no_grad():

@@ -18,7 +18,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from small import TASKS, command
 
 from vlm.cli.main import run as vlm
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 EXACT = ["model.size.dropout=0", "trainer.precision=32-true", "trainer.max_epochs=-1", "trainer.max_steps=30"]

@@ -8,7 +8,7 @@ from journey import only_run
 
 from vlm.data.records import Record
 from vlm.data.shapes.drawn import DrawnSplit
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 # The default data, model and schedule, on a sixteenth of the scenes.
 SHORT = ["trainer=cpu", "callbacks.progress=null", "data.num_workers=0", "data.source.train_scenes=1600"]

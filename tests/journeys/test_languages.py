@@ -17,12 +17,12 @@ from vlm.cli.main import run as vlm
 from vlm.data.images.image import load_image
 from vlm.data.sources.flickr8k_languages import Flickr8kLanguages
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.inference.captioning import Captioner
 from vlm.inference.options import DecodingOptions
-from vlm.inference.text_words import word_probabilities
+from vlm.inference.text.text_words import word_probabilities
 from vlm.serving.demo_uses import Values, form_of
 from vlm.serving.serve import make_engine
-from vlm.training.fit import main
+from vlm.tasks.captioning.predict import Captioner
+from vlm.training.run.fit import main
 
 LANGUAGES = ("en", "de", "zh")
 ABSENT = ("test3.jpg", "val1.jpg")  # without a German caption

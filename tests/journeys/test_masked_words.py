@@ -4,7 +4,7 @@ import torch
 from journey import only_run
 from small import command
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 OPTIONS = ["data.max_len=96", "trainer.precision=32-true", "test=false"]
 

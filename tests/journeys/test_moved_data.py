@@ -8,9 +8,9 @@ from vlm.checkpoint.stored import freeze, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose, override
 from vlm.errors import UserError
-from vlm.training.evaluate import unread
-from vlm.training.fit import main
-from vlm.training.overrides import check_effective
+from vlm.training.config.overrides import check_effective
+from vlm.training.run.evaluate import unread
+from vlm.training.run.fit import main
 
 
 def test_root_and_path_of_a_saved_config_reach_the_source():

@@ -12,7 +12,7 @@ from journey import only_run
 
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 CONF = Path(thermometer.__file__).parent / "conf"
 GIVEN = ["trust=thermometer", "--config-dir", str(CONF), "task=thermometer", "trainer=cpu", "callbacks.progress=null"]

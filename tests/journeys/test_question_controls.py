@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vlm.cli.main import run as vlm
-from vlm.inference.image_questions import Answer
-from vlm.tasks import image_questions
+from vlm.tasks.image_questions import train as image_questions
+from vlm.tasks.image_questions.predict import Answer
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoint" / "files" / "image_questions.ckpt"
 

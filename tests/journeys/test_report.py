@@ -16,7 +16,7 @@ from vlm.cli.main import run as vlm
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.evaluation import Evaluation, evaluation_page
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Pictures, Section, Table, Texts
-from vlm.inference import page
+from vlm.io import page
 
 VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}
 ODD = "<b>&amp; \"quoted\" 'it' \U0001f600 狗"

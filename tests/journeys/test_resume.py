@@ -13,8 +13,8 @@ import torch
 from journey import interrupt_at, only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
-from vlm.training import compiling
-from vlm.training.fit import main
+from vlm.training.run.fit import main
+from vlm.training.step import compiling
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from small import command
 from vlm import load
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 TWO = ["data=shapes_differences", "model/encoder=vit_several", "model/fusion=cross", "task.max_tokens=20"]
 

@@ -14,7 +14,7 @@ from vlm.checkpoint.stored import contained, freeze, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.errors import UserError
-from vlm.training.run import build_data
+from vlm.training.run.run import build_data
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["data.image_size=48", "data.max_len=24"]

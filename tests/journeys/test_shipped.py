@@ -25,9 +25,9 @@ from transformers import BertModel
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.training.check import check
-from vlm.training.fit import main
-from vlm.training.run import check_fit
+from vlm.training.config.check import check
+from vlm.training.run.fit import main
+from vlm.training.run.run import check_fit
 
 ROOT = Path(__file__).parents[2]
 TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))

@@ -11,9 +11,9 @@ from small import TASKS, command
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.training.check import check
-from vlm.training.fit import main
-from vlm.training.run import build_data, build_model, build_task
+from vlm.training.config.check import check
+from vlm.training.run.fit import main
+from vlm.training.run.run import build_data, build_model, build_task
 
 FIRST = "tagging"
 EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]

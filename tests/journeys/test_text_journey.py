@@ -11,7 +11,7 @@ from journey import only_run
 from small import COMMON
 
 from vlm.cli.main import run as vlm
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 CPU = ["--device", "cpu"]
 SMALL = [*COMMON, "callbacks.ema=null", "model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1"]

@@ -8,8 +8,8 @@ from journey import only_run
 from vlm.models.flop import Work, model_flop
 from vlm.training.callbacks import throughput
 from vlm.training.callbacks.throughput import Throughput
-from vlm.training.fit import main
-from vlm.training.task import Task
+from vlm.training.run.fit import main
+from vlm.training.step.task import Task
 
 
 def rows(runs):

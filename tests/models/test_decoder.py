@@ -21,7 +21,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from vlm.training.losses import token_loss
+from vlm.training.step.losses import token_loss
 
 V, MAX_LEN, D, DEPTH, N = 31, 20, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}

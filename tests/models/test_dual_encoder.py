@@ -12,7 +12,7 @@ from vlm.models.context import Context
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import ViT
-from vlm.training.contrastive import contrastive_loss
+from vlm.tasks.contrastive.loss import contrastive_loss
 
 V, D, TEXT_D, E = 31, 24, 20, 12
 SIDE = {"hidden_size": D, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}

@@ -24,7 +24,7 @@ from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import Positions
-from vlm.training.losses import token_loss
+from vlm.training.step.losses import token_loss
 
 V, D, MAX_LEN = 31, 24, 20
 TOKENS = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))

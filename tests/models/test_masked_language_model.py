@@ -6,9 +6,9 @@ from bert import copied, head_copied
 from transformers import BertConfig, BertForMaskedLM
 
 from vlm.data.batch import InputRows
-from vlm.inference.masked_language_modeling import gap_probabilities, pseudo_log_likelihood
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.text_encoder import TextEncoder
+from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
 
 V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
 BERT = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-12}
@@ -46,7 +46,7 @@ def test_equals_bert_for_masked_words(models):
 
 
 def test_the_pseudo_log_likelihood_masks_one_token_at_a_time(models):
-    ours, ids = models[1], [1, 7, 8, 9, 7, 2]
+    ours, ids = models[1].double(), [1, 7, 8, 9, 7, 2]
     total = 0.0
     for at in range(1, 5):
         row = torch.tensor([[*ids[:at], MASK, *ids[at + 1 :]]])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from vlm.data.text.inputs import Encoded, Input, input_rows
-from vlm.inference.span_answering import span_scores
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextToText
@@ -13,6 +12,7 @@ from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
+from vlm.tasks.span_answering.predict import span_scores
 
 V, MAX_LEN, D, N = 31, 40, 24, 3
 BERT = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-12}

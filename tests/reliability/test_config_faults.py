@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 15
@@ -45,7 +45,7 @@ CAPTIONING = [
     (["data=flickr8k", "data.root=absent"], ["data.root=absent", "no such folder"]),
     (["+model.encoder._target_=os.system"], ["model.encoder._target_"]),
     (["optim._target_=os.system"], ["optim._target_", "may not be built"]),
-    (["task._target_=vlm.tasks.captioning.Captoning"], ["task._target_", "did you mean"]),
+    (["task._target_=vlm.tasks.captioning.train.Captoning"], ["task._target_", "did you mean"]),
     (["trainer._target_=lightning.Trianer"], ["trainer._target_", "did you mean"]),
     (["+logger.csv.folder=/tmp"], ["logger.csv.folder", "filled in by the program"]),
     (["name=${nothing.here}"], ["name", "nothing.here"]),

@@ -13,7 +13,7 @@ from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.callbacks.samples import Samples
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_samples_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
 
 
 def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
-    from vlm.training import run
+    from vlm.training.run import run
 
     write = run.keep_results
 
@@ -106,7 +106,7 @@ def test_a_disk_that_turns_read_only(disk: Path, monkeypatch, capsys) -> None:
         with monkeypatch.context() as patch:
             on_step(3, lambda: turn("ro"), patch)
             # The lock on the run keeps its config open, which a remount refuses.
-            patch.setattr("vlm.training.run_folder.lock", lambda folder: None)
+            patch.setattr("vlm.training.run.run_folder.lock", lambda folder: None)
             assert main([*SMALL, f"runs={disk}"]) == 1
         folder = only_run(disk)
         check_stopped(capsys.readouterr().err, folder / "checkpoints" / "last.ckpt", "Read-only file system")

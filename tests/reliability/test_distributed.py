@@ -13,7 +13,7 @@ from kills import Nursery
 from small import COMPARING, TASKS, accumulated, command
 
 from vlm.checkpoint import load as ckpt
-from vlm.training import compiling
+from vlm.training.step import compiling
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ from lightning.pytorch.plugins import MixedPrecision
 from small import command
 
 from vlm.checkpoint import load as ckpt
-from vlm.training import finite
-from vlm.training import run as run_module
-from vlm.training.finite import NotFiniteError, refuse_non_finite
-from vlm.training.fit import main
-from vlm.training.loss_sums import Step
-from vlm.training.losses import Term
-from vlm.training.task import Task
+from vlm.training.run import run as run_module
+from vlm.training.run.fit import main
+from vlm.training.step import finite
+from vlm.training.step.finite import NotFiniteError, refuse_non_finite
+from vlm.training.step.loss_sums import Step
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task
 
 SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")
 

@@ -17,7 +17,7 @@ import pytest
 import watched_cases as cases
 
 from vlm.checkpoint import load as ckpt
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 5

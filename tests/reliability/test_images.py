@@ -14,7 +14,7 @@ from odd_images import ARRAY, HEAVY, REFUSED, SAME, SHOWN
 
 from vlm.cli import main as cli
 from vlm.data.images.image import MAX_BYTES, ImageError, Preprocess, load_image
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.images.image sets
 

@@ -94,7 +94,7 @@ def check_ends(case: Case, ended: list[Ended]) -> None:
 
 
 FAIL = """
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 step = Task.training_step
 def failing(self, batch, index):
     if self.global_step == 11:

@@ -10,7 +10,7 @@ from journey import only_run
 from lightning.pytorch.loggers import TensorBoardLogger
 from small import command
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 SMALL = command("language_modeling", "trainer.max_steps=6", "callbacks.ema=null", "logger=tensorboard")
 

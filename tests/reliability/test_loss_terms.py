@@ -12,7 +12,7 @@ from two_terms import run
 
 from vlm.config.compose import compose
 from vlm.errors import UserError
-from vlm.training.check import accumulation_faults, check
+from vlm.training.config.check import accumulation_faults, check
 
 CASES = {"TwoTerms": {"batch_size": 4, "accumulate": 4}, "Contrastive": {"batch_size": 8}}
 
@@ -41,7 +41,9 @@ def test_two_ranks_take_the_steps_of_one(kind: str, nursery: Nursery, tmp_path: 
 def test_batches_that_are_compared_are_not_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["trainer.accumulate_grad_batches=2"])
     check(config)
-    monkeypatch.setattr("vlm.tasks.captioning.Captioning.compares_samples", classmethod(lambda cls, options: True))
+    monkeypatch.setattr(
+        "vlm.tasks.captioning.train.Captioning.compares_samples", classmethod(lambda cls, options: True)
+    )
     with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches: 2 .* set it to 1"):
         check(config)
     assert not accumulation_faults(compose([]))

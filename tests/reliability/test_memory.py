@@ -11,7 +11,7 @@ from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.training.faults import _reworded
+from vlm.training.run.faults import _reworded
 
 CONFIG = {"data": {"batch_size": 32}, "trainer": {"accumulate_grad_batches": 2}}
 

@@ -16,8 +16,8 @@ from vlm.data.sources.captions import Captions
 from vlm.data.text.token_file import TokenFile, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.output import Output, Records
-from vlm.training.fit import main
+from vlm.io.output import Output, Records
+from vlm.training.run.fit import main
 
 TEXTS = ["a red circle on the left", "two blue squares", "ein grünes Dreieck", "赤い丸"] * 20
 LITERAL = ["<pad>", "</s>", "<s> </s>", "a <pad> b </s> c", "<unk>", "<0x41>", "[PAD] <|endoftext|>", "a\u2581b"]

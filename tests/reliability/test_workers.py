@@ -15,9 +15,9 @@ from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.training.faults import _reworded
-from vlm.training.fit import main
-from vlm.training.task import Task
+from vlm.training.run.faults import _reworded
+from vlm.training.run.fit import main
+from vlm.training.step.task import Task
 
 SMALL = command("classification", "trainer.max_epochs=2", "data.num_workers=2")
 

@@ -15,13 +15,13 @@ from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
-from vlm.inference.attention import read_attention
+from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import Predictor, load_predictor
-from vlm.inference.span_answering import Answer
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts, samples_of
 from vlm.serving.demo_uses import Form, Values, form_of
+from vlm.tasks.span_answering.predict import Answer
 
 CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTO = load_image(IMAGES[1])

@@ -7,7 +7,7 @@ from compare import rows
 from journey import draw_classes, only_run, same_weights
 from PIL import Image
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 SMALL = ["task=classification", "data=image_folder", "trainer=cpu", "data.image_size=16", "data.batch_size=6"]
 SMALL += ["data.num_workers=0", "model.encoder.patch_size=8", "model.size.dim=24", "model.size.encoder_depth=1"]

@@ -13,8 +13,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from small import TASKS, command
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from vlm.training import finite
-from vlm.training.fit import main
+from vlm.training.run.fit import main
+from vlm.training.step import finite
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "_unique2"}
 FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vlm.checkpoint import hugging_face
 from vlm.checkpoint.hub import fetched
-from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.runs import in_run
 from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
+from vlm.config.names import FORMAT
 from vlm.errors import UserError
 
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from vlm.checkpoint.decoding_defaults import decoding_defaults
-from vlm.checkpoint.names import FORMAT
 from vlm.checkpoint.rebuild import NoDraws, SizeLimit, rebuild
 from vlm.checkpoint.verify import check_sizes
+from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.images.image import Preprocess
 from vlm.data.text.hugging_face import folder_tokenizer

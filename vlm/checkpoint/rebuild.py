@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vlm.checkpoint.names import MODELS, modules
+from vlm.config.names import MODELS, modules
 from vlm.errors import UserError
 
 MAX_PARTS = 1000  # of a specification: one may refer to the same part again and again

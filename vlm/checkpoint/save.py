@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from vlm.atomic import remove_unfinished, replacing
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write, remove_unfinished
 
 
 def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
@@ -22,7 +22,7 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
     path = Path(path)
     try:
         remove_unfinished(path.parent, path.name)
-        with replacing(path, keep=keep) as file:
+        with atomic_write(path, keep=keep) as file:
             torch.save(dict(checkpoint), file)
     except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
         reason = _reason(fault)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.checkpoint import names
+from vlm.config import names
 from vlm.config.links import COMPUTED, FED, split_links
 from vlm.config.target import arguments, find
 from vlm.errors import UserError

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from vlm.cli.bench import trained
 from vlm.errors import UserError
-from vlm.training.step_loader import StepLoader
+from vlm.training.step.step_loader import StepLoader
 
 STEPS = 2  # the optimiser's moments are made in the first one, and its memory is full in the second
 USABLE = 0.9  # of the memory that is free; an estimate is not to fill it

@@ -55,10 +55,10 @@ def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[An
         callback: Takes part in the training.
         steps: After how many optimiser steps it ends.
     """
-    from vlm.training import run_folder
     from vlm.training.callbacks.signals import Stopped, stopping
-    from vlm.training.processes import broadcast_choice
-    from vlm.training.run import Run
+    from vlm.training.run import run_folder
+    from vlm.training.run.processes import broadcast_choice
+    from vlm.training.run.run import Run
 
     trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
     callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}

@@ -21,7 +21,7 @@ from vlm.evaluation.data_check.faults import (
 from vlm.evaluation.data_check.pairs import pair_faults
 from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults, text_source_faults
 from vlm.evaluation.report.data_page import data_page, write_page
-from vlm.inference.output import output_folder
+from vlm.io.output import output_folder
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
@@ -38,8 +38,8 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
-    from vlm.training.check import check as check_config
-    from vlm.training.run import build_data, check_fit
+    from vlm.training.config.check import check as check_config
+    from vlm.training.run.run import build_data, check_fit
 
     config = compose(overrides, check_config)
     check_fit(config)
@@ -135,6 +135,6 @@ def fault_lines(faults: Faults) -> list[str]:
 
 
 def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
-    from vlm.inference.files import progress
+    from vlm.io.files import progress
 
     return progress(items, total, "images")

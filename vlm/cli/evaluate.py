@@ -16,7 +16,7 @@ def evaluate(
     trust: Trust = None,
 ) -> int:
     """Evaluate a checkpoint on a split of its data, with the controls any model should beat."""
-    from vlm.training.evaluate import evaluate_checkpoint
+    from vlm.training.run.evaluate import evaluate_checkpoint
 
     return evaluate_checkpoint(
         checkpoint, overrides or [], split=split, out=out, device=device, batch_size=batch_size, trust=trust
@@ -47,6 +47,6 @@ def compare(
     seed: Annotated[int, Option("Seed of the resampling.")] = 0,
 ) -> int:
     """Compare evaluations side by side, with paired bootstrap significance against the first."""
-    from vlm.evaluation.report.comparison import compare
+    from vlm.cli.compare import compare
 
     return compare(folders, out=out, seed=seed)

@@ -13,7 +13,7 @@ from vlm import __version__
 from vlm.cli import data, evaluate, pretrained, train, use
 from vlm.cli.options import as_typer
 from vlm.errors import UserError, is_out_of_memory, print_error
-from vlm.inference.commands import commands
+from vlm.inference.tasks import TASKS
 from vlm.tuning import tune
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -27,10 +27,9 @@ def app(argv: Sequence[str]) -> typer.Typer:
         as_typer(train.train)
     )
     program.command()(as_typer(train.bench))
-    for name in dict.fromkeys(command.name for command in commands()):
-        own = [command for command in commands() if command.name == name]
-        function = as_typer(use.command_of(own)) if name in argv[:1] else lambda: None
-        program.command(name, help=own[0].help)(function)
+    for name, help in {one.name: one.help for task in TASKS.values() for one in task.commands}.items():
+        function = as_typer(use.command_of(name)) if name in argv[:1] else lambda: None
+        program.command(name, help=help)(function)
     for function in (use.predict, use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
         program.command(function.__name__)(as_typer(function))
     program.command("check-data")(as_typer(data.check_data))
@@ -65,7 +64,7 @@ def main() -> None:
     tune()
     read_any_name()
     if sys.argv[1:2] == ["train"]:
-        from vlm.training.fit import main as fit
+        from vlm.training.run.fit import main as fit
 
         sys.exit(fit(sys.argv[2:]))
     sys.exit(run(sys.argv[1:] or _typed()))

@@ -17,7 +17,7 @@ def import_folder(
     from vlm.checkpoint.load import load_model, locate, read
     from vlm.checkpoint.save import write
     from vlm.inference.info import describe
-    from vlm.inference.output import refuse_unwritable
+    from vlm.io.output import refuse_unwritable
 
     place = locate(folder)
     adapted = place.is_file()

@@ -22,9 +22,9 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
     from vlm.data.sources.shards import Shards
-    from vlm.training.check import check
-    from vlm.training.command import train_command
-    from vlm.training.run import build_data, check_fit, skipped_lines
+    from vlm.training.config.check import check
+    from vlm.training.run.command import train_command
+    from vlm.training.run.run import build_data, check_fit, skipped_lines
 
     config = compose(overrides, check)
     check_fit(config)
@@ -79,6 +79,6 @@ def _lines(splits: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
-    from vlm.inference.files import progress
+    from vlm.io.files import progress
 
     return progress(items, total, "images")

@@ -12,7 +12,7 @@ from vlm.inference.options import Option
 
 def train(overrides: Overrides = None) -> int:
     """Only for `vlm --help`; `main` takes the command before options are parsed, since overrides are Hydra's."""
-    from vlm.training.fit import main
+    from vlm.training.run.fit import main
 
     return main(overrides or [])
 
@@ -31,9 +31,9 @@ def bench(
     from vlm.cli.batch_size import largest_batch
     from vlm.cli.bench import measure, text
     from vlm.config.compose import compose
-    from vlm.training.check import check
-    from vlm.training.faults import explain
-    from vlm.training.train import quiet
+    from vlm.training.config.check import check
+    from vlm.training.run.faults import explain
+    from vlm.training.run.train import quiet
 
     config = compose(overrides or [], check)
     quiet()

@@ -1,13 +1,10 @@
 """The commands that use a model: each task's own, `vlm predict` for any, `vlm serve`, `vlm demo` and `vlm info`."""
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_type_hints
 
 from vlm.errors import UserError
-from vlm.inference.commands import Command
-from vlm.inference.commands import commands as all_commands
 from vlm.inference.options import (
     BatchSize,
     Checkpoint,
@@ -19,16 +16,15 @@ from vlm.inference.options import (
     Precision,
     Trust,
 )
+from vlm.inference.tasks import commands_of, resolve, tasks_of
 
 
-def command_of(commands: Sequence[Command]) -> Callable[..., int]:
-    """The function of a command; its modules import torch.
+def command_of(name: str) -> Callable[..., int]:
+    """The function of a task's command; its modules import torch.
 
     Where several tasks share its name, it has the options of all, and the checkpoint's task says whose function runs.
     """
-    functions = {
-        command.task: getattr(importlib.import_module(command.module), command.function) for command in commands
-    }
+    functions = {task: resolve(command.function) for task, command in tasks_of(name).items()}
     if len(functions) == 1:
         return functions.popitem()[1]
 
@@ -37,8 +33,7 @@ def command_of(commands: Sequence[Command]) -> Callable[..., int]:
 
         task = task_of(model.checkpoint)
         if task not in functions:
-            other = next((command.name for command in all_commands() if command.task == task), "predict")
-            kinds = " or ".join(functions)
+            other, kinds = commands_of(task)[0], " or ".join(functions)
             raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {kinds}; use `vlm {other}`")
         return functions[task](model=model, **own_values(functions[task], values, task, hints))
 
@@ -88,8 +83,8 @@ def predict(
     model: ModelOptions,
 ) -> int:
     """Use a model of any task, also of your own package (--trust): what its own command does by default."""
-    from vlm.inference.output import Output, Records
     from vlm.inference.predictor import predictor_of
+    from vlm.io.output import Output, Records
 
     kind = predictor_of(model.checkpoint, trust=model.trust)
     chosen = kind.inputs(inputs)

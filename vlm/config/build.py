@@ -4,27 +4,27 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from vlm.checkpoint.names import short
 from vlm.config.check import RESERVED
 from vlm.config.links import transform
+from vlm.config.names import short
 from vlm.config.target import arguments, find, parameters, takes_any
 from vlm.config.types import coerce
 from vlm.errors import UserError
 
 
-def build(node: Any, path: str, /, **supplied: Any) -> Any:
+def build(node: Any, path: str, /, **injected: Any) -> Any:
     """Builds a checked node and all below it, innermost first.
 
     Args:
         node: A node with ``_target_``. With ``_partial_: true`` the result is a ``functools.partial``.
         path: Where the node stands in the config, for messages.
-        supplied: Values that only the program knows. The node's class is passed those that it takes.
+        injected: Values that only the program knows. The node's class is passed those that it takes.
     Raises:
         UserError: The node names nothing, or a constructor refuses its values.
     """
     if not isinstance(node, dict) or "_target_" not in node:
         raise UserError(f"{path}: names nothing to build; give it a _target_, or choose an option of its group")
-    own = {name: value for name, value in supplied.items() if takes(node, name)}
+    own = {name: value for name, value in injected.items() if takes(node, name)}
     return transform(node, lambda inner, raw, at: _call(inner, at, own if raw is node else {}), path)
 
 
@@ -49,9 +49,9 @@ def _spec(node: dict[str, Any]) -> dict[str, Any]:
     return {"name": short(node["_target_"]), "args": _kwargs(node, paths=False)}
 
 
-def _call(node: dict[str, Any], path: str, supplied: dict[str, Any]) -> Any:
+def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
     target = find(node["_target_"])
-    kwargs = _kwargs(node) | supplied
+    kwargs = _kwargs(node) | injected
     if node.get("_partial_"):
         return partial(target, **kwargs)
     try:

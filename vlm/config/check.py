@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlm.config.links import origins, transform
-from vlm.config.target import arguments, find, is_supplied, supplies, takes_any
+from vlm.config.target import arguments, find, injects, is_injected, takes_any
 from vlm.config.types import Product, describe_mismatch, fits, hints
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -22,7 +22,7 @@ def check(
     typed: dict[str, Any] | None = None,
     *,
     types: Mapping[str, Any] | None = None,
-    supplied: Mapping[str, Collection[str]] | None = None,
+    injected: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Compares every node that has a ``_target_`` with the signature of what it names; builds nothing.
 
@@ -30,7 +30,7 @@ def check(
         config: The resolved config, plain containers.
         typed: The config as it was composed, whose links lead to the keys that were typed; by default the same.
         types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
-        supplied: Path of a node -> arguments that the program supplies, beside those that say so themselves.
+        injected: Path of a node -> arguments that the program supplies, beside those that say so themselves.
     Raises:
         UserError: With a line for each fault, all of them at once, named by the key that was typed.
     """
@@ -38,7 +38,7 @@ def check(
 
     def look(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
         try:
-            faults.extend(f"{path}.{fault}" for fault in _node_faults(node, raw, (supplied or {}).get(path, ())))
+            faults.extend(f"{path}.{fault}" for fault in _node_faults(node, raw, (injected or {}).get(path, ())))
             return product(node)
         except UserError as error:
             faults.append(f"{path}._target_: {error}")
@@ -52,10 +52,10 @@ def check(
         raise UserError("\n".join(origins(typed or config, faults)))
 
 
-def _node_faults(node: dict[str, Any], raw: dict[str, Any], supplied: Collection[str]) -> Iterator[str]:
+def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection[str]) -> Iterator[str]:
     target = find(node["_target_"])
     known = arguments(target)
-    filled = {name for name, parameter in known.items() if is_supplied(parameter)}
+    filled = {name for name, parameter in known.items() if is_injected(parameter)}
     if not isinstance(node.get("_partial_", False), bool):
         yield f"_partial_: {describe_mismatch(node['_partial_'], bool)}"
     for key in [key for key in node if key not in RESERVED]:
@@ -63,13 +63,13 @@ def _node_faults(node: dict[str, Any], raw: dict[str, Any], supplied: Collection
             forgotten = node[key] is None and known[key].default is None  # an annotation that leaves out "| None"
             if not forgotten and not fits(node[key], known[key].annotation):
                 yield f"{key}: {describe_mismatch(node[key], known[key].annotation)}"
-        elif supplies(raw, key):
+        elif injects(raw, key):
             yield f"{key}: is filled in by the program; remove it"
         elif not takes_any(target) or str(key).startswith("_"):
             yield f"{key}: unknown{did_you_mean(nearest(str(key), known.keys() - filled))}"
     if not node.get("_partial_"):
         for name, parameter in known.items():
-            if parameter.default is inspect.Parameter.empty and name not in {*node, *filled, *supplied}:
+            if parameter.default is inspect.Parameter.empty and name not in {*node, *filled, *injected}:
                 yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from vlm.config.links import feed, joined, links, split_links, walk, without
-from vlm.config.target import arguments_of, supplies
+from vlm.config.target import arguments_of, injects
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -152,7 +152,7 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
         node = node[part]
     known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
     settable = arguments_of(node)
-    if depth == len(parts) - 1 and supplies(node, part):
+    if depth == len(parts) - 1 and injects(node, part):
         return f"{key}: is filled in by the program; remove it"
     if part in settable and depth == len(parts) - 1:
         return f"{key}: is not in this config; write +{key}=VALUE to add it"

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
-from vlm.errors import SUPPLIED, UserError, did_you_mean, nearest
+from vlm.errors import INJECTED, UserError, did_you_mean, nearest
 
 _allowed = ["vlm", "lightning", "torch.optim"]
 _OURS = len(_allowed)
@@ -102,9 +102,9 @@ def takes_any(target: Callable[..., Any]) -> bool:
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters(target).values())
 
 
-def is_supplied(parameter: inspect.Parameter) -> bool:
+def is_injected(parameter: inspect.Parameter) -> bool:
     """True for a parameter whose annotation leaves it to the program."""
-    return SUPPLIED in getattr(parameter.annotation, "__metadata__", ())
+    return INJECTED in getattr(parameter.annotation, "__metadata__", ())
 
 
 def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
@@ -115,11 +115,11 @@ def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def supplies(node: Any, argument: str) -> bool:
+def injects(node: Any, argument: str) -> bool:
     """True where the program fills an argument of this name in, in a node's class or one below it."""
     if parameter := arguments_of(node).get(argument):
-        return is_supplied(parameter)
-    return isinstance(node, Mapping) and any(supplies(child, argument) for child in node.values())
+        return is_injected(parameter)
+    return isinstance(node, Mapping) and any(injects(child, argument) for child in node.values())
 
 
 def _import(name: str) -> Any:

@@ -26,7 +26,7 @@ class Beam:
 
         device, each step       logits -> candidates -> the W best that do not end: totals, tokens, parents
                                               |
-        host, in `settle`                     +-------> BeamRow: a tree of nodes, finished texts, the end of the search
+        host, in `collect`                     +-------> BeamRow: a tree of nodes, finished texts, the end of the search
 
     With required words, candidates also are the tokens that bring each beam further in them and the end of texts that
     hold them; as many beams go on of each number of required tokens, where there are that many.
@@ -96,7 +96,7 @@ class Beam:
             self.required.append(tokens, parents)
         return tokens, parents
 
-    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
         """The rows that have newly ended, those not known of, with their texts. Waits for the device."""
         self._read()
         ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)

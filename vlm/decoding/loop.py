@@ -48,14 +48,14 @@ class Chooser(Protocol):
     """A search: chooses the next tokens of R rows of G texts, and tells which rows have ended.
 
     `begin` takes the images of all rows, `replace` others for some rows, `select` keeps some; each index holds rows on
-    the device. `choose` must not wait for the device, `settle` may.
+    the device. `choose` must not wait for the device, `collect` may.
     """
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None: ...
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None: ...
     def select(self, rows: Sequence[int], index: Tensor) -> None: ...
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor | None]: ...
-    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
+    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
     def written(self, row: int) -> Sequence[Sequence[int]]: ...
 
 
@@ -197,7 +197,7 @@ class _Loop:
 
     def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
         known = {*self.free}
-        ended = self.chooser.settle(known)
+        ended = self.chooser.collect(known)
         done = [(self.places[row], texts) for row, texts in ended]
         if self.trees is not None and isinstance(self.chooser, Beam):
             self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}

@@ -25,7 +25,7 @@ class _Row:
 
 
 class Stepwise:
-    """Greedy search and sampling. Chosen tokens are read by the host only in `settle`, which may wait.
+    """Greedy search and sampling. Chosen tokens are read by the host only in `collect`, which may wait.
 
     Args:
         steps: Tokens that may be chosen for a text, the end token counted.
@@ -92,7 +92,7 @@ class Stepwise:
         self.ages += 1
         return tokens, None
 
-    def settle(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
         """Reads chosen tokens; returns the rows that have ended, but for those known of, with their texts."""
         for tokens, logprobs in self._unread:
             chosen = tokens.tolist()

@@ -11,7 +11,7 @@ from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
 from vlm.evaluation.metrics.tokens import Units
-from vlm.inference.output import Output, csv_text, text_line
+from vlm.io.output import Output, csv_text, text_line
 
 NAMED = 10  # images without a caption or a reference that are named; JSON names them all
 

@@ -1,9 +1,11 @@
-"""Reading images ahead of the model that takes them."""
+"""Image files that arguments name, read ahead of the model that takes them."""
 
+import glob
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vlm.data.images.image import ImageError, load_image
+from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.errors import UserError, print_error
-from vlm.inference.files import find_images, progress
+from vlm.io.files import listed, progress
 
 Read = Tensor | ImageError
 Pixels = Callable[[Image.Image], Tensor]  # makes of an image what the model reads; called from several threads
@@ -25,6 +27,30 @@ def default_workers() -> int:
     """As many as there are CPUs for this process, up to 8."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, cpus)
+
+
+def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
+    """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
+
+    "-" stands for the files, folders and patterns that stdin names, one a line.
+
+    Args:
+        repeated: Whether a file that is named again comes again.
+    Raises:
+        UserError: A folder or pattern holds no image.
+    """
+    paths: list[str] = []
+    for place in listed(inputs):
+        if os.path.isdir(place):
+            matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
+        elif not os.path.exists(place) and glob.has_magic(place):
+            matches = sorted(path for path in glob.glob(place, recursive=True) if not os.path.isdir(path))
+        else:
+            matches = [place]
+        if not matches:
+            raise UserError(f"{place}: no images found; give image files, a folder that holds some, or a pattern")
+        paths += matches
+    return paths if repeated else list(dict.fromkeys(paths))
 
 
 def several_images(inputs: Any) -> tuple[list[Any], bool]:

@@ -105,7 +105,7 @@ OF_SEARCH = ("early_stopping", "end_counts")  # what a checkpoint may say beside
 
 @dataclass(kw_only=True)
 class DecodingOptions:
-    """Options of every command that writes text; None for those that `settle` is to fill in."""
+    """Options of every command that writes text; None for those that `resolve` fills in."""
 
     max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1, most=MOST_TOKENS)] = None
     min_tokens: Annotated[int | None, Option("Shortest text, in tokens.", least=0)] = None
@@ -137,7 +137,7 @@ class DecodingOptions:
     require: Annotated[list[str] | None, Option("A word that each text has; may be repeated.", metavar="WORD")] = None
     seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
 
-    def settle(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
+    def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
         """Fills in what the user leaves open: the checkpoint's own defaults, else plain ones.
 
         Args:
@@ -170,7 +170,7 @@ class DecodingOptions:
             begin: Prefix, and tokens before it, as in `rules_of_words`.
         """
         from vlm.decoding.constraints import Rules
-        from vlm.inference.words import rules_of_words
+        from vlm.inference.text.words import rules_of_words
 
         words: Any = {"ban": self.ban or (), "require": self.require or ()}
         return rules_of_words(tokenizer, **begin, **words, **self._shared(Rules))
@@ -198,7 +198,7 @@ class DecodingOptions:
 
 
 def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of decoding that a checkpoint comes with, as `DecodingOptions.settle` takes them.
+    """The options of decoding that a checkpoint comes with, as `DecodingOptions.resolve` takes them.
 
     Raises:
         ValueError: They are none.

@@ -14,8 +14,8 @@ from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
 from vlm.errors import Count, UserError
-from vlm.inference.commands import commands
-from vlm.inference.output import Kept, Records
+from vlm.inference.tasks import TASKS, commands_of, resolve
+from vlm.io.output import RecordList, Records
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack
 
@@ -54,8 +54,8 @@ class Predictor(ABC):
             about = loaded["vlm"]
             held = str(about["task"])
             if held != self.task:
-                command = next((command.name for command in commands() if command.task == held), "predict")
-                raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {command}`")
+                other = commands_of(held)[0]
+                raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {other}`")
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
             if not is_folder(ckpt.locate(path)):  # whose config was compared with every shape as it was read
@@ -96,9 +96,9 @@ class Predictor(ABC):
             inputs: Inputs as on the command line.
             batch_size: Inputs at a time.
         """
-        records = Kept()
+        records = RecordList()
         self.predict(self.inputs(inputs), records, batch_size=batch_size)
-        return records.kept
+        return records.rows
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
         """Lays the weights out for use on a CPU; values stay, but the model can be trained no more.
@@ -144,7 +144,7 @@ def load_predictor(
 
 
 def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
-    """The class that uses a checkpoint's model: of vlm.inference.TASK, or of the user's own package.
+    """The class that uses a checkpoint's model: the one that TASKS names, or of the user's own package.
 
     A class of one's own is the predictor itself, or a task that names it as its `predictor`.
 
@@ -154,8 +154,8 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """
     task = task_of(path) if task is None else task
-    if (ours := own_predictor(task)) is not None:
-        return ours
+    if task in TASKS:
+        return resolve(TASKS[task].predictor)
     module, _, name = task.rpartition(".")
     if trust is None or not f"{module}.".startswith(f"{trust}."):
         raise UserError(f"{path}: its task {task!r} is none of vlm; if you trust its author, use --trust PACKAGE")
@@ -167,17 +167,6 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
     if not (isinstance(kind, type) and issubclass(kind, Predictor)):
         raise UserError(f"{path}: its task {task} is no Predictor and names none as its `predictor`")
     return kind
-
-
-def own_predictor(task: str) -> type[Predictor] | None:
-    """The predictor of a task of vlm; None for other tasks."""
-    for command in commands():
-        if command.task == task:
-            classes = [
-                kind for kind in vars(importlib.import_module(command.module)).values() if isinstance(kind, type)
-            ]
-            return next(kind for kind in classes if issubclass(kind, Predictor) and kind.__module__ == command.module)
-    return None
 
 
 def normalized(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ from vlm.decoding.trace import as_json
 from vlm.errors import UserError
 from vlm.inference.info import tokenizer_line
 from vlm.inference.options import DecodingOptions, stored_options
-from vlm.inference.output import Output, Records
 from vlm.inference.predictor import Predictor
-from vlm.inference.words import rules_of_words
+from vlm.inference.text.words import rules_of_words
+from vlm.io.output import Output, Records
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -133,7 +133,7 @@ class Writer(Predictor):
         Raises:
             UserError: The options ask for more tokens than a text has room for.
         """
-        options.settle(self.decoding)
+        options.resolve(self.decoding)
         rules = options.rules(self.tokenizer, prefix=prefix, begin=self.tokenizer.begin(language))
         search = options.search(rules, sample=bool(options.sample))
         replace(search, max_tokens=search.max_tokens or self.max_tokens).longest_text(self.model.decoder.max_len)

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Rate, Supplied
+from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Counted, Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
@@ -132,7 +132,7 @@ class Classifier(PoolingClassifier):
         self,
         *,
         encoder: nn.Module,
-        num_classes: Supplied[int],
+        num_classes: Injected[int],
         pool: Pool = "mean",
         pool_heads: Count = 4,
         dropout: Rate = 0.0,

@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Supplied
+from vlm.errors import Count, Injected
 from vlm.models.context import Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: Supplied[int],
+        vocab_size: Injected[int],
         max_len: Count,
         dim: Count,
         depth: Count,

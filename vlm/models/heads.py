@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Supplied
+from vlm.errors import Count, Injected
 from vlm.nn.blocks import ACTIVATIONS, Activation
 from vlm.nn.vocabulary_loss import Head
 
@@ -28,7 +28,7 @@ class VocabularyHead(nn.Module):
         self,
         *,
         dim: Count,
-        vocab_size: Supplied[int],
+        vocab_size: Injected[int],
         tied: bool = True,
         bias: bool = False,
         transform: Activation | None = None,

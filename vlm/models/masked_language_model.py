@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.errors import Supplied
+from vlm.errors import Injected
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.text_encoder import TextEncoder
@@ -29,7 +29,7 @@ class MaskedLanguageModel(nn.Module):
         self,
         *,
         encoder: TextEncoder,
-        vocab_size: Supplied[int],
+        vocab_size: Injected[int],
         bias: bool = False,
         transform: Activation | None = None,
         norm_eps: float = 1e-5,

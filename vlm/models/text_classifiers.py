@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Rate, Supplied
+from vlm.errors import Count, Injected, Rate
 from vlm.models.classifier import Pool, PoolingClassifier
 from vlm.models.context import Context
 from vlm.models.flop import Flop
@@ -30,7 +30,7 @@ class SequenceClassifier(PoolingClassifier):
         self,
         *,
         encoder: TextEncoder,
-        num_classes: Supplied[int],
+        num_classes: Injected[int],
         pool: Pool = "class",
         pool_heads: Count = 4,
         transform: bool = False,
@@ -61,7 +61,7 @@ class TokenClassifier(nn.Module):
         places (T,) in the rows end to end, or None for all -> logits (T, C)
     """
 
-    def __init__(self, *, encoder: TextEncoder, num_classes: Supplied[int], dropout: Rate = 0.0) -> None:
+    def __init__(self, *, encoder: TextEncoder, num_classes: Injected[int], dropout: Rate = 0.0) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = Dropout(dropout)

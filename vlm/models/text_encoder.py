@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Rate, Supplied
+from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
@@ -39,7 +39,7 @@ class TextEncoder(nn.Module):
     def __init__(
         self,
         *,
-        vocab_size: Supplied[int],
+        vocab_size: Injected[int],
         max_len: Count,
         dim: Count,
         depth: Count,

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
-from vlm.inference.masked_language_modeling import GAP
+from vlm.tasks.masked_language_modeling.predict import GAP
 
 MOST = 8  # images, and texts
 MAX_RECORDS_BYTES = 2**22

@@ -11,12 +11,12 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import printable
-from vlm.inference.language_modeling import Continuation
-from vlm.inference.masked_language_modeling import Filled
-from vlm.inference.page import data_uri, escape
 from vlm.inference.ranking import Classes
-from vlm.inference.span_answering import Answer as Span
-from vlm.inference.tagging import Tagged
+from vlm.io.page import data_uri, escape
+from vlm.tasks.language_modeling.predict import Continuation
+from vlm.tasks.masked_language_modeling.predict import Filled
+from vlm.tasks.span_answering.predict import Answer as Span
+from vlm.tasks.tagging.predict import Tagged
 
 LIT = 48  # pixels of a light's side; the browser makes it as large as the photo
 WARM = (255, 190, 80)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image
 from vlm.errors import UserError
-from vlm.inference.page import escape, thumbnail
+from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts
 from vlm.serving.demo_uses import WAYS, Form, Values

@@ -11,18 +11,18 @@ from PIL import Image
 from vlm.data.images.image import Preprocess
 from vlm.decoding.sampling import Sampling
 from vlm.decoding.trace import as_json
-from vlm.inference.attention import read_attention
-from vlm.inference.captioning import Captioner
+from vlm.inference.attention.maps import read_attention
 from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.image_questions import Answerer
-from vlm.inference.language_modeling import Generator, stream
 from vlm.inference.options import DecodingOptions, questions_of
-from vlm.inference.page import thumbnail
 from vlm.inference.predictor import Predictor
-from vlm.inference.text_words import word_probabilities
+from vlm.inference.text.text_words import word_probabilities
 from vlm.inference.writing import Text, Writer
+from vlm.io.page import thumbnail
 from vlm.models.context import Context
 from vlm.serving import demo_html as html
+from vlm.tasks.captioning.predict import Captioner
+from vlm.tasks.image_questions.predict import Answerer
+from vlm.tasks.language_modeling.predict import Generator, stream
 
 TOP = 10  # classes, and words of a gap
 SHOWN = 448  # pixels of the side of a photo that is lit

@@ -21,8 +21,8 @@ from vlm.data.records import Part, Source, Split
 from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
-from vlm.errors import Count, Range, Supplied, UserError
-from vlm.training.step_loader import StepLoader
+from vlm.errors import Count, Injected, Range, UserError
+from vlm.training.step.step_loader import StepLoader
 
 
 class Data(L.LightningDataModule):
@@ -56,11 +56,11 @@ class Data(L.LightningDataModule):
         self,
         *,
         source: Source,
-        fields: Supplied[Mapping[str, Field]],
+        fields: Injected[Mapping[str, Field]],
         batch_size: Count,
         eval_batch_size: Count,
         num_workers: Annotated[int, Range(0, 1024)] | Literal["auto"],
-        order_seed: Supplied[int],
+        order_seed: Injected[int],
         seed: Annotated[int, Range(0)] | None = None,
         bucket: Count = 1,
         batch_tokens: Count | None = None,
@@ -68,8 +68,8 @@ class Data(L.LightningDataModule):
         train_samples: Count | None = None,
         cache_features: bool = False,
         images_on_device: bool = False,
-        cache: Supplied[str | None] = None,
-        test: Supplied[bool] = True,
+        cache: Injected[str | None] = None,
+        test: Injected[bool] = True,
     ) -> None:
         super().__init__()
         if train_samples is not None and train_samples < 1:

@@ -19,7 +19,7 @@ from vlm.data.order import Key
 from vlm.data.records import Record
 from vlm.data.samples import RecordDataset
 from vlm.errors import UserError
-from vlm.inference.files import progress
+from vlm.io.files import progress
 
 SHARE = 0.5  # of the device's free memory that images may take
 OFF = "or set data.images_on_device=false"
@@ -29,7 +29,7 @@ def keep_images(run: Any) -> None:
     """Reads the training images of a run, puts them on its device and lets training find them there.
 
     Args:
-        run: The vlm.training.run.Run.
+        run: The vlm.training.run.run.Run.
     Raises:
         UserError: They cannot be kept: they are other ones in each epoch, are too many or of many sizes, or their
             augmentation is not one for batches.

@@ -19,12 +19,11 @@ from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
 from vlm.data.order import Key
 from vlm.data.samples import RecordDataset
-from vlm.data.store.cache_file import alone
-from vlm.inference.files import progress
+from vlm.io.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
 from vlm.training.data_module import Data
-from vlm.training.processes import is_rank_zero, rank_zero_first
+from vlm.training.run.processes import is_rank_zero, rank_zero_first
 
 PATIENCE = timedelta(days=7)  # others wait for the process that makes them, for as long as it lives
 
@@ -49,7 +48,7 @@ def keep_features(run: Any, folder: Path) -> None:
     """Lets a run read the features of its training images, which are made where they are not in the cache yet.
 
     Args:
-        run: The vlm.training.run.Run.
+        run: The vlm.training.run.run.Run.
         folder: The cache.
     Raises:
         UserError: There is no room for them, or they cannot be written.
@@ -117,7 +116,7 @@ class FeatureCacheBuilder:
         self.encoder.to(self.device)
         try:
             layout = self.layout()
-            with nullcontext() if is_complete(folder, layout) else alone(layout.path(folder)):
+            with nullcontext() if is_complete(folder, layout) else file_lock(layout.path(folder)):
                 file = open_features(folder, layout)
                 missing = file.missing()
                 say(f"features    {layout}; {layout.images - len(missing):,} are in {file.path}")

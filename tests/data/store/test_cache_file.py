@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vlm.data.store.cache_file import alone
+from vlm.data.store.cache_file import file_lock
 from vlm.errors import UserError
 
 
@@ -15,7 +15,7 @@ def test_one_thread_at_a_time_passes(tmp_path):
     inside, most = [], []
 
     def enter():
-        with alone(tmp_path / "new" / "file"):
+        with file_lock(tmp_path / "new" / "file"):
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.05)
@@ -35,11 +35,11 @@ def test_all_pass_where_the_file_system_has_no_locks(code, tmp_path, monkeypatch
         raise OSError(code, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with alone(tmp_path / "file"), alone(tmp_path / "file"):
+    with file_lock(tmp_path / "file"), file_lock(tmp_path / "file"):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), alone(tmp_path / "file" / "below"):
+    with pytest.raises(UserError, match="cannot be written"), file_lock(tmp_path / "file" / "below"):
         pass

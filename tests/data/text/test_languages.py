@@ -4,11 +4,11 @@ import pytest
 import torch
 from captioned import refusal
 
+from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer
 from vlm.data.batch import IGNORE, next_token_labels
 from vlm.data.fields import CaptionField, learn_tokenizers
 from vlm.data.records import InLanguage, Listed, Record, Source
 from vlm.data.text.one_caption_field import OneCaptionField
-from vlm.data.text.pretrained import PretrainedTokenizer
 from vlm.data.text.subwords import BytePairTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 

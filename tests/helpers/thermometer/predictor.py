@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from vlm.inference.output import Records
 from vlm.inference.predictor import Predictor
+from vlm.io.output import Records
 
 
 class Reader(Predictor):

@@ -11,8 +11,8 @@ from thermometer.model import Regressor
 from thermometer.predictor import Reader
 from vlm.data.batch import Batch
 from vlm.evaluation.report.sections import Section, Table
-from vlm.training.losses import Term
-from vlm.training.task import Task
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task
 
 
 class Thermometer(Task):

@@ -11,7 +11,7 @@ from journey import only_run
 from small import command
 
 from vlm.checkpoint import load as ckpt
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 STEPS = 3  # fewer than an epoch has
 SMALL = command("language_modeling", f"trainer.max_steps={STEPS}", "schedule=constant", "schedule.warmup=0")

@@ -10,7 +10,7 @@ from small import command
 
 from vlm.errors import SharedError
 from vlm.training.callbacks.early_stopping import EarlyStopping
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 
 def trainer(score: float) -> SimpleNamespace:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from vlm.training.callbacks.first_batch import header
-from vlm.training.train import table
+from vlm.training.run.train import table
 
 
 def test_the_header_names_device_precision_data_and_folder():

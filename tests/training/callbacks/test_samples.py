@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from vlm.cli.main import run as vlm
 from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.samples import Samples, folded
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 
 def test_what_tensorboard_gets(tmp_path: Path) -> None:

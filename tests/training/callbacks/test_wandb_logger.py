@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from vlm.training.fit import main
+from vlm.training.run.fit import main
 
 QUICK = ["debug=fast", "trainer=cpu", "callbacks.progress=null", "model.size.dim=32", "model.size.num_heads=2"]
 QUICK += [f"data.source.{split}_scenes={count}" for split, count in (("train", 16), ("val", 8), ("test", 8))]
@@ -34,5 +34,5 @@ def test_a_run_offline_has_its_scores_its_config_and_its_samples_with_images(tmp
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         assert len(list(folder.glob("wandb/offline-run-*/files/media/images/val/*.png"))) == 4
         records = file.read_bytes()
-        for text in (folder.name, "test/loss", "images/separated", "vlm.training.muon.Muon"):
+        for text in (folder.name, "test/loss", "images/separated", "vlm.training.step.muon.Muon"):
             assert text.encode() in records

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.atomic import replacing
 from vlm.data.images.image import ImageError
 from vlm.data.store.cache_file import unwritable
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write
 
 MAGIC = b"VLMFEATS"
 VERSION = 2  # of the format, and of how features are made
@@ -186,7 +186,7 @@ def open_features(folder: Path, layout: Layout) -> FeatureFile:
 def create(path: Path, layout: Layout) -> None:
     """Makes a file of no features yet; it takes up no room before they are written."""
     try:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(layout.header())
             file.truncate(layout.size)
     except OSError as error:

@@ -245,7 +245,7 @@ class Preprocess:
     """Deterministic preprocessing; a checkpoint records its `state`.
 
     None stands for what a pretrained encoder was trained with, which training fills in where there is one
-    (`vlm.training.preparation`); else for the default.
+    (`vlm.training.config.preparation`); else for the default.
 
     Args:
         image_size: Side of the square that the model sees.

@@ -14,7 +14,7 @@ from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
 from vlm.data.store.shard_scan import open_index
 from vlm.data.store.shards import Opened, Samples
-from vlm.errors import Count, Share, Supplied, UserError
+from vlm.errors import Count, Injected, Share, UserError
 
 AT_ONCE = 16  # shards that are opened
 MAX_CLASSES = 100_000
@@ -55,7 +55,7 @@ class Shards(Source):
         test_path: str | None = None,
         remote: bool = False,
         write_index: bool = False,
-        needs: Supplied[Sequence[str]] = (),
+        needs: Injected[Sequence[str]] = (),
         val_fraction: Share = 0.05,
         test_fraction: Share = 0.05,
         seed: int = 0,

@@ -15,8 +15,8 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Lets one process or thread at a time pass; on a file system without locks all do, which costs no more than time.
+def file_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a file: one process or thread at a time; on a file system without locks, none waits.
 
     Args:
         path: The file to write; one of this name with ``.lock`` after it stays beside it.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from vlm.atomic import replacing
 from vlm.data.images.image import SUFFIXES
 from vlm.data.store import storage
 from vlm.data.store.shard_index import MAX_INDEX, LeftOut, ShardIndex, ShardRecord, make_index, parse_index
 from vlm.data.store.tar import Span, TarError, members
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write
 
 SUFFIX = ".index"
 TEXTS = ("txt", "json", "cls")
@@ -39,7 +39,7 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
             fault
         )
     if write and not storage.is_url(path):
-        with suppress(OSError), replacing(path + SUFFIX) as file:  # where it cannot be written, it is made each time
+        with suppress(OSError), atomic_write(path + SUFFIX) as file:  # where it cannot be written, it is made each time
             file.write(index.to_bytes())
     return index
 

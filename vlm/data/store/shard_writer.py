@@ -9,12 +9,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vlm.atomic import replacing
 from vlm.data.images.image import SUFFIXES, ImageError
 from vlm.data.records import Record, Split
 from vlm.data.store.shard_list import FORMAT, MANIFEST
 from vlm.data.store.shard_scan import SUFFIX, build_index
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write
 
 Files = list[tuple[str, bytes]]  # of a sample: suffix and content of each
 
@@ -56,7 +56,7 @@ def write_split(
 def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classes: list[str] | None) -> None:
     """Writes what says that a data set is whole, last of all."""
     content = {"format": FORMAT, "splits": splits} | ({} if classes is None else {"classes": classes})
-    with replacing(folder / MANIFEST) as file:
+    with atomic_write(folder / MANIFEST) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -66,7 +66,7 @@ def _write_shard(
     """Writes one shard; gives its entry and the sample that the next one begins with."""
     count = 0
     following: tuple[str, Files] | None = first
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         digest = _Digest(file)
         while following is not None and count < shard_size and (count == 0 or digest.size < shard_bytes):
             for suffix, content in following[1]:
@@ -74,7 +74,7 @@ def _write_shard(
             count += 1
             following = next(waiting, None)
         digest.write(bytes(2 * tarfile.BLOCKSIZE))
-    with replacing(f"{path}{SUFFIX}") as file:
+    with atomic_write(f"{path}{SUFFIX}") as file:
         file.write(build_index(str(path)).to_bytes())
     return {"samples": count, "bytes": digest.size, "sha256": digest.sha256.hexdigest()}, following
 

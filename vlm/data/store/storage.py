@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from fsspec.core import url_to_fs
 
-from vlm.atomic import replacing
 from vlm.data.store import tar
 from vlm.data.store.tar import Span
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write
 
 MAX_EXPANDED = 1_000_000  # names that a pattern's braces may stand for
 PIECE = 2**20  # bytes that are asked of a store at once where a file is read in order
@@ -129,7 +129,7 @@ def write_file(path: str, data: bytes) -> None:
     if is_url(path):
         _remote(path, lambda fs, key: fs.pipe_file(key, data))
         return
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(data)
 
 

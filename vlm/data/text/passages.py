@@ -1,6 +1,7 @@
 """A question with a passage as rows that an encoder reads: the passage in windows, its words with their places."""
 
 import re
+import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from vlm.data.text.tokenizer import Tokenizer
 # Letters and digits together; any other sign, and each character of a script without spaces, by itself.
 _ALONE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORDS = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|\S")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Place(NamedTuple):
@@ -98,3 +101,8 @@ def _ids(passage: str, word: Place, pieces: Pieces) -> list[int]:
     """A word's ids: after a space where it stands after white space or at the beginning, as in the middle of a text."""
     spaced = word.start == 0 or passage[word.start - 1].isspace()
     return list(pieces(f"{' ' if spaced else ''}{passage[word.start : word.stop]}"))
+
+
+def normalized(answer: str) -> str:
+    """An answer without case, punctuation, articles and needless white space."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())

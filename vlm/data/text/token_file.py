@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vlm.atomic import replacing
-from vlm.data.store.cache_file import alone, unwritable
+from vlm.data.store.cache_file import file_lock, unwritable
 from vlm.data.text.encoding import Encoded, Lines, encode, id_dtype
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError
+from vlm.io.atomic import atomic_write
 
 MAGIC = b"VLMTOKEN"
 VERSION = 1  # of the format and of how documents are laid out
@@ -83,7 +83,7 @@ def open_tokens(path: Path, documents: Iterable[Lines], tokenizer: Tokenizer, *,
     """
     with suppress(UserError):
         return TokenFile(path, tokenizer.fingerprint)
-    with alone(path):
+    with file_lock(path):
         with suppress(UserError):
             return TokenFile(path, tokenizer.fingerprint)
         write_tokens(path, documents, tokenizer, size=size)
@@ -105,7 +105,7 @@ def write_tokens(
         UserError: The file cannot be written, or the documents cannot be read.
     """
     try:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             _write(file, encode(documents, tokenizer, processes or os.cpu_count() or 1), tokenizer, size)
     except OSError as error:
         raise unwritable(path, error) from error

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.atomic import replacing
 from vlm.errors import UserError, excerpt
+from vlm.io.atomic import atomic_write
 
 Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
 
@@ -190,7 +190,7 @@ class Tokenizer(ABC):
 
     def _write(self, file: Path) -> None:
         try:
-            with replacing(file) as cached:
+            with atomic_write(file) as cached:
                 cached.write(self.fingerprint.encode() + b"\n" + self._require_fit())
         except OSError as error:
             # Only time is lost: the tokenizer itself is complete.

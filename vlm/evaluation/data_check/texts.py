@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 from vlm.data.records import Source, Split
 from vlm.data.text.input_fields import EncodedField
-from vlm.data.text.passages import covering, word_places
+from vlm.data.text.passages import covering, normalized, word_places
 from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
-from vlm.evaluation.metrics.spans import normalized
 
 KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
 QUESTION_KINDS = ("answer not in its context", "question without an answer", "question without an id of its own")

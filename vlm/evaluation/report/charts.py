@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vlm.inference.page import escape
+from vlm.io.page import escape
 
 COLORS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)")
 WIDTH, HEIGHT = 360, 210

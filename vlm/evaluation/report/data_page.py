@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vlm.atomic import write_text
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
 from vlm.errors import UserError
 from vlm.evaluation.data_check.faults import Faults
-from vlm.inference import page
+from vlm.io import page
+from vlm.io.atomic import write_text
 from vlm.randomness import numpy_rng
 
 SAMPLES = 12  # of each split

@@ -11,7 +11,7 @@ from vlm.data.images.image import ImageError
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.confusion import confusion_picture
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Part, Pictures, Section, Table, Texts
-from vlm.inference import page
+from vlm.io import page
 
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}

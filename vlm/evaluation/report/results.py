@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from vlm.atomic import named, write_text
 from vlm.evaluation.report.confusion import confusion_picture
 from vlm.evaluation.report.evaluation import Evaluation, Picture, curves_beside, evaluation_page
 from vlm.evaluation.report.sections import Confusion
+from vlm.io.atomic import file_named_in_errors, write_text
 
 
 def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> None:
@@ -24,7 +24,7 @@ def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> 
     for name, content in files.items():
         write_text(folder / f"{name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     for part in (part for section in evaluation.sections for part in section.parts if isinstance(part, Confusion)):
-        with named(folder / "confusion.png") as path:
+        with file_named_in_errors(folder / "confusion.png") as path:
             path.write_bytes(confusion_picture(part))
     text = evaluation_page(evaluation, picture=picture, curves=curves_beside(folder))
     write_text(folder / "report.html", text)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from vlm.data.batch import BadSample
 from vlm.errors import Share, SharedError, UserError, printable
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 
 LISTED = 10  # of the unreadable samples, when there are too many
 

@@ -12,8 +12,8 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint import save
 from vlm.errors import Count, SharedError
-from vlm.training.loop_counters import out_of_steps, validates
-from vlm.training.task import Task
+from vlm.training.step.loop_counters import out_of_steps, validates
+from vlm.training.step.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 RESUMING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")  # entries that only training reads

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 
-from vlm.training import compiling
+from vlm.training.step import compiling
 
 
 class TellCompiling(L.Callback):

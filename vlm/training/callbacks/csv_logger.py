@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from vlm.atomic import write_text
-from vlm.errors import Supplied
-from vlm.inference.output import csv_text
+from vlm.errors import Injected
+from vlm.io.atomic import write_text
+from vlm.io.output import csv_text
 
 APART = "throughput/"  # the clock's figures: a run that is resumed repeats all others to the bit
 
@@ -74,7 +74,7 @@ class CSVLogger(Logger):
         folder: The run's folder.
     """
 
-    def __init__(self, *, folder: Supplied[str]) -> None:
+    def __init__(self, *, folder: Injected[str]) -> None:
         super().__init__()
         self.metrics, self.throughput = (Table(Path(folder) / f"{name}.csv") for name in ("metrics", "throughput"))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Range
-from vlm.training.fsdp import like
+from vlm.training.step.fsdp import like
 
 
 class EMA(L.Callback):

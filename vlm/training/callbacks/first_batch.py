@@ -9,7 +9,7 @@ from torch import nn
 
 from vlm.errors import Count, printable
 from vlm.training.data_module import Data
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 
 
 class ShowFirstBatch(L.Callback):

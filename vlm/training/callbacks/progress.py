@@ -6,7 +6,7 @@ from typing import Any, cast
 import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 
 
 class Progress(TQDMProgressBar):

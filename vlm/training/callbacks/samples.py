@@ -9,10 +9,10 @@ from typing import Annotated, cast
 
 import lightning as L
 
-from vlm.atomic import write_text
 from vlm.errors import Range, printable
+from vlm.io.atomic import write_text
 from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 
 
 class Samples(L.Callback):

@@ -12,8 +12,8 @@ import torch
 
 from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
-from vlm.training.loop_counters import out_of_steps, validates
-from vlm.training.task import Task
+from vlm.training.step.loop_counters import out_of_steps, validates
+from vlm.training.step.task import Task
 
 
 class Stopped(BaseException):

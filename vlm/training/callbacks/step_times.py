@@ -8,7 +8,7 @@ import lightning as L
 import torch
 
 from vlm.training.callbacks.throughput import Throughput
-from vlm.training.task import Task
+from vlm.training.step.task import Task
 
 
 class StepTimes(Throughput):

@@ -10,8 +10,8 @@ import lightning as L
 import torch
 
 from vlm.models.flop import Flop, model_flop
-from vlm.training import compiling
-from vlm.training.task import Task
+from vlm.training.step import compiling
+from vlm.training.step.task import Task
 
 # Dense matrix products, FLOP/s: in 16 bits, in TF32 and in plain 32 bits. The makers publish them, some with a factor
 # of two for sparse matrices, which is taken out: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import WandbLogger as Lightnings
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from vlm.errors import Supplied, UserError
+from vlm.errors import Injected, UserError
 
 
 class WandbLogger(Lightnings):
@@ -27,7 +27,7 @@ class WandbLogger(Lightnings):
     """
 
     def __init__(
-        self, *, folder: Supplied[str], project: str, entity: str | None, name: str | None, offline: bool
+        self, *, folder: Injected[str], project: str, entity: str | None, name: str | None, offline: bool
     ) -> None:
         try:
             import wandb

@@ -1,0 +1,158 @@
+"""Self-critical training: its gradient by hand and by counting, its draws, and whole runs."""
+
+import csv
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from journey import interrupt_at, only_run, same_weights
+from small import command
+from tiny_checkpoints import FILES
+from torch import Tensor
+
+from vlm.checkpoint import load as ckpt
+from vlm.config.compose import compose
+from vlm.data.batch import Batch
+from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
+from vlm.errors import UserError
+from vlm.nn.vocabulary_loss import Head
+from vlm.tasks.captioning.self_critical import SelfCritical, advantages, draw_captions, reward_loss, rows_of
+from vlm.training.config.check import check
+from vlm.training.run.fit import main
+from vlm.training.run.run import build_data, build_model, build_task
+from vlm.training.step.fsdp import Sharded
+from vlm.training.step.losses import Term
+
+CHECKPOINT = str(FILES / "captioning.ckpt")
+STARTED = [f"model.init_from={CHECKPOINT}", "model.size.dim=16", "data.image_size=32"]
+STARTED += ["model/encoder=vit", "model.encoder.patch_size=8"]
+REWARDED = [*STARTED, "task.reward=cider", "task.reward_samples=3"]
+
+
+class Letters:
+    """A tokenizer's special ids."""
+
+    bos_id, eos_id, pad_id = 1, 2, 0
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    loaded = ckpt.read(CHECKPOINT)
+    return ckpt.load_model(loaded).eval().double(), tokenizer_from_state(loaded["vlm"]["tokenizer"])
+
+
+@pytest.fixture(scope="module")
+def images(captioner) -> Tensor:
+    return torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def drawn(captioner, images: Tensor, ids: list[str], seed: int = 0) -> list[list[list[int]]]:
+    model, tokenizer = captioner
+    return draw_captions(model, images, tokenizer, ids=ids, count=4, max_tokens=6, seed=seed)
+
+
+def test_draws_depend_on_seed_and_id_alone(captioner, images) -> None:
+    together = drawn(captioner, images, ["a", "b", "c"])
+    assert [drawn(captioner, images[at : at + 1], [id])[0] for at, id in enumerate("abc")] == together
+    assert drawn(captioner, images, ["a", "b", "c"], seed=1) != together
+    assert drawn(captioner, images[:1], ["z"]) != together[:1]
+
+
+def test_the_gradient_is_that_of_each_caption_alone(captioner, images) -> None:
+    model, tokenizer = captioner
+    texts = drawn(captioner, images, ["a", "b", "c"])
+    weights = advantages(torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    assert weights.sum(1).abs().max() < 1e-12
+    rows = rows_of(texts, tokenizer)
+    loss, count = reward_loss(model(images, rows.tokens, rows.segments), rows, weights, model.head_parts)
+    assert count == sum(len(tokens) for row in texts for tokens in row)
+    mine = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    alone = torch.zeros((), dtype=torch.float64)
+    for place, row in enumerate(texts):
+        for number, tokens in enumerate(row):
+            read = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]])
+            logprobs = model.head(model(images[place : place + 1], read)).log_softmax(-1)[0]
+            alone = alone - weights[place, number] * logprobs.gather(1, torch.tensor(tokens)[:, None]).sum()
+    theirs = torch.autograd.grad(alone, list(model.parameters()), allow_unused=True)
+    for one, other in zip(mine, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)  # losses are taken in float32
+
+
+def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
+    torch.manual_seed(0)
+    hidden, head, value = torch.randn(8, requires_grad=True), Head(torch.randn(7, 8)), torch.rand(7)
+    probs = head.logits(hidden).softmax(-1)
+    (expected,) = torch.autograd.grad((probs * value).sum(), hidden)
+    tokens = torch.multinomial(probs.detach(), 40_000, replacement=True)
+    rows = rows_of([[[token] for token in tokens.tolist()]], Letters())  # type: ignore[arg-type]
+    weights = advantages(value[tokens][None])
+    loss, count = reward_loss(hidden.expand(1, 2 * len(tokens), -1), rows, weights, head)
+    (found,) = torch.autograd.grad(loss / count, hidden)
+    assert F.cosine_similarity(-found, expected, dim=0) > 0.995
+    torch.testing.assert_close(-found, expected, rtol=0.1, atol=0.002)
+
+
+def test_people_s_captions_have_a_weight_of_their_own() -> None:
+    def loss_with(reward: str) -> Term:
+        config = compose(command("captioning", f"task.reward={reward}", *STARTED, "model.size.dropout=0"))
+        check(config)
+        data = build_data(config)
+        data.prepare()
+        torch.manual_seed(0)
+        task: Any = build_task(config, build_model(config, data.sizes)[0], data)
+        task._trainer = SimpleNamespace(strategy=None, datamodule=data, global_step=0)
+        task.log = lambda *args: None
+        (term,) = task.loss(next(iter(data.train_dataloader()))).values()
+        return term
+
+    both, drawn, people = map(loss_with, ("{cider: 1, likelihood: 0.3}", "cider", "null"))
+    torch.testing.assert_close(both.total, drawn.total + 0.3 * people.total)
+    assert both.count == drawn.count + people.count > people.count > 0
+
+
+@pytest.mark.slow
+def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
+    options = command("captioning", *REWARDED, "trainer.max_epochs=2", "test=false", "optim.lr=1e-3")
+    assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
+    whole = only_run(tmp_path / "whole")
+    rows = list(csv.DictReader((whole / "metrics.csv").open()))
+    rewards = [float(row["train/reward"]) for row in rows if row["train/reward"]]
+    assert len(rewards) == 16 and len(set(rewards)) > 8
+    assert {"val/repeated", "val/bad_endings", "val/bad_endings@references"} <= rows[-1].keys()
+    with monkeypatch.context() as patch:
+        interrupt_at(5, signal.SIGTERM, patch)
+        assert main([*options, f"runs={tmp_path / 'cut'}"]) == 143
+    assert main([f"resume={only_run(tmp_path / 'cut')}"]) == 0
+    assert same_weights(*(run / "checkpoints" / "last.ckpt" for run in (whole, only_run(tmp_path / "cut"))))
+
+
+def test_weights_in_parts_are_refused() -> None:
+    field, trainer, tokenizer = SimpleNamespace(), SimpleNamespace(strategy=Sharded()), ByteTokenizer()
+    task: Any = SimpleNamespace(
+        label_smoothing=0.0, tokenizer=tokenizer, written="captions", fields={"captions": field}, trainer=trainer
+    )
+    with pytest.raises(UserError, match=r"task.reward: captions are drawn with whole weights; use trainer=ddp"):
+        SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["task.reward=cider"], "name one that captions by model.init_from=RUN"),
+        (
+            [*STARTED, "task.reward=cider", "task.label_smoothing=0.1"],
+            "task.label_smoothing: has no part in training on",
+        ),
+        ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
+        ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),
+        (["task.reward=cider", "task.reward_samples=1"], "task.reward_samples"),
+    ],
+)
+def test_wrong_rewards_are_named(options, named, tmp_path, capsys) -> None:
+    assert main(command("captioning", *options, f"runs={tmp_path}")) == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""Continuing prompts by search and under rules, with a small model that was never trained."""
+
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_checkpoints import FILES
+
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run
+from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.models.decoder import Decoder
+from vlm.tasks.language_modeling.predict import Generator, generate, search_prompts, search_texts
+
+
+class Letters:
+    """A tokenizer of so few tokens that all texts can be tried."""
+
+    bos_id, eos_id, vocab_size = 0, 1, 7
+
+    def encode(self, text):
+        return [2 + "abc d".index(char) for char in text.lower() if char != "^"]
+
+    def decode(self, tokens):
+        return "".join("^$abc d"[token] for token in tokens)
+
+
+@pytest.fixture
+def generator(scramble):
+    it = Generator.__new__(Generator)
+    it.tokenizer = Letters()
+    it.model = scramble(Decoder(vocab_size=it.tokenizer.vocab_size, max_len=16, dim=12, depth=2, num_heads=3))
+    return it
+
+
+def search(generator, prompt, decoding):
+    (texts,) = search_prompts(generator, [prompt], decoding, 1)
+    return texts
+
+
+def logprob(generator, prompt, new):
+    """What the model gives tokens after a prompt, all at once and without a cache."""
+    ids = generator.tokenizer.encode(prompt) or [generator.tokenizer.bos_id]
+    logits = generator.model.head(generator.model(torch.tensor([[*ids, *new]])))[0].log_softmax(-1)
+    return sum(logits[len(ids) - 1 + n, token].item() for n, token in enumerate(new))
+
+
+@pytest.mark.parametrize("prompt", ["", "a", "cab d"])
+def test_greedy_search_is_greedy_continuation(generator, prompt):
+    (found,) = search(generator, prompt, Decoding(max_tokens=8))
+    options = {"max_tokens": 8, "seed": 0, "sampling": Sampling(temperature=0.0)}
+    (written,) = generate(generator.model, generator.tokenizer, [prompt], **options)
+    assert found.text == written.text
+
+
+@pytest.mark.parametrize("prompt", ["", "ab", "d cab"])
+def test_beams_find_the_most_probable_text_of_all(generator, prompt):
+    tokenizer, scores = generator.tokenizer, {}
+    end, vocab = tokenizer.eos_id, range(tokenizer.vocab_size)
+    scores |= {(*new, end): logprob(generator, prompt, (*new, end)) for new in [(), *((token,) for token in vocab)]}
+    for new in product(vocab, repeat=2):  # which end where that is likeliest, and are cut else
+        after = [logprob(generator, prompt, (*new, token)) for token in vocab]
+        ends = after.index(max(after)) == end
+        scores[(*new, end) if ends else new] = after[end] if ends else logprob(generator, prompt, new)
+    scores = {text: score for text, score in scores.items() if end not in text[:-1]}
+    decoding = Decoding(beam=tokenizer.vocab_size**2, results=3, length_penalty=0.0, max_tokens=2)
+    found = [item.text for item in search(generator, prompt, decoding)]
+    best = sorted(scores, key=lambda text: -scores[text])[:3]
+    assert found == [tokenizer.decode([token for token in text if token != tokenizer.eos_id]) for text in best]
+
+
+def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
+    def written(prompt="ab", **rules):
+        (found,) = search(generator, prompt, Decoding(max_tokens=9, rules=generator.rules(**rules)))
+        return found.text
+
+    assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
+    for prompt in ("ab", "", "cabd"):  # as many tokens of its own, however long the prompt is
+        assert len(written(prompt, min_tokens=6)) >= 6
+    text = "abcab" + written("abcab", no_repeat_ngram=2)
+    pairs = [text[n : n + 2] for n in range(len(text) - 1)]
+    assert len(set(pairs[3:])) == len(pairs[3:]) and not {"ab", "bc", "ca"} & set(pairs[4:])
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        {"beam": 3, "results": 3},
+        {"beam": 4, "groups": 2, "max_tokens": 20},  # more than the window leaves
+        {"sampling": Sampling(), "results": 2},
+        {"beam": 3, "require": ["d"]},
+        {"min_tokens": 4, "no_repeat_ngram": 2, "repetition_penalty": 1.5, "ban": ["da"]},
+    ],
+)
+def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(generator, decoding, batch_size):
+    options = {"max_tokens": 6} | {name: value for name, value in decoding.items() if hasattr(Decoding(), name)}
+    rules = generator.rules(**{name: value for name, value in decoding.items() if name not in options})
+    plan = Decoding(**options, rules=rules)
+    generator.model.double()
+    prompts = ["a", "", "cab d", "abcdabcdabcd", "dd", "a"]
+    together = list(search_prompts(generator, prompts, plan, batch_size))
+    assert [[item.text for item in texts] for texts in together] == [
+        [item.text for item in search(generator, prompt, plan)] for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_prompt_that_is_read_at_once_continues_as_one_that_is_forced_token_by_token(generator, beam):
+    generator.model.double()
+    first, *prefix = generator.tokenizer.encode("cab d")
+    options = {"beam": beam, "results": beam, "length_penalty": 0.0}
+    (forced,) = decode(
+        generator.model,
+        [([0], None)],
+        Decoding(**options, rules=Rules(prefix=tuple(prefix)), max_tokens=6 + len(prefix)),
+        bos_id=first,
+        eos_id=generator.tokenizer.eos_id,
+        rows=1,
+    )
+    found = search(generator, "cab d", Decoding(**options, max_tokens=6))
+    texts = [generator.tokenizer.decode([token for token in text.tokens if token != 1]) for text in forced[1]]
+    assert [item.text for item in found] == texts
+    assert [item.logprob for item in found] == pytest.approx([sum(text.logprobs) for text in forced[1]])
+
+
+def test_draws_repeat_with_the_seed_alone(generator):
+    def drawn(seed):
+        decoding = Decoding(sampling=Sampling(), results=3, max_tokens=8, seed=seed)
+        return [item.text for item in search(generator, "ab", decoding)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
+    (found,) = search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=12)))
+    assert len(found.text) == 16 - len("bcab") == 12
+    with pytest.raises(UserError, match=r"--min-tokens: .* 13 tokens .* room for 12"):
+        search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
+    with pytest.raises(UserError, match="window of 16"):
+        search(generator, "abcd" * 5, Decoding(beam=2))
+
+
+def test_predict_goes_on_as_the_command_does(tmp_path, capsys):
+    loaded, path = read(str(FILES / "language_modeling.ckpt")), str(tmp_path / "greedy.ckpt")
+    loaded["vlm"]["decoding"] = {"temperature": 0.0, "max_tokens": 9}
+    write(path, loaded)
+    printed = []
+    for arguments in (["predict", "a red"], ["generate", "--prompt", "a red"]):
+        assert run([*arguments, "-c", path, "--device", "cpu", "--precision", "fp32", "--format", "jsonl"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and len(printed[0]) > 20
+
+
+def test_fewer_results_than_asked_for_are_named(generator, capsys):
+    decoding = Decoding(beam=4, results=4, max_tokens=0)  # cut to nothing, all texts are the same
+    records = []
+    writer = SimpleNamespace(live=False, write=records.append)
+    search_texts(generator, ["a", "d"], writer, batch_size=2, decoding=decoding)
+    printed = capsys.readouterr()
+    assert {record["prompt"] for record in records} == {"a", "d"}
+    assert printed.err.startswith("note: fewer texts than --results 4 for 2 of 2 inputs;")

@@ -1,0 +1,89 @@
+"""`vlm translate --image` on a tiny checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import FILES, IMAGES
+
+from vlm.cli.main import run
+from vlm.inference import inputs
+from vlm.tasks.photo_translation import predict as photo_translation
+
+CHECKPOINT = str(FILES / "photo_translation.ckpt")
+TEXTS = ["a small colored circle", "there is a large colored cross", "you can see a large colored circle"]
+
+
+@pytest.fixture
+def translate(tmp_path):
+    def translate(*arguments, status=0):
+        path = tmp_path / "out"
+        options = ["--precision", "fp32", "--device", "cpu", "--format", "jsonl", "--out", str(path)]
+        assert run(["translate", *arguments, "-c", CHECKPOINT, *options]) == status
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+    return translate
+
+
+def beside(texts, images):
+    return [part for text in texts for part in ("--text", text)] + [
+        part for name in images for part in ("--image", name)
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--beam", "3", "--results", "2"], ["--sample", "--seed", "4"]])
+def test_translations_do_not_depend_on_the_batch(translate, options):
+    alone = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", "1")
+    assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
+    for size in ("2", "32"):
+        rows = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", size)
+        assert [(row["text"], row["translation"]) for row in rows] == [
+            (row["text"], row["translation"]) for row in alone
+        ]
+        for row, other in zip(rows, alone, strict=True):
+            assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+
+
+def test_the_photo_counts_and_one_may_be_for_all_texts(translate):
+    first, second = translate(*beside(TEXTS[:1] * 2, IMAGES[:2]))
+    assert first["logprob"] != second["logprob"]
+    both = translate(*beside(TEXTS[:1] * 2, IMAGES[:1]))
+    assert [row["logprob"] for row in both] == pytest.approx([first["logprob"]] * 2)
+
+
+def test_a_photo_of_all_texts_is_read_once(translate, monkeypatch):
+    opened, read = [], inputs.open_image
+    for module in (photo_translation, inputs):
+        monkeypatch.setattr(module, "open_image", lambda source: opened.append(source) or read(source))
+    assert len(translate(*beside(TEXTS, IMAGES[:1]))) == len(TEXTS)
+    assert opened == IMAGES[:1]
+
+
+def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate, tmp_path, capsys):
+    shutil.copy(__file__, tmp_path / "bad.png")
+    rows = translate(*beside(TEXTS, [IMAGES[0], str(tmp_path / "bad.png"), IMAGES[2]]), status=1)
+    assert [row["text"] for row in rows] == [TEXTS[0], TEXTS[2]]
+    assert "bad.png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint", "named"),
+    [
+        (beside(TEXTS, IMAGES[:2]), CHECKPOINT, "--image: 2 images for 3 texts; give one for each, or one for all"),
+        (["--text", "a"], CHECKPOINT, "--image: missing"),
+        (
+            beside(TEXTS[:1], IMAGES[:1]),
+            str(Path(FILES) / "translation.ckpt"),
+            "--image: a model for translation takes",
+        ),
+    ],
+)
+def test_wrong_use_is_named(arguments, checkpoint, named, capsys):
+    assert run(["translate", *arguments, "-c", checkpoint]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_predict_names_the_command(capsys):
+    assert run(["predict", "a circle", "-c", CHECKPOINT, "--device", "cpu"]) == 2
+    assert "use vlm translate --image FILE" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""The losses under control, and what the callback makes of them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small import command
+
+from vlm.data.batch import IGNORE, Targets, TextRows
+from vlm.data.pairs import partner
+from vlm.models.context import Context
+from vlm.nn.vocabulary_loss import Head
+from vlm.tasks.captioning.metrics import LanguageMetrics
+from vlm.tasks.shared.grounding import GroundingLosses
+from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, differ
+from vlm.training.run.fit import main
+from vlm.training.step.losses import row_losses, token_loss
+
+
+def context(*values: float) -> Context:
+    return Context(torch.tensor(values)[:, None, None])
+
+
+def rows(values: list[float], places: list[int]) -> TextRows:
+    """Captions of one token each, which name the state of the right image."""
+    return TextRows(torch.tensor(values)[:, None], None, Targets(torch.empty(0), None), places=places)
+
+
+def measured(split: list[float], batches: list[list[int]], *, world: int = 1, weight: float = 1.0) -> dict[str, float]:
+    """A loss of one token an image that is the distance of the image's state from the one its caption names."""
+
+    def losses(captions: TextRows, images: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = (images.states[:, 0] - captions.tokens).abs()[:, 0] * weight
+        return distance, torch.ones(len(distance))
+
+    ranks = [GroundingLosses(len(split), torch.device("cpu")) for _ in range(world)]
+    for number, batch in enumerate(batches):
+        own = rows([split[place] for place in batch], batch)
+        others = [partner(place, len(split)) for place in batch]
+        own.others = rows([split[place] for place in others], others)
+        right = context(*(split[place] for place in batch))
+        ranks[number % world].add(own, losses(own, right), right, context(0.0), losses)
+    return ranks[0].results(10.0, lambda tensor: sum((rank._sums for rank in ranks[1:]), tensor))
+
+
+def test_what_the_controls_add_to_the_loss() -> None:
+    found = measured([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
+    # Half the split away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
+    assert found == {"loss@shuffled": pytest.approx(10 + 10 / 4), "loss@blank": pytest.approx(10 + 11 / 4)}
+
+
+def test_a_model_that_ignores_images_has_no_gap() -> None:
+    assert measured([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0) == {"loss@shuffled": 10, "loss@blank": 10}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_neither_batches_nor_processes_change_a_control(size: int, world: int) -> None:
+    split = torch.rand(7).tolist()
+    batches = [[*range(start, min(7, start + size))] for start in range(0, 7, size)]
+    assert measured(split, batches, world=world) == measured(split, [[*range(7)]])
+
+
+def test_one_sample_has_no_other_and_samples_that_cannot_be_read_are_left_out_of_both() -> None:
+    assert measured([1.0], [[0]]) == {"loss@blank": 11}
+    # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
+    assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
+
+
+def test_row_losses_are_those_of_the_rows_alone() -> None:
+    hidden, labels = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    labels[0, 2:] = labels[2] = IGNORE
+    sums, counts = row_losses(hidden, Targets.of(labels), Head(torch.eye(7)))
+    assert sums[2] == counts[2] == 0
+    for row in range(2):
+        total, count = token_loss(hidden[row : row + 1], Targets.of(labels[row : row + 1]), Head(torch.eye(7)))
+        assert counts[row] == count
+        assert sums[row].item() == pytest.approx(total.item(), rel=1e-5)
+
+
+def task(captions: list[str], references: int) -> SimpleNamespace:
+    images, metrics = [f"image {n}" for n in range(len(captions))], LanguageMetrics([])
+    metrics.first.update(images, captions, [[f"text {n % references}"] for n in range(len(images))])
+    metrics.compute()
+    return SimpleNamespace(metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "captions", "references", "expected"),
+    [
+        (1.2, [f"caption {n}" for n in range(100)], 100, set()),
+        (1.005, [f"caption {n}" for n in range(100)], 100, {"gap"}),
+        (0.9, ["the same"] * 100, 100, {"gap", "distinct"}),
+        (1.2, ["one", "two"] * 50, 100, {"distinct"}),
+        (1.2, ["one", "two"] * 50, 20, set()),  # data that say little themselves
+        (1.2, ["the same"] * 100, 4, set()),
+    ],
+)
+def test_signs(shuffled: float, captions: list[str], references: int, expected: set[str]) -> None:
+    results = {"loss": 1.0, "loss@shuffled": shuffled}
+    assert {name for name, _ in ImageUseMonitor().signs(results, task(captions, references))} == expected
+
+
+def test_a_training_hears_the_warning(tmp_path, capsys) -> None:
+    """At the start other images add less to the loss than the loss itself, which is the bound here."""
+    bound = ["callbacks.grounding.min_gap=1", "callbacks.grounding.patience=1", "trainer.max_epochs=1", "test=false"]
+    assert main([*command("captioning"), *bound, f"runs={tmp_path}"]) == 0
+    assert "warning: for 1 validations the model has ignored its images: the loss is" in capsys.readouterr().err
+
+
+def test_images_prepared_in_different_ways_are_told() -> None:
+    assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
+    assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
+
+
+def test_streaks_are_part_of_the_checkpoint() -> None:
+    one, other = ImageUseMonitor(), ImageUseMonitor()
+    one.streaks, one.losses = {"gap": 2, "distinct": 0}, [1.0, 1.0]
+    other.load_state_dict(one.state_dict())
+    assert (other.streaks, other.losses) == (one.streaks, one.losses)

@@ -1,0 +1,136 @@
+"""`vlm translate` with its options, on a small model that was hardly trained."""
+
+import io
+import json
+
+import pytest
+from journey import only_run
+from small import command
+
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run
+from vlm.training.run.fit import main
+
+TEXTS = [
+    "a small red circle",
+    "there is a large blue cross left of a small red diamond",
+    "you can see a large yellow circle",
+    "",
+    "the large green diamond is above the small green cross",
+    "now I have drawn a small blue cross",
+]
+BEAM = ["--beam", "3", "--results", "2", "--length-penalty", "0.5"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    options = ["trainer.max_epochs=1", "optim.lr=5e-3", "callbacks.ema=null", "task.max_tokens=12"]
+    options += ["data.source.train_scenes=3200", "data.batch_size=32", "model.size.dim=64", "model.size.dropout=0"]
+    options += ["trainer.precision=32-true", "callbacks.checkpoints.every_n_steps=500"]
+    assert main([*command("translation", *options), f"runs={folder}"]) == 0
+    return str(only_run(folder) / "checkpoints" / "best.ckpt")
+
+
+@pytest.fixture
+def translate(checkpoint, tmp_path):
+    def translate(*arguments, form="jsonl"):
+        path = tmp_path / "out"
+        options = ["--precision", "fp32", "--device", "cpu", "--format", form, "--out", str(path)]
+        assert run(["translate", *arguments, "-c", checkpoint, *options]) == 0
+        text = path.read_text()
+        return [json.loads(line) for line in text.split("\n")[:-1]] if form == "jsonl" else text
+
+    return translate
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return str(path)
+
+
+@pytest.mark.parametrize("options", [[], BEAM, ["--sample", "--results", "2", "--seed", "5"], ["--min-tokens", "5"]])
+def test_translations_do_not_depend_on_the_batch(translate, file, options):
+    """Texts of different lengths take the places of others, and what is padded is masked."""
+    alone = translate(file, *options, "--batch-size", "1")
+    assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
+    for size in ("2", "32"):
+        rows = translate(file, *options, "--batch-size", size)
+        assert [row["translation"] for row in rows] == [row["translation"] for row in alone]
+        assert [row["text"] for row in rows] == [row["text"] for row in alone]
+        for row, other in zip(rows, alone, strict=True):
+            assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4) and 0 < row["confidence"] <= 1
+    assert len({row["translation"] for row in alone}) > 1
+
+
+def test_lines_of_stdin_or_of_files_one_translation_a_line(translate, file, monkeypatch):
+    truth = [row["translation"] for row in translate(file)]
+    assert translate(file, form="text") == "".join(f"{text}\n" for text in truth)
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in TEXTS)))
+    assert [row["translation"] for row in translate()] == truth
+    assert translate(file, form="csv").splitlines()[0] == "text,translation,logprob,confidence"
+
+
+def test_only_a_line_feed_ends_a_line(translate, tmp_path):
+    path = tmp_path / "odd.txt"
+    path.write_text("a\u2028small\u00a0red circle\n\na circle")
+    assert [row["text"] for row in translate(str(path))] == ["a\u2028small\u00a0red circle", "", "a circle"]
+
+
+def test_words_are_begun_with_and_required(translate):
+    assert translate("--text", TEXTS[0], "--prefix", "ein")[0]["translation"].startswith("ein")
+    required = translate("--text", TEXTS[0], "--beam", "3", "--require", "Kreuz")
+    assert " Kreuz" in required[0]["translation"]
+
+
+def test_the_tree_of_a_search_is_written(translate, tmp_path):
+    translate("--text", TEXTS[0], "--beam", "3", "--trace", str(tmp_path / "tree.json"))
+    trees = json.loads((tmp_path / "tree.json").read_text())
+    assert list(trees) == [TEXTS[0]] and trees[TEXTS[0]]["nodes"]
+
+
+def test_predict_translates_as_the_command_does(checkpoint, tmp_path, capsys):
+    loaded, path = read(checkpoint), str(tmp_path / "searching.ckpt")
+    loaded["vlm"]["decoding"] = {"beam": 5, "length_penalty": 4.0}
+    write(path, loaded)
+    printed = []
+    texts = [part for text in TEXTS for part in ("--text", text)]
+    for arguments in (["predict", *TEXTS, "-c", path], ["translate", *texts, "-c", path]):
+        assert run([*arguments, "--device", "cpu", "--precision", "fp32", "--format", "jsonl"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert run(["translate", *texts, "-c", path, "--greedy", "--precision", "fp32", "--format", "jsonl"]) == 0
+    assert printed[0] == printed[1] != capsys.readouterr().out
+
+
+def test_a_text_that_is_cut_is_named(checkpoint, capsys):
+    long = "a small red circle " * 40
+    assert run(["translate", "--text", "a circle", "--text", long, "-c", checkpoint, "--device", "cpu"]) == 1
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2
+    assert printed.err.startswith("error: text 2: has more than the 38 tokens that the model reads")
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["none.txt"], "none.txt: No such file or directory"),
+        (["--text", "a", "--trace", "x"], "--trace"),
+        (["--text", "a", "--results", "2"], "--results"),
+        (["--text", "a\udcff"], "is not UTF-8"),
+    ],
+)
+def test_wrong_use_is_named(checkpoint, arguments, named, capsys):
+    assert run(["translate", *arguments, "-c", checkpoint]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_no_text_is_named(checkpoint, tmp_path, capsys, monkeypatch):
+    (tmp_path / "empty.txt").write_text("")
+    assert run(["translate", str(tmp_path / "empty.txt"), "-c", checkpoint]) == 2
+    assert "there is no text" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(["translate", "-c", checkpoint]) == 2
+    assert "there is no text" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
+
+import pytest
+from hugging import CAPTIONERS, CLASSIFIERS, ENCODERS, LABELS, saved, saved_bert, saved_captioner, saved_gpt2
+from small import COMMON, TASKS
+from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
+
+from vlm.checkpoint.hugging_face import describe_folder
+from vlm.checkpoint.load import load_model, read
+from vlm.errors import UserError
+from vlm.models.pretrained.load import load_hugging_face
+from vlm.tasks.captioning.predict import Captioner
+from vlm.training.config.pretrained import spell_out
+from vlm.training.run.fit import main
+
+SHORT = ["trainer.max_steps=2", "test=false"]
+STEPS = [*SHORT, "data.source.train_scenes=16", "data.source.val_scenes=4"]
+
+
+def trained(tmp_path, *overrides):
+    """The checkpoint of a short run."""
+    assert main([*COMMON, *overrides, f"runs={tmp_path / 'runs'}"]) == 0
+    return next((tmp_path / "runs").rglob("last.ckpt"))
+
+
+FROZEN = ["optim.lr=0", "callbacks.ema=null"]
+LARGER = "data.source.image_size=32"  # scenes have no less
+FIRST, *REST = CAPTIONERS
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
+def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
+    folder = tmp_path / "a folder, (theirs)"
+    CAPTIONERS[name](folder, side=32)
+    frozen = [*FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16"]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *frozen)
+    assert "tensors taken" in capfd.readouterr().out
+    ours, before = read(path), read(folder)
+    for name, tensor in ours["state_dict"].items():
+        assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
+    assert ours["vlm"]["tokenizer"] == before["vlm"]["tokenizer"]
+    assert ours["vlm"]["preprocess"] == before["vlm"]["preprocess"]
+    assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(folder)).tokenizer.eos_id
+
+
+def start_of(path, folder):
+    """Names of the weights of a run without learning that are the folder's."""
+    model = load_model(read(path))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    load_hugging_face(model, str(folder))
+    return {name for name, tensor in model.state_dict().items() if tensor.equal(before[name])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [*zip(ENCODERS, ["classification", "captioning"] * 3, strict=False), ("siglip", "classification")],
+)
+def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
+    folder = tmp_path / "theirs"
+    saved(folder, ENCODERS[name]())
+    sizes = ["task.val_captions=2", "task.max_tokens=4"] if task == "captioning" else []
+    path = trained(
+        tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *STEPS, *FROZEN, *sizes, LARGER
+    )
+    same = start_of(path, folder)
+    state = read(path)["state_dict"]
+    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    assert read(path)["vlm"]["preprocess"] == describe_folder(str(folder))[1]["preprocess"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_is_fine_tuned(tmp_path, name):
+    folder = tmp_path / "theirs"
+    saved(folder, CLASSIFIERS[name]())
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *FROZEN, LARGER)
+    assert read(path)["vlm"]["model"]["args"]["pool"] == read(folder)["vlm"]["model"]["args"]["pool"]
+    encoder = {name.removeprefix("model.") for name in read(path)["state_dict"] if name.startswith("model.encoder.")}
+    assert encoder <= start_of(path, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        (BertModel, "tagging"),
+        (BertModel, "span_answering"),
+        (BertForMaskedLM, "text_classification"),
+        (BertForMaskedLM, "masked_language_modeling"),
+    ],
+)
+def test_bert_is_trained_from(tmp_path, task, kind):
+    folder = tmp_path / "theirs"
+    saved_bert(folder, kind)
+    own = [text for text in TASKS[task] if "model." not in text]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *own, *SHORT, *FROZEN)
+    state, same = read(path)["state_dict"], start_of(path, folder)
+    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    assert ("vocabulary_head.dense.weight" in same) == (task == "masked_language_modeling" and kind is BertForMaskedLM)
+
+
+def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
+    folder = tmp_path / "theirs"
+    saved_bert(folder, BertForSequenceClassification, **LABELS)
+    own = [text for text in TASKS["text_classification"] if "model." not in text]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *own, *SHORT, *FROZEN)
+    assert {"transform.weight", "encoder.norm1"} & start_of(path, folder) == {"transform.weight"}
+
+
+@pytest.mark.parametrize(
+    ("save", "task", "words"),
+    [
+        (lambda folder: saved(folder, ENCODERS["vit"]()), [], "for no task alone; .*task=captioning or task=class"),
+        (lambda folder: saved(folder, ENCODERS["vit"]()), ["task=tagging"], "a ViTModel is not for tagging"),
+        (lambda folder: saved_bert(folder, BertModel), [], "task=masked_language_modeling or task=text_class"),
+        (saved_captioner, ["task=classification"], "is not for classification"),
+        (saved_gpt2, ["task=captioning"], "is not for captioning; leave task out"),
+    ],
+    ids=["no task", "other inputs", "no task of texts", "half a captioner", "no encoder"],
+)
+def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task, words):
+    save(tmp_path / "theirs")
+    with pytest.raises(UserError, match=words):
+        spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *task])
+
+
+def test_a_language_model_is_fine_tuned_too(tmp_path):
+    folder = tmp_path / "theirs"
+    saved_gpt2(folder)
+    sizes = [
+        "data.source.train_documents=10",
+        "data.source.val_documents=3",
+        "data.train_samples=16",
+        "data.max_len=32",
+    ]
+    path = trained(
+        tmp_path,
+        "model=pretrained",
+        f"model.path={folder}",
+        "trainer.max_steps=2",
+        "test=false",
+        "data.max_len=32",
+        *sizes,
+    )
+    assert read(path)["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
+
+
+def test_both_are_needed():
+    twice, empty = ["model=pretrained", "model.path=x", "model.path=y"], ["model=pretrained", "model.path="]
+    for overrides in (["model=pretrained"], ["model.path=x"], twice, empty):
+        with pytest.raises(UserError, match="go together"):
+            spell_out(overrides)
+    assert spell_out(["model=tiny", "seed=1"]) == ["model=tiny", "seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("own", "rate"),
+    [
+        ([], "5e-5"),
+        (["model/adapt=lora"], "2e-4"),
+        (["optim.lr=1e-3"], "1e-3"),
+        (["optim=muon"], None),
+    ],
+)
+def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, own, rate):
+    CAPTIONERS[FIRST](tmp_path / "theirs")
+    overrides = spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *own])
+    assert [text for text in overrides if text.startswith("optim=")] == (["optim=adamw"] if rate else ["optim=muon"])
+    rates = [text for text in overrides if text.startswith("optim.lr=")]
+    assert rates[-1:] == ([f"optim.lr={rate}"] if rate else [])
+
+
+def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
+    saved(tmp_path / "theirs", next(iter(ENCODERS.values()))())
+    folder = ["model=pretrained", f"model.path={tmp_path / 'theirs'}"]
+    assert "optim.lr=3e-4" in spell_out([*folder, "task=captioning"])
+    assert "optim.lr=5e-5" in spell_out([*folder, "task=classification"])

@@ -1,0 +1,62 @@
+"""An evaluation leaves a run as it was, and writes texts as the config says."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from journey import only_run
+from small import command
+from tiny_checkpoints import FILES
+
+from vlm import load
+from vlm.cli.main import run as vlm
+from vlm.training.run.fit import main as train
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_evaluation_writes_into_a_cache_that_is_there_and_makes_none(cached, tmp_path: Path, capsys) -> None:
+    """Of text, tokens are cached."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.copy(FILES / "language_modeling.ckpt", run / "checkpoints" / "best.ckpt")
+    if cached:
+        (run / "cache").mkdir()
+    before = set(tmp_path.rglob("*"))
+    assert vlm(["evaluate", "-c", str(run), "--device", "cpu"]) == 0
+    made = {path.parent.name for path in set(tmp_path.rglob("*")) - before}
+    assert made == ({"cache"} if cached else set())
+    assert re.search(r"^samples     \d+ used$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_test_searches_with_the_beams_of_the_config_and_so_do_the_commands(tmp_path: Path) -> None:
+    assert (
+        train(
+            [
+                *command("translation", "task.beam=4", "task.length_penalty=0.5", "trainer.max_epochs=2"),
+                f"runs={tmp_path / 'runs'}",
+            ]
+        )
+        == 0
+    )
+    (checkpoint,) = only_run(tmp_path / "runs").glob("checkpoints/best.ckpt")
+    out = tmp_path / "out"
+    assert vlm(["evaluate", "-c", str(checkpoint), "--device", "cpu", "--out", str(out)]) == 0
+    texts = json.loads((out / "details.json").read_text())["texts"]
+    read, written = zip(*((one["text"], one["translation"]) for one in texts.values()), strict=True)
+    model = load(checkpoint, device="cpu", precision="fp32")
+    greedy, searched, usual = (
+        tuple(one.text for one in model.translate(list(read), **options))
+        for options in ({"beam": 1}, {"beam": 4, "length_penalty": 0.5}, {})
+    )
+    assert written == searched == usual != greedy
+
+
+def test_captions_of_a_test_are_searched_for_too(tmp_path: Path) -> None:
+    written = []
+    for beam in (1, 4):
+        options = [f"+task.beam={beam}", "--device", "cpu", "--out", str(tmp_path / str(beam))]
+        assert vlm(["evaluate", "-c", str(FILES / "captioning.ckpt"), *options]) == 0
+        written.append((tmp_path / str(beam) / "predictions.json").read_text())
+    assert written[0] != written[1]

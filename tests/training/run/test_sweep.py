@@ -1,0 +1,90 @@
+"""Jobs of a sweep: their folders, their records, and the closing table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlm.training.run.fit import main
+from vlm.training.run.sweep import closing, label
+
+QUICK = ["debug=fast", "trainer=cpu", "callbacks.progress=null", "model.size.dim=32", "model.size.num_heads=2"]
+QUICK += [f"data.source.{split}_scenes={count}" for split, count in (("train", 16), ("val", 8), ("test", 8))]
+
+
+def record(place: Path, number: int, **row: object) -> Path:
+    path = place / f"job-{number}.json"
+    path.write_text(json.dumps(row))
+    return path
+
+
+class TestLabel:
+    def test_is_the_overrides_without_signs_of_a_shell(self):
+        assert label(["optim.lr=0.1", "seed=2"]) == "optim.lr=0.1_seed=2"
+        assert label(["data.root='/a b/../$(c);*'", "data.colors=[red,blå]"]) == (
+            "data.root=-a-b-..-c-_data.colors=-red,bl-"
+        )
+
+    def test_fits_into_a_name(self):
+        assert len(label([f"task.word={'x' * 300}"])) == 120
+
+
+class TestClosing:
+    def test_stands_the_best_first_and_the_failed_last(self, tmp_path):
+        rows = [
+            {"overrides": "lr=1", "fault": "lr: too much\x1b[1m"},
+            {"overrides": "lr=2", "folder": "b", "metric": "val/loss", "score": 2.0, "falls": True},
+            {"overrides": "lr=3", "folder": "c", "metric": "val/loss", "score": 1.0, "falls": True},
+            {"overrides": "lr=4", "folder": "d", "metric": "val/loss", "score": float("nan"), "falls": True},
+            {"overrides": "lr=5", "folder": "e"},
+        ]
+        text = closing([record(tmp_path, number, **row) for number, row in enumerate(rows)])
+        assert text.splitlines() == [
+            "",
+            "5 jobs of a sweep, the best first",
+            "overrides            score  run",
+            "lr=3       val/loss 1.0000  c",
+            "lr=2       val/loss 2.0000  b",
+            "lr=4          val/loss nan  d",
+            "lr=5                  none  e",
+            "lr=1                failed  lr: too much\\x1b[1m",
+        ]
+
+    def test_of_a_score_that_rises(self, tmp_path):
+        row = {"metric": "test/cider", "falls": False}
+        rows = [row | {"overrides": f"seed={n}", "folder": f"{n}", "score": n / 4} for n in range(3)]
+        text = closing([record(tmp_path, number, **row) for number, row in enumerate(rows)])
+        assert [line.split()[0] for line in text.splitlines()[3:6]] == ["seed=2", "seed=1", "seed=0"]
+        assert "test=false ranks by validation" in text
+
+
+@pytest.mark.slow
+class TestSweep:
+    def test_names_its_runs_and_ends_with_their_scores(self, tmp_path, capsys):
+        swept = ["seed=1,2", "model.encoder.depth=1,0"]
+        assert main(["-m", *QUICK, *swept, f"runs={tmp_path}"]) == 2
+        folders = sorted((tmp_path / "captioning").iterdir())
+        assert [folder.name[20:] for folder in folders] == [f"seed={n}_model.encoder.depth=1" for n in (1, 2)]
+        printed = capsys.readouterr().out
+        assert "run         " in printed
+        table = printed[printed.index("4 jobs of a sweep") :].splitlines()[2:6]
+        scores = {folder: json.loads((folder / "evaluation/test/metrics.json").read_text()) for folder in folders}
+        best = sorted(folders, key=lambda folder: -scores[folder]["test/cider"])
+        for line, folder in zip(table, best, strict=False):
+            overrides = folder.name[20:].replace("_model", " model")
+            assert line.split("  ")[0] == overrides
+            assert f"test/cider {scores[folder]['test/cider']:.4f}  {folder}" in line
+        assert main([f"resume={folders[0]}", "trainer.max_epochs=2"]) == 0  # = in a path is no override
+        assert all("failed" in line and "depth" in line for line in table[2:])
+
+    def test_that_tests_nothing_ranks_by_validation(self, tmp_path, capsys):
+        swept = [
+            "test=false",
+            "callbacks.checkpoints.monitor=val/loss",
+            "callbacks.checkpoints.mode=min",
+            "optim.lr=1e-3,1e-30",
+        ]
+        assert main(["-m", *QUICK, *swept, f"runs={tmp_path}"]) == 0
+        table = capsys.readouterr().out.partition("2 jobs of a sweep")[2].splitlines()[2:]
+        assert [line.split()[:2] for line in table] == [["optim.lr=0.001", "val/loss"], ["optim.lr=1e-30", "val/loss"]]
+        assert float(table[0].split()[2]) < float(table[1].split()[2])

@@ -1,0 +1,90 @@
+"""What a finished run says."""
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vlm.cli.main import run as vlm
+from vlm.training.callbacks.signals import Stopped
+from vlm.training.run.faults import standing
+from vlm.training.run.fit import main
+from vlm.training.run.train import chose, closing, leave
+from vlm.training.step.finite import NotFiniteError
+
+
+@pytest.mark.parametrize(
+    ("monitor", "split", "marked"),
+    [("val/loss", "val", True), ("val/loss", "test", False), (None, "val", False)],
+)
+def test_scores_on_the_split_that_chose_the_checkpoint_are_marked(monitor, split, marked):
+    said = chose({"callbacks": {"checkpoints": {"monitor": monitor}}}, {f"{split}/loss": 1.0})
+    assert ("too good" in said) == marked
+
+
+def test_without_checkpoints_nothing_was_chosen():
+    assert chose({"callbacks": {"checkpoints": None}}, {"val/loss": 1.0}) == ""
+
+
+def test_a_run_may_be_stopped_before_its_callbacks_are_set_up(tmp_path, capsys):
+    run = SimpleNamespace(folder=tmp_path, trainer=SimpleNamespace(strategy=SimpleNamespace(launcher=None)))
+    assert leave(run, Stopped(signal.SIGINT, saved=False)) == 130
+    assert "resume" not in capsys.readouterr().out
+
+
+def test_a_run_without_checkpoints_is_refused_before_anything_is_made(tmp_path, capsys):
+    assert main(["callbacks.checkpoints=null", f"runs={tmp_path / 'runs'}"]) == 2
+    assert "callbacks.checkpoints: cannot be left out" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_limit_that_leaves_no_batch_ends_in_a_line(split, tmp_path, capsys):
+    small = [f"data.source.{name}_scenes=8" for name in ("train", "val", "test")]
+    small += ["trainer=cpu", "data.num_workers=0", "data.batch_size=4", "tokenizer=char", f"runs={tmp_path}"]
+    assert main([*small, "callbacks.progress=null", f"trainer.limit_{split}_batches=1e-9"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: trainer: ") and f"limit_{split}_batches" in said and "Traceback" not in said
+
+
+def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
+    small = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")]
+    small += [
+        "trainer=cpu",
+        "trainer.max_steps=1",
+        "data.num_workers=0",
+        "data.batch_size=4",
+        "callbacks.progress=null",
+    ]
+    assert main([*small, "tokenizer=char", "trainer.limit_test_batches=0", f"runs={tmp_path}"]) == 0
+    assert "the best checkpoint" not in capsys.readouterr().out
+    (checkpoint,) = tmp_path.glob("*/*/checkpoints/best.ckpt")
+    assert not list(tmp_path.glob("*/*/evaluation"))
+    assert vlm(["evaluate", "-c", str(checkpoint)]) == 2
+    assert "trainer.limit_test_batches: leaves no batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("precision", "advised"), [("bf16-mixed", True), ("32-true", False), ("64-true", False)])
+def test_more_bits_are_advised_to_whom_they_may_help(precision, advised, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    said = standing(tmp_path, NotFiniteError("the loss is not finite", 1), precision=precision)
+    assert ("trainer.precision=32-true" in said) == advised and "lower optim.lr" in said
+
+
+def test_the_closing_lines_send_no_commands_to_a_terminal():
+    said = closing(Path("runs/a/checkpoints/best.ckpt"), {}, "vlm generate --prompt '\0\x1b[2J'", "")
+    assert said.splitlines()[-1] == (r"try         vlm generate --prompt '\x00\x1b[2J' -c runs/a/checkpoints/best.ckpt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["\0", "\x1b[2J\n", "\0 a\x1b b "])
+def test_a_text_of_control_characters_trains_and_prints_none(text, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(text * 4000)
+    small = ["model.size.dim=16", "model.size.num_heads=2", "model.size.depth=1", "data.max_len=16", "tokenizer=bytes"]
+    small += ["trainer=cpu", "trainer.max_steps=2", "data.num_workers=0", "callbacks.progress=null"]
+    data = ["data=text", f"data.path={tmp_path / 'text.txt'}", "task.sampled_batches=2", "data.train_samples=64"]
+    assert main(["task=language_modeling", *data, *small, f"runs={tmp_path / 'runs'}"]) == 0
+    said = capsys.readouterr().out
+    assert "try         vlm generate --prompt" in said and said.replace("\n", "").isprintable()

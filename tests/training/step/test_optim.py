@@ -1,0 +1,183 @@
+import math
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+from vlm.models.classifier import Classifier
+from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.models.vit import ViT
+from vlm.training.step.optim import Constant, Cosine, Optimization, layer_depths, parameter_groups
+
+
+@pytest.fixture(params=["vit", "timm"])
+def model(request):
+    own = request.param == "vit"
+    encoder = (
+        ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
+        if own
+        else TimmEncoder(name="resnet10t", dim=8, image_size=32)
+    )
+    text = Decoder(vocab_size=9, max_len=5, dim=8, depth=1, num_heads=2, context_dim=8)
+    return VisionLanguageModel(encoder=encoder, decoder=text)
+
+
+def names(model, params):
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [known[id(parameter)] for parameter in params]
+
+
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(model):
+    decayed, kept = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    placed = names(model, decayed["params"]) + names(model, kept["params"])
+    assert sorted(placed) == sorted(name for name, _ in model.named_parameters())
+    tables = ("token_embed.weight", "positions.weight")
+    expected = {name for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith(tables)}
+    assert set(names(model, decayed["params"])) == expected
+
+
+def test_frozen_parameters_are_in_no_group(model):
+    model.encoder.requires_grad_(False)
+    placed = [name for group in parameter_groups(model, 0.1) for name in names(model, group["params"])]
+    assert sorted(placed) == sorted(f"decoder.{name}" for name, _ in model.decoder.named_parameters())
+
+
+def test_an_empty_group_is_left_out():
+    (group,) = parameter_groups(nn.LayerNorm(4), 0.1)
+    assert group["weight_decay"] == 0
+
+
+def test_optimizer_decays_what_it_should():
+    model = nn.Linear(4, 4)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimization = Optimization(optimizer=partial(torch.optim.AdamW, lr=0.5), schedule=Constant(), weight_decay=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimization.optimizer_for(model).step()
+    torch.testing.assert_close(model.weight, before["weight"] * (1 - 0.5 * 0.1))
+    assert torch.equal(model.bias, before["bias"])
+
+
+@pytest.mark.parametrize("warmup, total", [(10, 110), (10 / 110, 110)])
+def test_cosine_at_known_points(warmup, total):
+    schedule = Cosine(warmup=warmup, floor=0.1)
+    known = {
+        0: 1 / 11,
+        9: 10 / 11,
+        10: 1.0,
+        35: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2,  # a quarter of the way down
+        60: 0.55,
+        85: 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2,
+        110: 0.1,
+        500: 0.1,
+    }
+    assert [schedule.factor(step, total) for step in known] == pytest.approx(list(known.values()))
+
+
+@pytest.mark.parametrize("total", [1, 2, 7, 100])
+@pytest.mark.parametrize("schedule", [Cosine(), Cosine(warmup=5), Cosine(warmup=0), Constant(warmup=0.3), Constant()])
+def test_rates_rise_and_then_never_rise_again(schedule, total):
+    rates = [schedule.factor(step, total) for step in range(total)]
+    assert all(0 < rate <= 1 for rate in rates)
+    peak = rates.index(max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+def test_constant():
+    assert [Constant(warmup=3).factor(step, 100) for step in (0, 1, 2, 3, 50, 99)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [Constant().factor(step, 100) for step in (0, 99)] == [1, 1]
+
+
+def test_layers_are_counted_from_the_top_of_their_stack():
+    encoder = ViT(image_size=8, patch_size=4, dim=8, depth=3, num_heads=2, class_token=True)
+    text = Decoder(vocab_size=9, max_len=5, dim=8, depth=2, num_heads=2, context_dim=8)
+    depths = layer_depths(VisionLanguageModel(encoder=encoder, decoder=text))
+    for stack, blocks in (("encoder", 3), ("decoder", 2)):
+        for name, depth in depths.items():
+            if name.startswith(f"{stack}.blocks."):
+                assert depth == blocks - int(name.split(".")[2])
+            elif name.startswith(f"{stack}.norm"):
+                assert depth == 0
+            elif name.startswith(stack):
+                assert depth == blocks + 1, name  # embeddings, positions and patches stand below the first block
+
+
+@pytest.mark.parametrize(
+    ("name", "bottom"), [("test_vit", "patch_embed"), ("resnet10t", "conv1"), ("test_convnext", "stem")]
+)
+def test_layers_of_timm_are_counted_too(name, bottom):
+    encoder = TimmEncoder(name=name, dim=8, image_size=32)
+    depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
+    assert depths["head.weight"] == depths["encoder.proj.weight"] == 0
+    assert len(set(depths.values())) >= 4
+    lowest = [depth for name, depth in depths.items() if name.startswith(f"encoder.backbone.{bottom}")]
+    assert lowest and set(lowest) == {max(depths.values())}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_vit",
+        pytest.param("vit_tiny_patch16_224", marks=pytest.mark.slow),
+        "vit_wee_patch16_reg1_gap_256",
+        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
+        pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow),
+        "resnet18",
+        pytest.param("resnet50d", marks=pytest.mark.slow),
+        pytest.param("regnetx_002", marks=pytest.mark.slow),
+        pytest.param("regnety_002", marks=pytest.mark.slow),
+        pytest.param("convnext_atto", marks=pytest.mark.slow),
+        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
+        pytest.param("efficientnet_b0", marks=pytest.mark.slow),
+        pytest.param("mobilenetv3_small_050", marks=pytest.mark.slow),
+    ],
+)
+def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
+    theirs = timm.create_model(name, num_classes=3)
+    scales = {}
+    for group in param_groups_layer_decay(theirs, layer_decay=0.5):
+        scales |= {id(parameter): group["lr_scale"] for parameter in group["params"]}
+    expected = {key: scales[id(parameter)] for key, parameter in theirs.named_parameters() if id(parameter) in scales}
+    encoder = TimmEncoder(name=name, dim=8, image_size=theirs.pretrained_cfg["input_size"][-1])
+    depths = encoder.layer_depths()
+    own = {key.removeprefix("backbone."): 0.5**depth for key, depth in depths.items() if key.startswith("backbone.")}
+    shared = own.keys() & expected.keys()
+    assert len(shared) > 0.9 * len(own)
+    assert {key: own[key] for key in shared} == {key: expected[key] for key in shared}
+    assert layer_depths(encoder) == depths
+
+
+@pytest.mark.parametrize("name", ["vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224"])
+def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name):
+    encoder = TimmEncoder(name=name, dim=8, image_size=224)
+    depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
+    tokens = {"cls_token", "reg_token", "dist_token", "pos_embed"} & dict(encoder.backbone.named_parameters()).keys()
+    assert len(tokens) > 1
+    for token in tokens:
+        assert depths[f"encoder.backbone.{token}"] == max(depths.values()) == 1 + len(encoder.backbone.blocks)
+
+
+def test_a_token_that_timms_grouping_forgets_stands_beside_the_stem(monkeypatch):
+    encoder = TimmEncoder(name="test_vit", dim=8, image_size=32)
+    encoder.backbone.new_token = nn.Parameter(torch.zeros(1))
+    depths = encoder.layer_depths()
+    assert depths["backbone.new_token"] == depths["backbone.patch_embed.proj.weight"] == max(depths.values())
+
+
+def test_lower_layers_learn_more_slowly(model):
+    groups = parameter_groups(model, 0.1, 0.5)
+    optimization = Optimization(optimizer=torch.optim.AdamW, schedule=Constant(), weight_decay=0.1, layer_decay=0.5)
+    optimizer = optimization.optimizer_for(model)
+    rates = [factor(10) for factor in optimization.factors(optimizer, 100)]
+    assert rates == [group["scale"] for group in groups]
+    depths = layer_depths(model)
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in groups:
+        assert {0.5 ** depths[known[id(p)]] for p in group["params"]} == {group["scale"]}

@@ -1,0 +1,116 @@
+"""`vlm compare`: several runs' evaluations side by side, with the significance of their differences."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from vlm.checkpoint.runs import LAST, newest_run
+from vlm.errors import UserError, print_error, printable
+from vlm.evaluation.metrics.bootstrap import Difference, paired
+from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.io import page
+from vlm.io.output import Output, aligned
+from vlm.tasks.shared.stored import StoredEvaluation, places, read
+
+
+def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
+    """Prints evaluations side by side, each compared with the first; returns the exit status.
+
+    Args:
+        folders: Folders of ``vlm evaluate --out``, or of runs; ``last`` is the newest run.
+        out: HTML file to write as well.
+        seed: Of the resampling.
+    Raises:
+        UserError: A folder holds no evaluation, there are fewer than two, or two have no sample or no score in common.
+    """
+    if len(folders) < 2:
+        raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
+    folders = [str(newest_run()) if folder == LAST else folder for folder in folders]
+    files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
+    output = Output(out, inputs=files)
+    runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
+    differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
+    for run in runs[1:]:
+        if runs[0].scores.keys().isdisjoint(run.scores):
+            raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
+    header, rows = lines(runs, differences)
+    print(aligned([header, *rows]))
+    if out is not None:
+        body = [page.section("Scores", page.table(header, rows), page.paragraph(_legend(runs), "soft small"))]
+        title = "Comparison of " + ", ".join(run.name for run in runs)
+        with output:
+            output.write(page.page(title, f"{runs[0].split} split", body))
+    return 0
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """Names of folders: the parts of their paths that are not common to all."""
+    parts = [Path(folder).resolve().parts for folder in folders]
+    if len(set(parts)) == 1:
+        return [f"{Path(folder).name} ({place})" for place, folder in enumerate(folders, 1)]
+    unlike = [at for at in range(min(map(len, parts))) if len({path[at] for path in parts}) > 1]
+    start = unlike[0] if unlike else min(map(len, parts))
+    names = [path[start:] or path[-1:] for path in parts]
+    while len({name[-1] for name in names}) == 1 and min(map(len, names)) > 1:
+        names = [name[:-1] for name in names]
+    return ["/".join(name) for name in names]
+
+
+def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
+    """The metrics that are known of each sample, compared on those that both have; of captions in each language."""
+    known = [{*chain.from_iterable(side.samples.values())} for side in (one, other)]
+    if any(known) and known[0].isdisjoint(known[1]):
+        raise UserError(
+            f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
+        )
+    if one.scoring is not other.scoring:
+        return {}
+    if apart := sorted(one.samples.keys() ^ other.samples.keys()):
+        named = ", ".join(language or "one that nobody named" for language in apart)
+        where = f"only one of {one.name} and {other.name} has captions in {named}"
+        print_error(printable(f"{where}, which are not compared"), "warning")
+    differences: dict[str, Difference] = {}
+    for language in (name for name in one.samples if name in other.samples):
+        sides, of = (one.samples[language], other.samples[language]), f" in {language}" if language else ""
+        if left_out := len(sides[0].keys() ^ sides[1].keys()):
+            where = f"{left_out} samples{of} are in only one of {one.name} and {other.name}"
+            print_error(printable(f"{where}; the differences are of the others"), "warning")
+        shared = sorted(sides[0].keys() & sides[1].keys())
+        if unlike := [name for name in shared if sides[0][name].true != sides[1][name].true]:
+            raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
+        if len(shared) > 1:
+            (names, before), (_, after) = (one.scoring([side[name] for name in shared]) for side in sides)
+            gains = zip(names, paired(before, after, len(shared), seed=seed), strict=True)
+            differences |= {f"{name}_{language}" if language else name: gain for name, gain in gains}
+    return differences
+
+
+def lines(
+    runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
+) -> tuple[list[str], list[list[str]]]:
+    """A row a metric: the score of each run, and of each but the first the difference with its interval and p."""
+    header = ["", runs[0].name]
+    for run in runs[1:]:
+        header += [run.name, "difference (95% interval)", "p"]
+    names = [name for name in runs[0].scores if "@" not in name]
+    rows = []
+    for name in names:
+        row = [TITLES.get(name, name.replace("_", " ")), number(runs[0].scores[name])]
+        for run, by_metric in zip(runs[1:], differences, strict=True):
+            row += [number(run.scores.get(name)), *_cells(by_metric.get(name))]
+        rows.append(row)
+    return header, rows
+
+
+def _cells(difference: Difference | None) -> list[str]:
+    if difference is None:
+        return ["", ""]
+    mark = "*" if difference.low > 0 or difference.high < 0 else ""
+    return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
+
+
+def _legend(runs: Sequence[StoredEvaluation]) -> str:
+    return (
+        f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples (Koehn 2004); "
+        "those marked * have an interval without 0."
+    )

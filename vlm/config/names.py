@@ -1,0 +1,61 @@
+"""Short names of classes in checkpoints, which moving a module does not change.
+
+A class of ours stands in a file by its own name, such as ``ViT``; its module is looked up in the sources, so that no
+list is kept. Classes of other packages keep their dotted name.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from vlm.errors import UserError
+
+FORMAT = 2
+# The packages whose classes a file may name, and those among them whose classes are built as models.
+PACKAGES = ("models", "nn", "data", "checkpoint", "tasks", "training")
+MODELS = ("models", "nn")
+_PRIVATE = ("data.store",)  # places where bytes lie, which only sources build
+_CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULTILINE)
+
+
+@cache
+def modules() -> dict[str, list[str]]:
+    """Name of each class that a file may name -> the modules that define one of this name; one, but for a mistake."""
+    root = Path(__file__).parents[1]
+    by_name: dict[str, list[str]] = {}
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        if module.startswith(_PRIVATE):
+            continue
+        for name, bases in _CLASS.findall(path.read_text(encoding="utf-8")):
+            if not {"Protocol", "NamedTuple", "Enum", "TypedDict"} & set(re.findall(r"\w+", bases)):
+                by_name.setdefault(name, []).append(f"vlm.{module}")
+    return by_name
+
+
+def short(target: str) -> str:
+    """The name by which a file names a target: the class's own for one of ours, else the dotted one.
+
+    Raises:
+        UserError: It is ours, and no class that a file may name.
+    """
+    if not target.startswith("vlm."):
+        return target
+    name = target.rpartition(".")[2]
+    if len(modules().get(name, [])) != 1:
+        raise UserError(f"{target}: cannot stand in a checkpoint; name a class that no other module defines")
+    return name
+
+
+def full(name: str) -> str:
+    """The dotted name behind the one in a file.
+
+    Raises:
+        UserError: There is no class of this name, or it is a dotted one of ours.
+    """
+    candidates = modules().get(str(name), [])
+    if len(candidates) == 1:
+        return f"{candidates[0]}.{name}"
+    if "." not in str(name) or str(name).startswith("vlm."):
+        raise UserError(f"the checkpoint names {name!r}, which is no class of this vlm; install the vlm that wrote it")
+    return str(name)

@@ -1,0 +1,177 @@
+"""Attention of a captioner: of the decoder while it wrote each word, and of the encoder, head by head."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlm.data.images.image import Preprocess
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.inference.predictor import normalized
+from vlm.inference.text.text_words import words_of
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.models.vit import ViT
+from vlm.nn.attention import CrossAttention, SelfAttention, recorded
+
+Map = tuple[str, np.ndarray]
+
+
+@dataclass
+class Attention:
+    """Maps (side, side) that sum to 1, none of a kind where the model's layers do not offer it.
+
+    Args:
+        words: For each word the attention of the decoder's last layer while it was written, the mean of its heads (Xu
+            et al. 2015, figure 5).
+        heads: For each head of the encoder's last layer what its class token attends to (Caron et al. 2021, figure 1);
+            without one, what all patches attend to, on their mean.
+    """
+
+    words: list[Map]
+    heads: list[Map]
+
+
+def word_maps(
+    model: VisionLanguageModel,
+    tokenizer: Tokenizer,
+    preprocess: Preprocess,
+    pixels: Tensor,
+    caption: str,
+    language: str | None = None,
+) -> list[Map]:
+    """The `Attention.words` of a caption of which nothing but its text and its language is known.
+
+    Args:
+        pixels: The image as the model reads it, uint8 (3, H, W).
+        language: As in `Tokenizer.begin`.
+    """
+    # A caption read again may take more tokens than it was written in.
+    tokens = [*tokenizer.begin(language), *tokenizer.encode(caption)][: model.decoder.max_len]
+    return read_attention(model, tokenizer, preprocess, pixels, tokens).words
+
+
+@torch.no_grad()
+def read_attention(
+    model: VisionLanguageModel, tokenizer: Tokenizer, preprocess: Preprocess, pixels: Tensor, tokens: Sequence[int]
+) -> Attention:
+    """Reads an image and a caption of it once more, and records what was attended to.
+
+    Args:
+        pixels: The image as the model reads it, uint8 (3, H, W).
+        tokens: The caption, without begin and end; at most as many as the decoder has room for.
+    """
+    layer = looking_layer(model)
+    layers = [] if layer is None else [layer]
+    # A token is predicted by the one before it: the query of the first token is the begin.
+    row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
+    training = model.training
+    with recorded(*layers) as looked, encoder_attention(model.encoder) as seen:
+        model.eval()(normalized(model, preprocess, pixels[None]), row)
+        model.train(training)
+    before = tokens_before(model.encoder)
+    words: list[Map] = []
+    if looked and tokens:
+        weights = looked[0][-1].mean(dim=1)[0, -len(tokens) :]  # (B, N, L, S), or (B, N, S + L, S + L) -> (L, ...)
+        weights = weights[:, : -len(tokens)] if isinstance(layer, SelfAttention) else weights  # (L, S)
+        grids = _grids(weights, before)
+        words = (
+            [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in words_of(tokens, tokenizer)]
+        )
+    return Attention(words, _heads(seen[-1][0], model.encoder, before) if seen else [])
+
+
+def looking_layer(model: VisionLanguageModel) -> CrossAttention | SelfAttention | None:
+    """The last layer by which the decoder looks at the image, if it has one: self-attention where that is a prefix."""
+    block: Any = model.decoder.blocks[-1]
+    return block.cross_attn if model.decoder.prefix is None else block.attn
+
+
+def tokens_before(encoder: Any) -> int | None:
+    """Number of an encoder's states before the grid of patches: its class token, its registers.
+
+    None where that is not known; then one is taken for a class token where a grid is left without it.
+    """
+    if isinstance(encoder, ViT):
+        return int(encoder.class_token is not None)
+    return getattr(encoder.backbone, "num_prefix_tokens", 0) if isinstance(encoder, TimmEncoder) else None
+
+
+def has_class_token(encoder: Any) -> bool:
+    if isinstance(encoder, TimmEncoder):
+        return getattr(encoder.backbone, "cls_token", None) is not None
+    return getattr(encoder, "class_token", None) is not None
+
+
+@contextmanager
+def encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
+    """Records the weights (B, N, S, S) of an encoder's last layer while it is open; none of encoders without any."""
+    backbone = encoder.backbone if isinstance(encoder, TimmEncoder) else encoder
+    blocks = getattr(backbone, "blocks", None)
+    layer = getattr(blocks[-1], "attn", None) if blocks is not None and len(blocks) else None
+    if isinstance(layer, SelfAttention):
+        with recorded(layer) as records:
+            yield records[0]
+    elif hasattr(layer, "fused_attn") and isinstance(getattr(layer, "attn_drop", None), torch.nn.Module):
+        with _timm_recorded(layer) as record:
+            yield record
+    else:
+        yield []
+
+
+@contextmanager
+def _timm_recorded(layer: Any) -> Iterator[list[Tensor]]:
+    """timm computes the weights only when it is told not to fuse them away, and then sends them through a dropout."""
+    record: list[Tensor] = []
+    fused, layer.fused_attn = layer.fused_attn, False
+    hook = layer.attn_drop.register_forward_hook(lambda module, inputs, output: record.append(inputs[0].detach()))
+    try:
+        yield record
+    finally:
+        hook.remove()
+        layer.fused_attn = fused
+
+
+def _heads(weights: Tensor, encoder: Any, before: int | None) -> list[Map]:
+    """weights (N, S, S)"""
+    by_class = has_class_token(encoder)
+    grids = _grids(weights[:, 0] if by_class else weights[:, before or 0 :].mean(1), before)
+    return [] if grids is None else [(f"head {n}", _normal(grid)) for n, grid in enumerate(grids, start=1)]
+
+
+def _grids(weights: Tensor, before: int | None) -> np.ndarray | None:
+    """Weights (L, S) over the encoder's states as maps (L, side, side); None where these are no square grid."""
+    cells = weights.shape[-1] - (before or 0)
+    side = isqrt(cells)
+    spare = cells - side * side
+    if side == 0 or spare > (before is None):
+        return None
+    return weights[:, -side * side :].float().cpu().numpy().reshape(-1, side, side)
+
+
+def _normal(weights: np.ndarray) -> np.ndarray:
+    return weights / max(float(weights.sum()), 1e-12)
+
+
+@torch.no_grad()
+def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
+    """Lines on the attention that a model does not offer.
+
+    Shapes:
+        images (1, 3, H, W), any that the model can read
+    """
+    missing, before = [], tokens_before(model.encoder)
+    with encoder_attention(model.encoder) as seen:
+        states = model.encode(images).states  # (1, S, D)
+    if looking_layer(model) is None:
+        missing.append("the decoder looks at no image, so there are no maps of words")
+    elif _grids(states[0, :, :1].T, before) is None:
+        missing.append("the encoder's states are no square grid, so there are no maps of words")
+    if not seen or not _heads(seen[-1][0], model.encoder, before):
+        missing.append("the encoder's attention cannot be read, so there are no maps of its heads")
+    return missing

@@ -1,0 +1,80 @@
+"""The picture of what a captioner looked at."""
+
+import io
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from vlm.errors import printable
+from vlm.inference.attention.maps import Map
+
+TILE, GAP = 128, 20  # pixels of a picture, and of the space above it for its word
+GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest
+Band = tuple[str, Sequence[Map]]
+
+
+def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) -> bytes:
+    """The image, then a copy for each word that is bright where the model looked, as a PNG.
+
+    Args:
+        pixels: uint8 (3, H, W).
+        maps: As from `word_maps`.
+    """
+    return bands_picture(pixels, [("", maps)], columns=columns)
+
+
+def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> bytes:
+    """Bands of pictures, each under its title, as a PNG; the first begins with the image itself.
+
+    Args:
+        pixels: uint8 (3, H, W).
+    """
+    image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
+    font, lines = _font(14), list(_lines(bands, columns))
+    width = columns * (TILE + GAP) + GAP
+    height = sum(GAP + 4 if isinstance(line, str) else TILE + 2 * GAP for line in lines)
+    sheet = Image.new("RGB", (width, height), "white")
+    draw, top = ImageDraw.Draw(sheet), 0
+    for line in lines:
+        if isinstance(line, str):
+            draw.text((GAP, top + GAP // 2 + 2), printable(line), fill="#444444", font=font, anchor="lm")
+            top += GAP + 4
+            continue
+        for place, (word, weights) in enumerate(line):
+            left = GAP + place * (TILE + GAP)
+            shown = Image.fromarray(image if weights is None else _lit(image, weights))
+            sheet.paste(shown.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, top + GAP))
+            draw.text((left + TILE // 2, top + GAP // 2), printable(word), fill="black", font=font, anchor="mm")
+        top += TILE + 2 * GAP
+    out = io.BytesIO()
+    sheet.save(out, "PNG")
+    return out.getvalue()
+
+
+def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple[str, np.ndarray | None]]]:
+    """Titles and rows of pictures, from top to bottom."""
+    for number, (title, maps) in enumerate(bands):
+        if title:
+            yield title
+        tiles: list[tuple[str, np.ndarray | None]] = [*([("", None)] if number == 0 else []), *maps]
+        for start in range(0, len(tiles), columns):
+            yield tiles[start : start + columns]
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which knows many scripts; matplotlib brings it."""
+    package = find_spec("matplotlib")
+    assert package is not None and package.origin is not None
+    return ImageFont.truetype(Path(package.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)
+
+
+def _lit(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """An image darkened where its weights are small, and with a warm glow where they are large: on a dark background,
+    light alone would not show."""
+    light = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
+    heat = np.asarray(light.resize((image.shape[1], image.shape[0]), Image.Resampling.BICUBIC))[..., None] / 255
+    return (image * (0.2 + 0.6 * heat) + GLOW * heat).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,32 @@
+"""Arguments of the commands that stand for files, and the progress of what reads them."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+
+def listed(inputs: Sequence[str]) -> list[str]:
+    """The arguments, those that stdin names, one a line, in the place of "-"."""
+    lines = [line.rstrip("\r\n") for line in sys.stdin] if "-" in inputs else []
+    return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
+
+
+def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
+    """Passes items on; tells on stderr, if a person reads it, how many are done, how fast, and what is left."""
+    start, shown = time.monotonic(), 0.0
+    visible = sys.stderr.isatty() and total > 16
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if visible and done and now - shown > 0.5:
+            shown, rate = now, done / (now - start)
+            left = int((total - done) / rate)
+            print(
+                f"\r{done}/{total} {unit}  {rate:.1f}/s  {left // 60}:{left % 60:02d} left \033[K",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+        yield item
+    if visible:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

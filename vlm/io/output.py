@@ -1,0 +1,272 @@
+"""Output of the commands: the file of --out, which destroys nothing, and records as text, JSON lines or CSV."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+from vlm.errors import UserError, print_error, printable
+
+FORMS = ("text", "jsonl", "csv")
+
+
+class Output:
+    """The file of an option such as --out, or stdout.
+
+    It is opened when the first text is ready, written beside its place (`FILE.part`) and renamed into it at the end.
+    What stood there stays until then, and for good if the command fails first.
+
+    Args:
+        path: The file; None for stdout.
+        option: The option that names it.
+        inputs: Files that the command reads; none of them may be the output.
+        append: Whether it goes on after what an earlier command wrote: in `FILE.part` where one was stopped, else in
+            the file itself.
+    Raises:
+        UserError: It is an input, or cannot be written where it is.
+    """
+
+    def __init__(
+        self, path: str | None, *, option: str = "--out", inputs: Iterable[str] = (), append: bool = False
+    ) -> None:
+        self.path, self.option, self.append = path, option, append
+        self._file: BinaryIO | None = None
+        self._begun = False
+        if path is None:
+            return
+        self._place = self._beside = path
+        if is_special(path):
+            return
+        self._place = os.path.realpath(path)  # a link stays one
+        self._beside = self._place if append and not os.path.exists(part(path)) else part(path)
+        refuse_inputs(path, inputs, option=option)
+        refuse_unwritable(self._place, f"{option} {path}")
+
+    @property
+    def empty(self) -> bool:
+        """True until something is written, by this command or by the one that it goes on after."""
+        if self._file is None and self.append and os.path.exists(self._beside):
+            return not os.path.getsize(self._beside)
+        return not self._begun
+
+    def write(self, text: str) -> None:
+        """Writes text at once; what is no UTF-8 in a name is escaped, in JSON as JSON escapes it.
+
+        Raises:
+            UserError: The file cannot be written. Of stdout the OSError itself, as of any print.
+        """
+        self._begun = True
+        if self.path is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        try:
+            rest = memoryview(text.encode("utf-8", "backslashreplace"))
+            while rest:  # a disk that fills up takes a part first
+                rest = rest[self._opened().write(rest) :]
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = open(self._beside, "ab" if self.append else "wb", buffering=0)  # noqa: SIM115
+        return self._file
+
+    def _unwritable(self, fault: OSError) -> UserError:
+        return UserError(
+            f"{self.option} {self.path}: cannot be written ({fault.strerror}); free space, or choose another file", 1
+        )
+
+    @property
+    def plain(self) -> bool:
+        """True where letters of all scripts can be written as they are."""
+        return self.path is not None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path is None:
+            return
+        if kind is None and self.append and self._beside != self._place:
+            self._opened()  # nothing may have been left to do: what was begun is whole now
+        if self._file is None:
+            return
+        self._file.close()
+        if self._beside == self._place:
+            return
+        if kind is not None:
+            print_error(f"{self._beside} holds what was done; {self.path} is left as it was", "unfinished")
+            return
+        try:
+            os.replace(self._beside, self._place)
+        except OSError as failed:
+            raise self._unwritable(failed) from failed
+
+
+def part(path: str) -> str:
+    """The file that is written beside a path's own until it is whole."""
+    return f"{os.path.realpath(path)}.part"
+
+
+def is_special(path: str) -> bool:
+    """True for a device or pipe, which cannot be replaced."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") -> None:
+    """Refuses an output that is one of the files a command reads, under whatever name.
+
+    Raises:
+        UserError: It is.
+    """
+    own = {identity(name) for name in (path, part(path))} - {None}
+    for name in inputs if own and not is_special(path) else ():
+        if identity(name) in own:
+            raise UserError(f"{option} {path}: is also read ({name}), and would be lost; choose another file")
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """The number of a file on its disk, whatever its name; None where there is none."""
+    try:
+        stored = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return stored.st_dev, stored.st_ino
+
+
+def refuse_unwritable(path: str, named: str) -> None:
+    """Refuses a file that cannot be written where it is.
+
+    Raises:
+        UserError: It is a folder or may not be written, or its own folder is none or may not.
+    """
+    folder = os.path.dirname(path)
+    faults = {
+        "Is a directory": os.path.isdir(path),
+        "No such file or directory": not os.path.exists(folder),
+        "Not a directory": os.path.exists(folder) and not os.path.isdir(folder),
+        "Permission denied": not os.access(path if os.path.exists(path) else folder, os.W_OK),
+    }
+    for reason in (reason for reason, there in faults.items() if there):
+        raise UserError(f"{named}: cannot be written ({reason}); choose another file")
+
+
+def output_folder(path: str, *, option: str = "--out", status: Literal[1, 2] = 2) -> Path:
+    """A folder that a command will write into, made if there is none, and tried before anything is computed.
+
+    Raises:
+        UserError: It cannot be made or written.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / f".{os.getpid()}.trial"
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as fault:
+        raise UserError(
+            f"{option} {path}: cannot be written ({fault.strerror}); choose another folder", status
+        ) from fault
+    return folder
+
+
+class Records:
+    """Writes records as they come, to a file or to stdout.
+
+    Args:
+        form: "text" (some fields between tabs), "jsonl" or "csv".
+        fields: The fields of a line of text.
+        output: Their place.
+    Raises:
+        UserError: The form is unknown.
+    """
+
+    def __init__(self, *, form: str, fields: Sequence[str], output: Output) -> None:
+        if form not in FORMS:
+            raise UserError(f"--format: {form!r} is unknown; choose text, jsonl or csv")
+        self.form, self.fields, self.output = form, fields, output
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        return None
+
+    @property
+    def live(self) -> bool:
+        """True where text goes to stdout, where a person may watch it grow."""
+        return self.form == "text" and self.output.path is None
+
+    @property
+    def watched(self) -> bool:
+        """True where records go to a terminal."""
+        return self.output.path is None and sys.stdout.isatty()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if self.form == "text":
+            self.output.write(text_line(record[field] for field in self.fields))
+        elif self.form == "jsonl":
+            text = json.dumps(record, ensure_ascii=not self.output.plain)
+            self.output.write((_escaped(text) if self.watched else text) + "\n")
+        else:
+            values = [printable(_text(value)) for value in record.values()] if self.watched else record.values()
+            self.output.write(csv_text([*([list(record)] if self.output.empty else []), values]))
+
+
+def _escaped(text: str) -> str:
+    """JSON whose control characters above U+007E are escaped, too: terminals take some for commands."""
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+class RecordList(Records):
+    """Records in memory, in the form of JSON lines."""
+
+    def __init__(self) -> None:
+        self.form = "jsonl"
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.rows.append(dict(record))
+
+
+def text_line(cells: Iterable[Any]) -> str:
+    """Cells between tabs, none of which can break the line."""
+    return "\t".join(printable(str(cell)) for cell in cells) + "\n"
+
+
+def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
+    """Rows as RFC 4180 has them, but for the ends of lines."""
+    return "".join(",".join(map(_cell, row)) + end for row in rows)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _cell(value: Any) -> str:
+    text = _text(value)
+    quoted = '"' + text.replace('"', '""') + '"'  # Python's own writer leaves a carriage return bare
+    return quoted if any(char in text for char in ',"\r\n') else text
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as columns, the first flush left and the others flush right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""Self-critical training (Rennie et al. 2017): captions are drawn, and made likelier the better they score.
+
+The baseline of a caption is the mean score of the others that were drawn for its image (Luo 2020). Next-token
+prediction can be mixed in (Paulus et al. 2018, "A Deep Reinforced Model for Abstractive Summarization").
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.data.batch import Batch, TextRows, next_token_rows
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.decoding.search import search
+from vlm.errors import UserError
+from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.frozen_features import Features
+from vlm.nn.vocabulary_loss import Head
+from vlm.randomness import key
+from vlm.tasks.captioning.reward import REWARDS, CaptionFaults, CaptionReward
+from vlm.tasks.shared.image_text import ImageTextTask
+from vlm.training.feature_cache import as_read
+from vlm.training.step.fsdp import Sharded
+from vlm.training.step.losses import Term
+
+LIKELIHOOD = "likelihood"
+
+Drawn = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token where one ended
+
+
+class SelfCritical:
+    """Training of a captioner on a metric of captions that it draws.
+
+    Args:
+        task: The captioner's task, whose training batches have references from here on.
+        reward: The metric, or the weights of several. A token of people's captions has the weight of "likelihood",
+            where one of a drawn caption has its caption's advantage.
+        samples: Number K of captions of an image.
+    Raises:
+        UserError: A metric is unknown, the task smooths labels, which have no part in this, or captions have languages.
+    """
+
+    def __init__(self, task: ImageTextTask, reward: str | Mapping[str, float], *, samples: int) -> None:
+        if task.label_smoothing:
+            raise UserError("task.label_smoothing: has no part in training on task.reward; leave one of them out")
+        if task.tokenizer.languages:
+            raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
+        self.task, self.samples = task, samples
+        self.weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
+        if unknown := self.weights.keys() - {*REWARDS, LIKELIHOOD}:
+            names = ", ".join([*REWARDS, LIKELIHOOD])
+            raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {names}")
+        self.likelihood = self.weights.pop(LIKELIHOOD, 0.0)
+        task.fields[task.written].compares = True  # type: ignore[attr-defined]
+
+    @cached_property
+    def reward(self) -> CaptionReward:
+        """The reward, once the training captions are counted.
+
+        Raises:
+            UserError: Each process has a part of the weights alone.
+        """
+        if isinstance(self.task.trainer.strategy, Sharded):
+            raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")
+        return CaptionReward(self.weights, self._training_captions())
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        """The loss of a batch, of captions drawn for this step."""
+        task, tokenizer, reward = self.task, self.task.tokenizer, self.reward
+        images, seed = as_read(batch["images"], task.preprocess), key(task.seed, "reward", task.global_step)
+        task.model.eval()
+        options = {"count": self.samples, "max_tokens": task.max_tokens, "seed": seed}
+        drawn = draw_captions(task.model, images, tokenizer, ids=batch.ids, **options)
+        task.train()
+        texts = [[tokenizer.decode(tokens) for tokens in captions] for captions in drawn]
+        rewards = reward(texts, batch[task.written].references)
+        task.log("train/reward", float(rewards.mean()))
+        rows, weights = rows_of(drawn, tokenizer).to(task.device), advantages(torch.from_numpy(rewards)).float()
+        hidden = task.model(images, rows.tokens, rows.segments)
+        loss = Term(*reward_loss(hidden, rows, weights.to(task.device), task.model.head_parts))
+        if self.likelihood:
+            people = ImageTextTask.loss(task, batch)["tokens"]
+            loss = Term(loss.total + self.likelihood * people.total, loss.count + people.count)
+        return {"reward": loss}
+
+    def faults(self, captions: CaptionMetric) -> dict[str, float]:
+        """Shares of the captions of an evaluation, and of its references, that have faults which a metric rewards."""
+        faults = self._known_faults
+        people = faults.shares(chain.from_iterable(captions.references.values()))
+        beside = {f"{name}@references": share for name, share in people.items()}
+        return faults.shares(captions.predictions.values()) | beside
+
+    @cached_property
+    def _known_faults(self) -> CaptionFaults:
+        return CaptionFaults(chain.from_iterable(self._training_captions()))
+
+    def _training_captions(self) -> Iterator[Sequence[str]]:
+        split = self.task.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+        return (record["references"] for record in split.records())
+
+
+@torch.no_grad()
+def draw_captions(
+    model: VisionLanguageModel,
+    images: Tensor | Features,
+    tokenizer: Tokenizer,
+    *,
+    ids: Sequence[str],
+    count: int,
+    max_tokens: int,
+    seed: int,
+) -> Drawn:
+    """Captions that a model in evaluation draws; a draw depends on seed, id and number alone.
+
+    Args:
+        ids: Names of the images.
+        count: Captions of an image.
+    """
+    options = Decoding(sampling=Sampling(), results=count, max_tokens=max_tokens, seed=seed, logprobs=False)
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, enabled=False):  # which would cast the weights anew for every token
+        context, bos_id, eos_id = model.encode(images), tokenizer.bos_id, tokenizer.eos_id
+        drawn = search(model.decoder, context, options, bos_id=bos_id, eos_id=eos_id, ids=ids)
+    return [[text.tokens for text in texts] for texts in drawn]
+
+
+def rows_of(drawn: Drawn, tokenizer: Tokenizer) -> TextRows:
+    """The captions of each image as a row, end to end, as captions of a data set are trained on."""
+    begun = [[[tokenizer.bos_id, *tokens] for tokens in texts] for texts in drawn]
+    return next_token_rows(begun, tokenizer.pad_id)
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """Rewards less the mean of the image's others: (B, K) -> (B, K), which sums to 0 in each row."""
+    count = rewards.shape[1]
+    return (count * rewards - rewards.sum(1, keepdim=True)) / (count - 1)
+
+
+def reward_loss(hidden: Tensor, rows: TextRows, weights: Tensor, head: Head) -> tuple[Tensor, int]:
+    """Cross-entropy of drawn tokens, each weighed by its caption's advantage, summed; and the number of tokens.
+
+    Its gradient is that of the expected reward, with the sign of a loss (Williams 1992).
+
+    Shapes:
+        hidden (B, L, D), weights (B, K) -> sum ()
+    """
+    assert rows.segments is not None
+    picked, labels = head.transformed(rows.targets.pick(hidden)), rows.targets.labels
+    losses = F.cross_entropy(F.linear(picked, head.weight, head.bias).float(), labels, reduction="none")  # (T,)
+    by_token = weights.gather(1, (rows.segments - 1).clamp(min=0))  # (B, L); padding has no target
+    return (losses * rows.targets.pick(by_token[..., None])[:, 0]).sum(), rows.targets.count

@@ -1,0 +1,241 @@
+"""Captions of images in shards: a file a shard, written whole or not at all.
+
+A shard whose file is there is done, so that a kill costs one shard and the same command goes on. Processes that
+torchrun or srun started share the shards by their ranks, and need not talk.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from vlm.checkpoint.base import digest
+from vlm.data.images.image import ImageError, load_image
+from vlm.data.ranks import Rank, rank_by_launcher
+from vlm.data.store import storage
+from vlm.data.store.shard_scan import open_index
+from vlm.data.store.shards import Opened
+from vlm.decoding.options import Decoding
+from vlm.errors import UserError, print_error
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.io.atomic import remove_unfinished
+from vlm.io.output import RecordList, output_folder
+from vlm.tasks.captioning.shard_files import chosen_form, encoded
+
+SETTINGS = "settings.json"
+MAX_SETTINGS = 2**24
+
+
+class Unreadable(UserError):
+    """A shard whose bytes do not come; an image in it that is damaged is another thing."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message, status)
+
+
+@dataclass(frozen=True)
+class Member:
+    """An image in a shard, as `open_image` opens it; its text is its name."""
+
+    shard: Opened
+    at: int
+
+    def __call__(self) -> Image.Image:
+        path = f"{self.shard.path}/{self.shard.index.record(self.at).member}"
+        try:
+            data = storage.read_span(self.shard.path, self.shard.index.span(self.at))
+        except OSError as fault:
+            raise Unreadable(f"{path}: cannot be read ({fault.strerror or fault}); give the command again") from fault
+        except ValueError as fault:
+            raise ImageError(f"{path}: {fault}") from fault
+        try:
+            return load_image(data)
+        except ImageError as fault:
+            raise ImageError(str(fault).replace("<bytes>", path, 1)) from fault
+
+    def __str__(self) -> str:
+        return self.shard.sample(self.shard.index.record(self.at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Captions of shards as options ask for them; it may be sent to another process.
+
+    Args:
+        kind: The class of the captioner.
+        caption: Captions images into records, as `caption_files` does; returns the exit status.
+    """
+
+    model: ModelOptions
+    options: DecodingOptions
+    prefix: str
+    language: str | None
+    kind: Callable[..., Any]
+    caption: Callable[..., int]
+
+    @property
+    def out(self) -> str:
+        return str(self.model.out)
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.model.form}"
+
+    def done(self) -> set[str]:
+        """Names of the files that are there."""
+        return {os.path.basename(path) for path in _answered(self.out, storage.files_in, self.out, self.suffix)}
+
+
+class ShardCaptioner:
+    """A captioner that is loaded, and may go on with the captions in --out.
+
+    Raises:
+        UserError: Those were written with other weights or options.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.captioner = plan, plan.model.load(plan.kind)
+        self.search = self.captioner.searching(plan.options, plan.prefix, plan.language)
+        _settle(self.captioner, self.search, plan.out, begun=bool(plan.done()))
+        self.captioner.prepack(plan.model.batch_size * self.search.columns)
+
+    def caption(self, tar: str, name: str) -> tuple[int, str]:
+        """Writes the file of a shard; returns 1 if an image cannot be read, and a line for the user.
+
+        Raises:
+            Unreadable: The shard cannot be read; there is no file.
+        """
+        plan, records = self.plan, RecordList()
+        bad = plan.caption(self.captioner, _members(tar), records, decoding=self.search)
+        data = encoded(plan.model.form, records.rows, ranked=self.search.results > 1)
+        path = storage.join(plan.out, name)
+        if not storage.is_url(plan.out):
+            _answered(plan.out, remove_unfinished, Path(plan.out), name)  # by a process that was killed
+        _answered(plan.out, storage.write_file, path, data)
+        return bad, f"{path}\t{len(records.rows):,} captions"
+
+
+def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, Mapping[str, str]], int]) -> int:
+    """Captions the images of shards; returns the exit status: 1 if a shard cannot be read, or, without ranks, an image.
+
+    Args:
+        tars: Paths, patterns or URLs.
+        engine: Captions shards, each with the name of its file: `caption_by_rank`, or a cluster.
+    Raises:
+        UserError: There is no place for the files, or those that are there were written with other options.
+    """
+    form = chosen_form(plan.model.form)
+    results = _results(_expanded(tars), f".{form}")
+    if plan.model.out is None:
+        raise UserError("shards: captions are written into a file a shard; give --out DIR")
+    out = storage.local(plan.model.out)
+    if not storage.is_url(out):
+        output_folder(out)
+    return engine(replace(plan, model=replace(plan.model, out=out, form=form)), results)
+
+
+def caption_by_rank(plan: Plan, results: Mapping[str, str]) -> int:
+    """Captions the shards of this process's rank."""
+    ours, status = _rank_on_its_gpu(), 0
+    done, captioner = plan.done(), ShardCaptioner(plan)
+    for tar, name in list(results.items())[ours.rank :: ours.world]:
+        if name in done:
+            continue
+        try:
+            bad, line = captioner.caption(tar, name)
+        except Unreadable as fault:
+            print_error(fault)
+            status = 1
+            continue
+        status |= bad if ours.world == 1 else 0  # by which torchrun would end the other ranks
+        print(line, flush=True)
+    return status
+
+
+def _members(tar: str) -> list[Member]:
+    """The images of a shard.
+
+    Raises:
+        Unreadable: The shard is damaged or missing, or its place fails.
+    """
+    try:
+        shard = Opened(tar, os.path.basename(tar), open_index(tar, write=False))
+    except UserError as fault:
+        raise Unreadable(str(fault)) from fault
+    return [Member(shard, at) for at in range(len(shard.index))]
+
+
+def _rank_on_its_gpu() -> Rank:
+    """The rank of this process, which takes the GPU of its place on this machine."""
+    rank = rank_by_launcher()
+    if rank.world > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(rank.local % torch.cuda.device_count())
+    return rank
+
+
+def _expanded(tars: Sequence[str]) -> list[str]:
+    """The shards that names, patterns and URLs stand for, in an order that all ranks share."""
+    shards: dict[str, None] = {}
+    for pattern in map(storage.local, tars):
+        if not pattern.endswith(".tar"):
+            raise UserError(f"{pattern}: is no .tar, beside others that are; give shards alone, or images alone")
+        try:
+            files = storage.expand(pattern)
+        except (ValueError, OSError) as fault:
+            raise UserError(f"{pattern}: cannot be expanded ({fault}); give other shards") from fault
+        if not files:
+            raise UserError(f"{pattern}: there is no such shard; give tars, or a pattern of their names")
+        with suppress(OSError):
+            storage.size_of(files[0])  # a store that cannot be read here at all is one line, not one a shard
+        shards |= dict.fromkeys(files)
+    return list(shards)
+
+
+def _results(shards: Sequence[str], suffix: str) -> dict[str, str]:
+    """The name of the file of each shard.
+
+    Raises:
+        UserError: Two would share one.
+    """
+    owners: dict[str, str] = {}
+    for shard in shards:
+        name = os.path.basename(shard).removesuffix(".tar") + suffix
+        if (other := owners.setdefault(name, shard)) != shard:
+            raise UserError(f"{other} and {shard} would share {name}; caption each folder into an --out of its own")
+    return {shard: name for name, shard in owners.items()}
+
+
+def _settle(captioner: Any, search: Decoding, out: str, *, begun: bool) -> None:
+    """Notes the weights and options of the captions in a folder, all of which are written with the same.
+
+    Args:
+        begun: Whether there are captions.
+    Raises:
+        UserError: Those in the folder were written with others.
+    """
+    ours = {"weights": digest(captioner.model.state_dict()), "preprocess": captioner.preprocess.state()}
+    ours = json.loads(json.dumps({**ours, "decoding": asdict(search)}))
+    path = storage.join(out, SETTINGS)
+    try:
+        theirs = json.loads(storage.read_file(path, MAX_SETTINGS))
+    except (OSError, ValueError):
+        theirs = None
+    if begun and theirs != ours:
+        raise UserError(f"--out {out}: holds captions of another model or of other options; choose another folder")
+    if theirs != ours:
+        _answered(out, storage.write_file, path, json.dumps(ours, indent=1).encode() + b"\n")
+
+
+def _answered(out: str, act: Any, *values: Any) -> Any:
+    """The result of a call on the store of --out; its faults are the user's."""
+    try:
+        return act(*values)
+    except OSError as fault:
+        reason = fault.strerror or fault
+        raise UserError(f"--out {out}: cannot be used ({reason}); free space, or choose another place", 1) from fault

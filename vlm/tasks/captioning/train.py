@@ -1,0 +1,128 @@
+"""Image captioning: the model reads an image and writes what a person would say of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Unpack
+
+from vlm.data.batch import Batch
+from vlm.errors import Count, Range
+from vlm.evaluation.report.sections import Note, Pictures, Section
+from vlm.inference.attention.maps import word_maps
+from vlm.inference.attention.picture import attention_picture
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.tasks.captioning.metrics import LanguageMetrics
+from vlm.tasks.captioning.predict import encode_pixels
+from vlm.tasks.captioning.report import caption_sections
+from vlm.tasks.captioning.self_critical import SelfCritical
+from vlm.tasks.shared.image_text import ImageTextTask
+from vlm.tasks.shared.show import caption_sample, example_image
+from vlm.tasks.shared.text_search import TextSearch
+from vlm.training.data_module import Data
+from vlm.training.step.losses import Term
+from vlm.training.step.task import TaskOptions
+
+LOOKED_AT = 3  # captions of a report with pictures of the model's attention
+
+
+class Captioning(ImageTextTask):
+    """Trains by next-token prediction, or on a metric of drawn captions; validates by captioning freely.
+
+    Of data in several languages each image is captioned in each, and scored where it has references in it.
+
+    Args:
+        beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
+        val_captions: Images that a validation captions; None for all.
+        reward, reward_samples: Metric that training raises, or the weights of several, and captions of an image that
+            are drawn for it; None for next-token prediction.
+        others: As in ImageTextTask; fields are images, and captions.
+    """
+
+    name = "captioning"
+    headlines = ("cider", "bleu4", "rouge_l", "exact_match")
+    curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
+    written, segment = "captions", "caption"
+
+    def __init__(
+        self,
+        *,
+        model: VisionLanguageModel,
+        max_tokens: Count,
+        beam: Count = 1,
+        length_penalty: float = 1.0,
+        val_captions: Count | None = None,
+        reward: str | dict[str, float] | None = None,
+        reward_samples: Annotated[int, Range(2)] = 5,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(model=model, max_tokens=max_tokens, **options)
+        self.metrics = LanguageMetrics(self.fields[self.written].languages)  # type: ignore[attr-defined]
+        self.val_captions = None if val_captions is None else val_captions * len(self.metrics.languages)
+        self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+        self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return super().loss(batch) if self.critic is None else self.critic.loss(batch)
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metrics.reset()
+        self.search.begin()
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        pixels, rows = batch["images"], batch["captions"]
+        context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
+        losses = self.add_losses(batch, context)
+        if not final and self.has_samples(self.val_captions):
+            return
+        samples: list[dict[str, Any]] = []
+        for language, metric in self.metrics.items():
+            texts = [caption.text for caption in self.search.texts(context, final=final, language=language)]
+            every = zip(batch.ids, texts, rows.references_in(language), losses, pixels, strict=True)
+            scored: list[Any] = [row for row in every if row[2] or language is None]  # some lack this language
+            metric.update(*([row[at] for row in scored] for at in range(4)))
+            samples += [caption_sample(*row, language=language) for row in scored]
+        self.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        self.search.end()
+        results = self.metrics.compute() | self.grounding.results(loss, self._summed)
+        results |= self.critic.faults(self.metrics.first) if self.critic else {}
+        if final:
+            data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
+            results |= self.metrics.beside_scores(data.split("train"), seed=self.seed)
+        return results
+
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        return self.metrics.note
+
+    def notes(self) -> list[str]:
+        return [f"({self.remark})"] if self.remark else []
+
+    def details(self) -> dict[str, Any]:
+        return self.metrics.per_image()
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return self.metrics.predictions()
+
+    def report(self) -> list[Section]:
+        """Captions at random, the best and the worst, and where the model looked."""
+        scored = self.metrics.items()
+        sections = [part for language, one in scored for part in caption_sections(one.per_image(), language)]
+        if drawn := [picture for sample in self.samples[:LOOKED_AT] for picture in self._attention(sample)]:
+            note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
+            sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        return sections
+
+    def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """A sample's caption with a picture of where the model looked, if its layers offer that."""
+        pixels = sample["image"].to(self.device)
+        reading = (self.model, self.tokenizer, self.preprocess, pixels)
+        maps = word_maps(*reading, sample["caption"], sample.get("language"))
+        return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), **self.search.description()}
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm caption {example_image(data, folder)}"

@@ -1,0 +1,122 @@
+"""Contrastive training of images and texts: both are embedded in one space, where each finds the other."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from vlm.data.batch import Batch, InputRows
+from vlm.data.images.image import Preprocess
+from vlm.data.text.one_caption_field import OneCaptionField
+from vlm.errors import printable
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_places
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.flop import Work
+from vlm.models.frozen_features import Features
+from vlm.tasks.contrastive.loss import contrastive_loss
+from vlm.tasks.contrastive.metrics import RetrievalMetric
+from vlm.tasks.contrastive.predict import embed_pixels, embed_rows
+from vlm.tasks.shared.show import example_image, image_shape, row_lines, text_shape
+from vlm.training.data_module import Data
+from vlm.training.feature_cache import as_read
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task, TaskOptions
+
+CLASSES = 3  # captions that the example chooses among
+
+
+class Contrastive(Task):
+    """Trains by picking each image's caption, and each caption's image, among all of a batch (Radford et al. 2021).
+
+    Args:
+        model, options: As in Task; the model is a DualEncoder.
+        fields: images, and captions, one of each image.
+    """
+
+    name = "contrastive"
+    headlines = ("text_recall_1", "image_recall_1", "text_recall_10", "image_recall_10")
+    curves = ("text_recall_1", "image_recall_1", "text_recall_10", "image_recall_10", "temperature")
+    counted_unit = "pairs"
+    model: DualEncoder
+
+    def __init__(self, *, model: DualEncoder, **options: Unpack[TaskOptions]) -> None:
+        super().__init__(model=model, **options)
+        self.field: OneCaptionField = options["fields"]["captions"]
+        self.metric = RetrievalMetric()
+
+    @classmethod
+    def compares_samples(cls, options: Mapping[str, Any]) -> bool:
+        return True
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """Makes pixels of images, and normalises them."""
+        return self.fields["images"].preprocess  # type: ignore[attr-defined]
+
+    def work(self, batch: Batch) -> Work:
+        rows, length = batch["captions"].tokens.shape
+        return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        rows: InputRows = batch["captions"]
+        images = as_read(batch["images"], self.preprocess)
+        pairs = self.model(images, rows.tokens, rows.segments, rows.places)
+        return {"pairs": Term(*contrastive_loss(*pairs, label_smoothing=self.label_smoothing))}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.model.clamp_scale()
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        self.unread += [sample.reason for sample in batch.bad]
+        rows: InputRows = batch["captions"]
+        images = embed_pixels(self.model, self.preprocess, batch["images"])
+        texts = embed_rows(self.model, rows).split(list(rows.counts))
+        self.metric.update(batch.ids, rows.texts, images, texts)
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        recalls, scale = self.metric.compute(), self.model.scale.item()
+        results = {"loss": self.metric.loss(scale), **recalls, "temperature": 1 / scale}
+        rows = self.predictions()
+        self.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
+        if final:
+            results |= self.metric.controls() | self.metric.intervals(seed=self.seed)
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """The caption that each image finds first, and the rank of the first one of its own."""
+        rows = zip(self.metric.captions, self.metric.first, self.metric.ranks, strict=True)
+        return [{"image_id": id, "caption": first, "rank": 1 + rank} for id, first, rank in rows]
+
+    def report(self) -> list[Section]:
+        """Images with the caption that each finds first: some at random, and those whose own is found last."""
+        rows = self.predictions()
+        last = sorted(rows, key=lambda row: -row["rank"])[:SHOWN]
+        kinds = {"Random images": [rows[at] for at in random_places(len(rows))], "Found last": last}
+        return [Section(title, [Cards([self._card(row) for row in some])]) for title, some in kinds.items()]
+
+    def _card(self, row: Mapping[str, Any]) -> Card:
+        lines = [f"its own is number {row['rank']:,}", row["image_id"]]
+        references = self.metric.captions[row["image_id"]]
+        return Card(image=row["image_id"], text=row["caption"], lines=lines, references=references)
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows: InputRows = batch["captions"]
+        shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
+        lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
+        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens)]
+
+    def example(self, data: Data, folder: Path) -> str:
+        split = data.split(data.final_split)
+        captions = [self.field.references_of(split.record(at))[0] for at in range(min(CLASSES, len(split)))]
+        labels = " ".join(f"--label {shlex.quote(caption)}" for caption in captions)
+        return f"vlm classify {example_image(data, folder)} {labels}"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    mark = "=" if row["rank"] == 1 else " "
+    return f"{mark} {printable(row['caption'])!r:60} its own is number {row['rank']:,}: {row['image_id']}"

@@ -1,0 +1,96 @@
+"""Questions about images: the model reads an image and a question, and writes the answer."""
+
+import shlex
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.data.batch import Batch
+from vlm.data.records import Question
+from vlm.errors import printable
+from vlm.evaluation.report.sections import Section
+from vlm.models.context import Context
+from vlm.tasks.captioning.predict import encode_pixels
+from vlm.tasks.image_questions.metrics import AnswerMetric
+from vlm.tasks.image_questions.predict import answer_questions
+from vlm.tasks.image_questions.report import answer_sections
+from vlm.tasks.shared.image_text import ImageTextTask
+from vlm.tasks.shared.show import example_image
+from vlm.training.data_module import Data
+
+READ = 20_000  # training images whose questions are read for the control that sees the question alone
+
+
+class ImageQuestions(ImageTextTask):
+    """Visual question answering (Antol et al. 2015) by a captioner: the question is read, the answer is predicted.
+
+    Args:
+        others: As in ImageTextTask; fields are images, and questions.
+    """
+
+    name = "image_questions"
+    headlines = ("accuracy",)
+    curves = ("accuracy",)
+    written, segment = "questions", "question"
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.answers = AnswerMetric().to(self.device)
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        """The loss on a batch's answers, and those that the model writes; under control too if it is final.
+
+        The control reads the questions about a sample's partner beside its image, as that of the loss does.
+        """
+        context = encode_pixels(self.model, self.preprocess, batch["images"])  # once, for its losses and its answers
+        self.add_losses(batch, context)
+        if not batch.ids:
+            return
+        rows, others = batch["questions"], batch["questions"].others
+        answers = self._answer(context, rows.references)
+        self.answers.update(batch.ids, rows.references, answers)
+        for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
+            lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
+            self.samples.append({"image_id": id, "line": "   ".join(lines)})
+        if not final:
+            return
+        blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
+        self.answers.update(batch.ids, rows.references, self._answer(blank, rows.references), "blank")
+        if others.places != rows.places:  # a lone sample is its own partner
+            self.answers.update(others.ids, others.references, self._answer(context, others.references), "shuffled")
+
+    def _answer(self, context: Context, asked: Sequence[Sequence[Question]]) -> list[list[str]]:
+        texts = [[question.text for question in questions] for questions in asked]
+        by_image = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
+        return [[answer.text for answer in answers] for answers in by_image]
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.answers.compute() | self.grounding.results(loss, self._summed)
+        if final:
+            train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
+            results |= self.answers.controls(question for record in train for question in record["questions"])
+            results |= self.answers.intervals(seed=self.seed)
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        names = {"image_id": "image_id", "question": "question", "answer": "predicted"}
+        return [{name: row[column] for name, column in names.items()} for row in self.answers.answers]
+
+    def details(self) -> dict[str, Any]:
+        return {"questions": self.answers.answers}
+
+    def report(self) -> list[Section]:
+        scores = {name.split("/", 1)[1]: value for name, value in self.results.items()}
+        return answer_sections(self.answers.answers, scores, self.answers.kinds())
+
+    def example(self, data: Data, folder: Path) -> str:
+        question = data.split(data.final_split).record(0)["questions"][0].text
+        return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
+
+
+def _line(question: Question, answer: str) -> str:
+    mark = "=" if answer == question.answer else f"(right: {printable(question.answer)})"
+    return f"{printable(question.text)} {printable(answer)} {mark}"

@@ -1,0 +1,116 @@
+"""Language modelling: the decoder, with no context, predicts text token by token."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import Tensor
+
+from vlm.data.batch import Batch, TextRows
+from vlm.data.text.text_field import TextField
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count, printable
+from vlm.evaluation.report.sections import Section, Texts
+from vlm.models.decoder import Decoder
+from vlm.models.flop import Work
+from vlm.tasks.language_modeling.predict import generate
+from vlm.tasks.shared.show import first_row, text_shape
+from vlm.training.step.losses import Term, token_loss
+from vlm.training.step.task import Task, TaskOptions
+
+
+class LanguageModeling(Task):
+    """Trains and validates by next-token prediction.
+
+    Args:
+        model, options: As in Task; the model is a Decoder without context.
+        fields: text.
+        sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
+        prompts: Texts that each validation continues, to look at; an empty one starts a document.
+        prompt_tokens: How far it continues them.
+    """
+
+    name = "language_modeling"
+    headlines = ("bits_per_byte", "perplexity")
+    smaller_is_better = ("loss", *headlines)
+    curves = ("bits_per_byte",)
+    unit = "tokens"
+    model: Decoder
+
+    def __init__(
+        self,
+        *,
+        model: Decoder,
+        sampled_batches: Count = 200,
+        prompts: Sequence[str] = ("",),
+        prompt_tokens: Count = 64,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(model=model, **options)
+        self.sampled_batches = sampled_batches
+        self.prompts, self.prompt_tokens = prompts, prompt_tokens
+
+    @property
+    def text(self) -> TextField:
+        """The field of the text."""
+        return self.fields["text"]  # type: ignore[return-value]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads and writes text."""
+        return self.text.tokenizer
+
+    def size(self, batch: Batch) -> int:
+        return batch["text"].tokens[:, 1:].numel()
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["text"].tokens[:, 1:].shape)
+
+    def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
+        """Summed cross-entropy in nats, and the number of tokens predicted."""
+        segments = None if rows.segments is None else rows.segments[:, :-1]
+        hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
+        return token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=label_smoothing)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        tokens, size, words = self.text.counts(split)
+        batch_size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
+        batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
+        sums = [self.token_loss(rows.to(self.device)) for rows in batches]
+        self.samples = [self._sample(prompt) for prompt in self.prompts]
+        estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
+        return {
+            "perplexity": math.exp(min(loss, 700.0)),
+            "word_perplexity": math.exp(min(loss * tokens / max(1, words), 700.0)),
+            "bits_per_byte": loss * tokens / size / math.log(2),
+            **estimate,
+        }
+
+    def _sample(self, prompt: str) -> dict[str, Any]:
+        (text,) = generate(self.model, self.tokenizer, [prompt], max_tokens=self.prompt_tokens, seed=self.seed)
+        return {"prompt": prompt, "text": text.text, "line": printable(prompt + text.text)}
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.samples]
+
+    def report(self) -> list[Section]:
+        """The texts that go on from the prompts."""
+        return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.samples])])]
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["text"]
+        segments = rows.tokens.new_ones(rows.tokens.shape) if rows.segments is None else rows.segments
+        lines = [f"batch       {text_shape(rows.tokens, segments)}", f"sample      {batch.ids[0]}"]
+        return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", shown=tokens)
+
+    def example(self, data: Any, folder: Path) -> str:
+        words = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist()).split()
+        return f"vlm generate --prompt {shlex.quote(' '.join([word for word in words if word.isprintable()][:2]))}"

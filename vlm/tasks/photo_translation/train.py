@@ -1,0 +1,75 @@
+"""Translation with a photo: the model reads a text and the image that it is of, and writes the text's translation."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlm.data.batch import Batch
+from vlm.data.images.image import Preprocess
+from vlm.inference.predictor import normalized
+from vlm.models.encoder_decoder import TextAndImageToText
+from vlm.models.flop import Work
+from vlm.tasks.photo_translation.predict import encode_with_photos
+from vlm.tasks.shared.show import example_image, image_shape
+from vlm.tasks.translation.metrics import TranslationMetric
+from vlm.tasks.translation.train import Translation
+from vlm.training.data_module import Data
+
+
+class PhotoTranslation(Translation):
+    """Trains and validates as Translation; a test translates beside other photos, and beside blank ones, too.
+
+    Args:
+        others: As in Translation; the model is a TextAndImageToText, fields are text, images and translation.
+    """
+
+    name = "photo_translation"
+    model: TextAndImageToText
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.controls = nn.ModuleDict({name: TranslationMetric() for name in ("shuffled", "blank")})
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """Makes pixels of images, and normalises them."""
+        return self.fields["images"].preprocess  # type: ignore[attr-defined]
+
+    def work(self, batch: Batch) -> Work:
+        return replace(super().work(batch), images=len(batch.ids))
+
+    def beside(self, batch: Batch) -> dict[str, Tensor]:
+        images = batch["images"]
+        return {"images": normalized(self.model, self.preprocess, images if self.training else images[:, 0])}
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        for metric in self.controls.values():
+            metric.reset()  # type: ignore[operator]
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        self.unread += [sample.reason for sample in batch.bad]
+        if not batch.ids:
+            return
+        super().evaluation_step(batch, final=final)
+        texts, references = batch["text"], [one for (one,) in batch["translation"].references]
+        for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
+            context = encode_with_photos(self.model, self.preprocess, texts, pixels)
+            hypotheses = self.search.texts(context, final=final)
+            rows = (["", text.text, one, 0.0] for text, one in zip(hypotheses, references, strict=True))
+            self.controls[name].record(batch.ids, rows)  # type: ignore[operator]
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = super().evaluation_results(split, loss, final=final)
+        for name, metric in self.controls.items() if final else ():
+            scores = metric.compute()  # type: ignore[operator]
+            results |= {f"{score}@{name}": scores[score] for score in self.headlines}
+        return results
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        return [f"batch       {image_shape(batch['images'])}", *super().reading(batch, tokens)]
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"{super().example(data, folder)} --image {example_image(data, folder)}"

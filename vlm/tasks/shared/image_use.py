@@ -1,0 +1,145 @@
+"""A loud warning when a captioner ignores its images."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from vlm.errors import Count, Share, SharedError
+from vlm.models.frozen_features import Features
+from vlm.tasks.captioning.metrics import LanguageMetrics
+
+FEW_STEPS = 1000
+SAMPLES = 32  # images of the last validation that are looked at for causes
+FEW_IMAGES = 10  # distinct references from which on captions can be called collapsed
+
+
+class Pixels(NamedTuple):
+    """Mean and deviation of images as the encoder gets them."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, images: Tensor) -> "Pixels":
+        return cls(images.mean().item(), images.std().item())
+
+    def __str__(self) -> str:
+        return f"mean {self.mean:.2f}, deviation {self.deviation:.2f}"
+
+
+def differ(one: Pixels, other: Pixels) -> bool:
+    """True where two batches of images look as if they were prepared in different ways."""
+    ratio = (one.deviation + 0.01) / (other.deviation + 0.01)
+    return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
+
+
+def has_pixels(batch: Any) -> bool:
+    """True where a batch holds images, and not features that were kept of them."""
+    return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
+
+
+def captions_images(task: Any) -> bool:
+    """True for a task that keeps the captions of its last validation, with their references."""
+    return isinstance(getattr(task, "metrics", None), LanguageMetrics)
+
+
+class ImageUseMonitor(L.Callback):
+    """Warns when captions collapse, or when the loss does not mind which image stands beside a caption.
+
+    Either must hold in several validations in a row. The warning names the causes that the run itself shows signs of.
+
+    Args:
+        min_gap: The least that other images should add to the loss, as a share of it.
+        min_distinct: The least number of different captions, as a share of that of the first references.
+        patience: Validations in a row before it warns, and between two warnings.
+        stop: Whether to stop the run too, with exit status 1.
+    """
+
+    def __init__(
+        self, *, min_gap: Share = 0.01, min_distinct: Share = 0.05, patience: Count = 3, stop: bool = False
+    ) -> None:
+        self.min_gap, self.min_distinct, self.patience, self.stop = min_gap, min_distinct, patience, stop
+        self.streaks = {"gap": 0, "distinct": 0}
+        self.losses: list[float] = []
+        self._train_pixels: Pixels | None = None
+        self._fault: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"streaks": self.streaks, "losses": self.losses}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.streaks, self.losses = dict(state_dict["streaks"]), list(state_dict["losses"])
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._fault is not None:
+            raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
+        task: Any = pl_module
+        if self._train_pixels is None and captions_images(task) and has_pixels(batch):
+            self._train_pixels = Pixels.of(task.preprocess.normalize(batch["images"]))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not captions_images(pl_module):
+            return
+        task: Any = pl_module
+        results = {name.removeprefix("val/"): value for name, value in task.results.items()}
+        self.losses.append(results["loss"])
+        signs = dict(self.signs(results, task))
+        self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
+        due = [signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0]
+        if not due:
+            return
+        self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None
+        if trainer.is_global_zero:
+            causes = [f"  - {cause}" for cause in self.causes(trainer, task)]
+            lines = [f"\nwarning: for {self.patience} validations the model has ignored its images: {'; '.join(due)}"]
+            print("\n".join([*lines, "likely causes:", *causes]), file=sys.stderr, flush=True)
+
+    def signs(self, results: dict[str, float], task: Any) -> Iterator[tuple[str, str]]:
+        """Yields name and description of each sign in a validation that the model ignores its images."""
+        other = results.get("loss@shuffled")
+        if other is not None and other - results["loss"] < self.min_gap * results["loss"]:
+            yield "gap", f"the loss is {results['loss']:.4f} with an image and {other:.4f} with another one's"
+        scored = task.metrics.first
+        references = len({texts[0] for texts in scored.references.values()})
+        captions = len(set(scored.predictions.values()))
+        if references >= FEW_IMAGES and captions < max(2, self.min_distinct * references):
+            images = len(scored.predictions)
+            yield "distinct", f"{captions} different caption{'s' * (captions > 1)} for {images} images"
+
+    @torch.no_grad()
+    def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
+        """The likely causes: those that show signs first, then those that show none."""
+        shown = [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
+        return [*shown, "images that do not belong to their captions: see some with vlm check-data --out DIR"]
+
+
+def _of_encoder(task: Any, train: Pixels | None) -> Iterator[str]:
+    if all(not parameter.requires_grad for parameter in task.model.encoder.parameters()):
+        yield "a frozen encoder (task.freeze): it must be a trained one, with the preprocessing it was trained with"
+    samples = [sample["image"] for sample in task.samples[:SAMPLES]]
+    if not samples:
+        return
+    images = task.preprocess.normalize(torch.stack(samples))
+    seen = Pixels.of(images)
+    if abs(seen.mean) > 1.5 or not 0.2 < seen.deviation < 4:
+        yield f"images that are not normalised ({seen}): set data.preprocess.mean and std to those of the images"
+    if train and differ(train, seen):
+        yield f"mismatched preprocessing: {train} in training, {seen} in validation; compare data.augment, .preprocess"
+    states = task.model.encode(images).states.float()
+    spread = states.std(0).mean() / states.std().clamp(min=1e-9)  # over images, beside that over all
+    if len(samples) > 1 and spread < 0.02:
+        yield f"an encoder that tells images apart by {spread.item():.1%} of its output alone: dead, or not normalised"
+
+
+def _of_training(trainer: L.Trainer, losses: list[float]) -> Iterator[str]:
+    rate = max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)
+    if len(losses) > 1 and losses[-1] > 0.98 * losses[0]:
+        yield f"the learning rate: val/loss went from {losses[0]:.4f} to {losses[-1]:.4f}; optim.lr is {rate:.1e} now"
+    if trainer.global_step < FEW_STEPS:
+        yield f"too few steps: {trainer.global_step} so far; small models may need thousands to see anything"

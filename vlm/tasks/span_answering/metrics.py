@@ -1,0 +1,95 @@
+"""Exact match and F1 of answers that are parts of a passage, as SQuAD's script has them (Rajpurkar et al. 2016)."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlm.data.text.passages import normalized
+from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.metrics.records import SampleMetric
+from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
+
+NAMES = ("exact_match", "f1")
+
+
+class Answered(NamedTuple):
+    """A question of an evaluation, with what was answered; no answer is an empty one."""
+
+    question: str
+    context: str
+    answers: Sequence[str]
+    predicted: str
+    probability: float
+
+
+def scores(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 of the answer that fits best; of a question without one, of having answered nothing."""
+    true = [text for text in map(normalized, answers) if text] or [""]
+    pairs = [(float(normalized(predicted) == text), _f1(normalized(predicted).split(), text.split())) for text in true]
+    return max(exact for exact, _ in pairs), max(f1 for _, f1 in pairs)
+
+
+def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
+    if not predicted or not true:
+        return float(predicted == true)
+    common = sum((Counter(predicted) & Counter(true)).values())
+    return 2 * common / (len(predicted) + len(true))
+
+
+class SpanMetric(SampleMetric[Answered]):
+    """Scores over all questions of all processes."""
+
+    kind, unit = Answered, "question"
+
+    def compute(self) -> dict[str, float]:
+        """exact_match and f1; where some questions have an answer and others none, of both kinds too.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        return self.score([question.predicted for question in self.gather()])
+
+    def score(self, predicted: Sequence[str]) -> dict[str, float]:
+        """The scores of answers to the same questions."""
+        values = self._values(predicted)
+        known = np.array([bool(question.answers) for question in self.samples.values()])
+        scores = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
+        if known.any() and not known.all():
+            for kind, chosen in (("answerable", known), ("unanswerable", ~known)):
+                scores |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
+        return {name: float(value) for name, value in scores.items()}
+
+    def controls(self, train: Iterable[tuple[str, str]]) -> dict[str, float]:
+        """The scores of two controls that do not read as a model does.
+
+        Args:
+            train: Questions of training with their answers.
+        Returns:
+            metric@overlap, of the part of the context that stands among most words of the question; metric@question,
+            of the most frequent answer in train to the question, or to those that begin as it does.
+        """
+        frequent = MostFrequent((beginnings(question), answer) for question, answer in train)
+        asked = self.samples.values()
+        answers = {
+            "overlap": [overlapping_span(one.question, one.context) for one in asked],
+            "question": [frequent.value(beginnings(one.question)) for one in asked],
+        }
+        scores = {control: self.score(texts) for control, texts in answers.items()}
+        return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """Both scores at @low and @high: 95% intervals by bootstrap over questions."""
+        values = self._values([question.predicted for question in self.samples.values()])
+        return intervals(NAMES, mean_scorer(values), len(values), seed=seed)
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """The questions with their answers and scores."""
+        values = self._values([question.predicted for question in self.samples.values()]).tolist()
+        return [row | dict(zip(NAMES, own, strict=True)) for row, own in zip(super().rows_of(), values, strict=True)]
+
+    def _values(self, predicted: Sequence[str]) -> Any:
+        """Both scores of each question. Shapes: -> (N, 2)"""
+        pairs = zip(predicted, self.samples.values(), strict=True)
+        return np.array([scores(text, question.answers) for text, question in pairs])

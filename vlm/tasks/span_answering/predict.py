@@ -1,0 +1,202 @@
+"""Answering questions about texts by a part of the text: load, encode, predict, format; the command `answer`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import InputRows
+from vlm.data.text.documents import read_lines
+from vlm.data.text.passages import Place, Window, encode_passage, word_places
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import Count, UserError, print_error
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import Files, ModelOptions, Option, questions_of
+from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.text.text_rows import note_cut, rows_of
+from vlm.io.files import progress
+from vlm.io.output import Output, Records
+from vlm.models.context import Context
+from vlm.models.text_classifiers import TokenClassifier
+
+
+class Span(NamedTuple):
+    """The likeliest answer within a window: its first and last word there, none for no answer, and its score.
+
+    Args:
+        first, last: Words of the window, counted from 0; -1 for no answer.
+        score: Sum of the scores of start and end.
+        abstaining: The same sum for no answer.
+        probability, abstained: The probabilities of both within the window.
+    """
+
+    first: int
+    last: int
+    score: float
+    abstaining: float
+    probability: float
+    abstained: float
+
+
+class Answer(NamedTuple):
+    """An answer: a part of the context, empty where there is none; its place in code points, and its probability."""
+
+    text: str
+    start: int
+    probability: float
+
+
+def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
+    """Scores of start and end in each window; -inf of tokens where none can be: (B, L, 2)."""
+    assert rows.places is not None
+    logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
+    scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
+    scores = scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
+    windows = Context(scores).apart(rows.layout)
+    return windows.states.masked_fill(~windows.seen[..., None], -torch.inf)
+
+
+def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
+    """The likeliest answer within each window: the start and the end after it with the highest sum of scores.
+
+    Args:
+        longest: Tokens between start and end, and one of them, at most.
+    Shapes:
+        scores (B, L, 2)
+    """
+    scores = scores.double().cpu()
+    starts, ends = scores.unbind(-1)
+    length = starts.shape[1]
+    words = (starts > -torch.inf).cumsum(1) - 2  # (B, L) the first token counts as word -1
+    among = scores.logsumexp(1).sum(-1)  # (B,)
+    band = torch.ones(length, length, dtype=torch.bool).triu().tril(longest - 1)
+    band[0] = False
+    sums = (starts[:, :, None] + ends[:, None]).masked_fill(~band, -torch.inf).flatten(1)  # (B, L * L)
+    best, at = sums.max(1)
+    abstaining = starts[:, 0] + ends[:, 0]
+    first, last = (words.gather(1, place[:, None])[:, 0] for place in (at // length, at % length))
+    columns = (first, last, best, abstaining, (best - among).exp(), (abstaining - among).exp())
+    return [Span(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def choose_answer(
+    context: str, words: Sequence[Place], windows: Sequence[tuple[int, Span]], *, abstains: bool
+) -> Answer:
+    """The answer of the window with the highest score (Devlin et al. 2019, section 4.3).
+
+    Args:
+        words: Words of the context.
+        windows: The number of the first word of each window, and its likeliest answer.
+        abstains: Whether there may be none: where no window's answer has a higher score than having none has in the
+            window where that is lowest.
+    """
+    first, span = max(windows, key=lambda window: window[1].score)
+    least = min((span for _, span in windows), key=lambda span: span.abstaining)
+    if span.score == -torch.inf or (abstains and least.abstaining >= span.score):
+        return Answer("", -1, least.abstained)
+    start, stop = words[first + span.first].start, words[first + span.last].stop
+    return Answer(context[start:stop], start, span.probability)
+
+
+class SpanAnswerer(Predictor):
+    """A trained model that answers by a part of a text, ready to use; arguments as in Predictor."""
+
+    task = "span_answering"
+    fields = ("file", "question", "answer")
+    model: TokenClassifier
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
+        self.abstains = bool(about["abstains"])
+        self.marks_shared = bool(about.get("marks_shared"))  # checkpoints of before do not have it
+
+    def check(self) -> None:
+        check_outputs(self.model.head.weight.T, 2, "scores of start and end")
+        check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+        self.answer("a", "b", batch_size=1)
+
+    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
+        raise UserError("vlm predict: this model answers questions; use vlm answer FILES --question Q")
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
+        yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
+
+    def use(self, inputs: Sequence[Any], *, question: str | Sequence[str] = (), batch_size: Count = 32) -> list[Any]:
+        """The answer to a question about each text, or the answers to several.
+
+        Args:
+            inputs: Texts; a `Path` stands for the text in a file.
+            question: Question about each text, or a list of questions.
+            batch_size: Windows of a long text that are read at once.
+        """
+        questions, rows = questions_of(question), []
+        for source in inputs:
+            text = source if isinstance(source, str) else "".join(read_lines(Path(source)))
+            rows.append([self.answer(one, text, batch_size=batch_size) for one in questions])
+        return [answers[0] for answers in rows] if isinstance(question, str) else rows
+
+    @torch.inference_mode()
+    def answer(self, question: str, context: str, *, batch_size: int) -> Answer:
+        """The answer to a question about a text.
+
+        Args:
+            batch_size: Windows of a long text that are read at once.
+        """
+        words = word_places(context)
+        sizes = self.tokenizer, self.max_len, self.stride
+        windows = encode_passage(*sizes, question, context, words=words, marks_shared=self.marks_shared)
+        spans: list[Span] = []
+        starts = range(0, len(windows), batch_size)
+        for start in progress(starts, len(starts), "batches"):
+            spans += self._spans(windows[start : start + batch_size])
+        firsts = [window.first for window in windows]
+        return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
+
+    def _spans(self, windows: Sequence[Window]) -> list[Span]:
+        rows = rows_of([[window.row] for window in windows], self.tokenizer.pad_id, self.device)
+        return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
+
+
+def answer_files(
+    answerer: SpanAnswerer, files: Sequence[str], questions: Sequence[str], records: Records, *, batch_size: int
+) -> int:
+    """Answers questions about text files and writes a record for each; returns the exit status.
+
+    A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
+    """
+    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
+    note_cut(lengths, answerer.max_len // 2, names="questions")
+    answerer.prepack(batch_size)
+    failed = 0
+    for file in files:
+        try:
+            text = "".join(read_lines(Path(file)))
+        except UserError as fault:
+            print_error(fault)
+            failed += 1
+            continue
+        for question in questions:
+            answer = answerer.answer(question, text, batch_size=batch_size)
+            about = {"file": file, "question": question, "answer": answer.text}
+            records.write({**about, "start": answer.start, "probability": answer.probability})
+    return 1 if failed else 0
+
+
+def command(
+    files: Files,
+    model: ModelOptions,
+    question: Annotated[list[str], Option("Question about each file; may be repeated.")],
+) -> int:
+    """Answers questions about text files as the options say; returns the exit status."""
+    questions = questions_of(question, option="--question")
+    output = Output(model.out, inputs=[*files, model.checkpoint])
+    records = Records(form=model.form, fields=SpanAnswerer.fields, output=output)
+    answerer = model.load(SpanAnswerer)
+    with output:
+        return answer_files(answerer, files, questions, records, batch_size=model.batch_size)

@@ -1,0 +1,129 @@
+"""Extractive question answering: the model reads a question and a passage, and marks the answer's start and end."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.data.batch import Batch, SpanRows
+from vlm.data.text.passage_field import PassageField
+from vlm.data.text.passages import word_places
+from vlm.errors import Count, UserError
+from vlm.evaluation.report.sections import Section, random_places
+from vlm.models.flop import Work
+from vlm.models.text_classifiers import TokenClassifier
+from vlm.tasks.shared.show import row_lines, text_shape
+from vlm.tasks.span_answering.metrics import Answered, SpanMetric
+from vlm.tasks.span_answering.predict import Answer, choose_answer, likeliest_spans, span_scores
+from vlm.tasks.span_answering.report import span_line, span_sections
+from vlm.training.data_module import Data
+from vlm.training.step.losses import Term
+from vlm.training.step.optim import Optimization
+from vlm.training.step.task import Task
+
+READ = 100_000  # questions of training that a control reads
+
+
+class SpanAnswering(Task):
+    """Trains by the cross-entropies of the answer's start and end among the tokens of a window (Devlin et al. 2019).
+
+    Args:
+        model, optimization, seed, freeze: As in Task; the model is a TokenClassifier with two outputs.
+        fields: questions, with their passages.
+        longest: Longest answer, in tokens.
+    Raises:
+        UserError: Words that the question has too are marked, and the model cannot read that.
+    """
+
+    name = "span_answering"
+    headlines = ("exact_match", "f1")
+    curves = ("exact_match", "f1")
+    unit = "questions"
+    counted_unit = "windows"
+    model: TokenClassifier
+
+    def __init__(
+        self,
+        *,
+        model: TokenClassifier,
+        fields: Mapping[str, Any],
+        seed: int,
+        optimization: Optimization | None = None,
+        freeze: Sequence[str] = (),
+        longest: Count = 30,
+    ) -> None:
+        super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
+        self.field: PassageField = fields["questions"]
+        self.longest, self.metric = longest, SpanMetric()
+        if self.field.marks_shared and getattr(model.encoder.type_embed, "num_embeddings", 0) < 3:
+            raise UserError("task.fields.questions.marks_shared: the model has two types of tokens alone; leave it out")
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["questions"].tokens.shape)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        return _loss(span_scores(self.model, batch["questions"]), batch["questions"])
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        rows: SpanRows = batch["questions"]
+        with torch.inference_mode():
+            scores = span_scores(self.model, rows)
+        self.add_loss(_loss(scores, rows))
+        spans = iter(likeliest_spans(scores, longest=self.longest))
+        answered = []
+        for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
+            answer = self._answer(context, [(first, next(spans)) for first in firsts])
+            answered.append(Answered(question, context, answers, answer.text, answer.probability))
+        self.metric.update(batch.ids, answered)
+
+    def _answer(self, context: str, windows: Sequence[Any]) -> Answer:
+        return choose_answer(context, word_places(context), windows, abstains=self.field.abstains)
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute()
+        rows = self.metric.rows_of()
+        self.samples = [{**rows[at], "line": span_line(rows[at])} for at in random_places(len(rows))]
+        if final:
+            train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
+            pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)
+            results |= self.metric.controls(pairs) | self.metric.intervals(seed=self.seed)
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        names = {"id": "id", "question": "question", "answer": "predicted"}
+        return [{name: row[column] for name, column in names.items()} for row in self.metric.rows_of()]
+
+    def details(self) -> dict[str, Any]:
+        return {"questions": self.metric.rows_of()}
+
+    def report(self) -> list[Section]:
+        return span_sections(self.metric.rows_of())
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows: SpanRows = batch["questions"]
+        ends = " to ".join(str(place) for place in rows.ends[0].tolist())
+        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
+        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens), f"  answer    tokens {ends}"]
+
+    def example(self, data: Data, folder: Path) -> str:
+        record = data.split(data.final_split).record(0)
+        path = folder / "example.txt"
+        path.write_text(record["context"], encoding="utf-8")
+        return f"vlm answer {shlex.quote(str(path))} --question {shlex.quote(record['question'])}"
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), "longest": self.longest}
+
+
+def _loss(scores: Tensor, rows: SpanRows) -> dict[str, Term]:
+    """The mean of the cross-entropies of start and end, summed over windows."""
+    return {"windows": Term(F.cross_entropy(scores, rows.ends, reduction="sum") / 2, len(rows.ends))}

@@ -1,0 +1,114 @@
+"""Tagging: the model reads a text and gives each of its words a tag."""
+
+import shlex
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch.nn.functional as F
+
+from vlm.data.batch import IGNORE, Batch
+from vlm.data.text.input_fields import TagField, WordsField
+from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
+from vlm.models.flop import Work
+from vlm.models.text_classifiers import TokenClassifier
+from vlm.tasks.shared.show import row_lines, text_shape
+from vlm.tasks.shared.text_controls import tag_controls
+from vlm.tasks.tagging.metrics import Sentence, TaggingMetric
+from vlm.tasks.tagging.predict import tag_probabilities
+from vlm.training.data_module import Data
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task, TaskOptions
+
+
+class Tagging(Task):
+    """Trains by the cross-entropy of each word's tag, read at its first piece.
+
+    Args:
+        model, options: As in Task; the model is a TokenClassifier.
+        fields: words, and tags.
+    """
+
+    name = "tagging"
+    headlines = ("word_accuracy", "span_f1")
+    curves = ("word_accuracy", "span_f1")
+    unit = counted_unit = "words"
+    model: TokenClassifier
+
+    def __init__(self, *, model: TokenClassifier, **options: Unpack[TaskOptions]) -> None:
+        super().__init__(model=model, **options)
+        self.words: WordsField = options["fields"]["words"]
+        tags: TagField = options["fields"]["tags"]
+        self.classes = list(tags.classes)
+        self.metric = TaggingMetric(classes=self.classes)
+
+    def size(self, batch: Batch) -> int:
+        return sum(batch["words"].counts)
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["words"].tokens.shape)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        rows, tags = batch["words"], batch["tags"]
+        logits = self.model(rows.tokens, rows.segments, rows.types, rows.places).float()
+        options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": self.label_smoothing}
+        return {"words": Term(F.cross_entropy(logits, tags.labels, reduction="sum", **options), tags.count)}
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        rows, tags = batch["words"], batch["tags"]
+        probabilities = tag_probabilities(self.model, rows)
+        loss = F.nll_loss(probabilities.log(), tags.labels, reduction="sum", ignore_index=IGNORE)
+        self.add_loss({"words": Term(loss, tags.count)})
+        names = [self.classes[at] for at in probabilities.argmax(-1).tolist()]
+        predicted = [names[start:stop] for start, stop in pairwise(accumulate(rows.counts, initial=0))]
+        self.metric.update(batch.ids, list(map(Sentence, rows.texts, tags.tags, predicted)))
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute()
+        sentences = list(self.metric.samples.values())
+        shown = [sentences[at] for at in random_places(len(sentences))]
+        self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
+        if final:
+            train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
+            results |= self.metric.intervals(seed=self.seed)
+            results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
+        return results
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return self.metric.rows_of()
+
+    def details(self) -> dict[str, Any]:
+        matrix, classes = self.metric.confusion()
+        return {"tags": self.metric.per_class(), "confusion": matrix, "classes": classes}
+
+    def report(self) -> list[Section]:
+        """The confusion matrix, the scores of each tag and kind of span, and some sentences with mistakes."""
+        names = ("precision", "recall", "f1", "count")
+        rows = [
+            [tag, *(f"{row[name]:.1%}" for name in names[:3]), f"{row['count']:,.0f}"]
+            for tag, row in self.metric.per_class().items()
+        ]
+        wrong = [one for one in self.metric.samples.values() if list(one.tags) != list(one.predicted)]
+        shown = [[_line(wrong[at])] for at in random_places(len(wrong))[:SHOWN]]
+        mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], shown)])] if shown else []
+        table = Table(["tag", "precision", "recall", "F1", "number"], rows)
+        return [Section("Tags", [Confusion(*self.metric.confusion()), table]), *mistakes]
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["words"]
+        names = " ".join(batch["tags"].tags[0][:tokens])
+        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
+        return [*lines, *row_lines(rows, self.words.tokenizer, shown=tokens), f"  tags      {names}"]
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm tag --text {shlex.quote(' '.join(data.split(data.final_split).record(0)['words']))}"
+
+
+def _line(one: Sentence) -> str:
+    """A sentence with its tags; where one is wrong, the true one stands beside it."""
+    triples = zip(one.words, one.predicted, one.tags, strict=True)
+    return " ".join(f"{word}/{taken}" + ("" if taken == true else f"({true})") for word, taken, true in triples)

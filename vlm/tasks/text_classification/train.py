@@ -1,0 +1,107 @@
+"""Text classification: the model reads a text, or a pair of texts, and says what class it is of."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import Tensor
+
+from vlm.data.batch import Batch
+from vlm.data.text.input_fields import InputField
+from vlm.evaluation.report.sections import Table
+from vlm.models.flop import Work
+from vlm.models.text_classifiers import SequenceClassifier
+from vlm.tasks.shared.class_task import ClassTask, share
+from vlm.tasks.shared.show import row_lines, text_shape
+from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
+from vlm.tasks.text_classification.predict import text_probabilities
+from vlm.training.data_module import Data
+from vlm.training.step.losses import Term, class_loss
+from vlm.training.step.task import TaskOptions
+
+SHOWN_CHARACTERS = 400  # of a text of a report
+
+
+class TextClassification(ClassTask):
+    """Trains by cross-entropy.
+
+    Args:
+        model, options: As in ClassTask; the model is a SequenceClassifier.
+        fields: texts, and labels.
+    """
+
+    name = "text_classification"
+    headlines = ("accuracy", "f1")
+    curves = ("accuracy", "f1", "calibration_error")
+    unit = counted_unit = "texts"
+    model: SequenceClassifier
+
+    def __init__(self, *, model: SequenceClassifier, **options: Unpack[TaskOptions]) -> None:
+        super().__init__(model=model, **options)
+
+    @property
+    def field(self) -> InputField:
+        """The field of the texts."""
+        return self.fields["texts"]  # type: ignore[return-value]
+
+    def work(self, batch: Batch) -> Work:
+        return Work(0, *batch["texts"].tokens.shape)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        rows = batch["texts"]
+        logits = self.model(rows.tokens, rows.segments, rows.types, rows.layout)
+        return {"texts": Term(*class_loss(logits, batch["labels"], label_smoothing=self.label_smoothing))}
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        return text_probabilities(self.model, batch["texts"])
+
+    def texts(self, batch: Batch) -> Sequence[Sequence[str]]:
+        return batch["texts"].texts
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = super().evaluation_results(split, loss, final=final)
+        of_classes = [value for value in self.metric.f1() if value is not None]
+        results["f1"] = sum(of_classes) / len(of_classes)
+        if final:
+            results["accuracy@bag"] = self.bag_accuracy(self.trainer.datamodule, split)  # type: ignore[attr-defined]
+        return results
+
+    def bag_accuracy(self, data: Data, split: str) -> float:
+        """The accuracy of a bag of words, learned from train."""
+        train, own = (
+            ((bag_of(self.field.texts_of(record)), record["label"]) for record in data.split(name).records())
+            for name in ("train", split)  # which may be the same
+        )
+        bag = NaiveBayes(train, len(self.classes))
+        right = [bag.predict(words) == label for words, label in own]
+        return sum(right) / len(right)
+
+    def details(self) -> dict[str, Any]:
+        return super().details() | {"f1": dict(zip(self.classes, self.metric.f1(), strict=True))}
+
+    def class_table(self) -> Table:
+        rows = zip(self.classes, map(share, self.metric.per_class()), map(share, self.metric.f1()), strict=True)
+        return Table(["class", "accuracy", "F1"], list(rows))
+
+    def shown(self, records: Sequence[Mapping[str, Any]]) -> Table:
+        rows = [
+            (f"{record['predicted']} {record['probability']:.0%}", record["label"], self._text(record))
+            for record in records
+        ]
+        return Table(["predicted", "true", "text"], rows)
+
+    def _text(self, record: Mapping[str, Any]) -> str:
+        text = " | ".join(record[name] for name in ("text", "pair") if name in record)
+        return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        rows = batch["texts"]
+        names = ", ".join(self.classes[label] for label in batch["labels"][:8])
+        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
+        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens), f"  classes   {names}"]
+
+    def example(self, data: Data, folder: Path) -> str:
+        texts = self.field.texts_of(data.split(data.final_split).record(0))
+        options = (f"--{name} {shlex.quote(text)}" for name, text in zip(("text", "pair"), texts, strict=False))
+        return f"vlm classify {' '.join(options)}"

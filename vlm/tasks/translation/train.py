@@ -1,0 +1,129 @@
+"""Translation, and any other text to text: the model reads a text and writes another."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from vlm.data.batch import Batch
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Count
+from vlm.evaluation.report.sections import Section
+from vlm.models.encoder_decoder import TextToText
+from vlm.models.flop import Work
+from vlm.tasks.shared.show import caption_line, first_row, text_shape
+from vlm.tasks.shared.text_search import TextSearch
+from vlm.tasks.translation.metrics import TranslationMetric
+from vlm.tasks.translation.predict import encode_texts
+from vlm.tasks.translation.report import translation_sections
+from vlm.training.data_module import Data
+from vlm.training.step.losses import Term, row_losses, token_loss
+from vlm.training.step.task import Task, TaskOptions
+
+
+class Translation(Task):
+    """Trains by next-token prediction, validates by translating freely.
+
+    Args:
+        model, options: As in Task; the model is a TextToText.
+        fields: text, and translation.
+        max_tokens: Longest translation that is decoded, in tokens.
+        beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
+        val_texts: Texts that a validation translates; None for all.
+    """
+
+    name = "translation"
+    headlines = ("bleu", "chrf", "exact_match")
+    curves = ("bleu", "chrf", "exact_match", "length_ratio")
+    unit = "texts"
+    model: TextToText
+
+    def __init__(
+        self,
+        *,
+        model: TextToText,
+        max_tokens: Count,
+        beam: Count = 1,
+        length_penalty: float = 1.0,
+        val_texts: Count | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(model=model, **options)
+        self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+        self.val_texts, self.metric = val_texts, TranslationMetric()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Reads and writes texts of both sides."""
+        return self.fields["translation"].tokenizer  # type: ignore[return-value]
+
+    def work(self, batch: Batch) -> Work:
+        (rows, length), texts = batch["translation"].tokens.shape, batch["text"]
+        read = (texts.tokens if texts.layout is None else texts.layout).shape[1]
+        return Work(rows=rows, length=length, read=read, packed=tuple(texts.tokens.shape))
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        texts, rows = batch["text"], batch["translation"]
+        places = (rows.segments, texts.segments, texts.types, texts.layout)
+        hidden = self.model(texts.tokens, rows.tokens, *places, **self.beside(batch))
+        smoothing = self.label_smoothing
+        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
+
+    def beside(self, batch: Batch) -> dict[str, Tensor]:
+        """Further arguments of the encoder: inputs beside the texts of a batch."""
+        return {}
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.metric.reset()
+        self.search.begin()
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
+        texts, rows, model = batch["text"], batch["translation"], self.model
+        context = encode_texts(model, texts, **self.beside(batch))
+        with torch.autocast(self.device.type, enabled=False):
+            hidden = model.decoder(rows.tokens, rows.segments, context)
+            sums, counts = row_losses(hidden, rows.targets, model.head_parts)
+        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
+        if not final and self.has_samples(self.val_texts):
+            return
+        hypotheses = self.search.texts(context, final=final)
+        read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
+        references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
+        for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
+            self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        self.search.end()
+        results = self.metric.compute()
+        if final:
+            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+            results |= self.metric.dictionary(train) | self.metric.intervals(seed=self.seed)
+        return results
+
+    def notes(self) -> list[str]:
+        return [f"{name:<12}{signature}" for name, signature in self.metric.signatures().items()]
+
+    def details(self) -> dict[str, Any]:
+        return {"signatures": self.metric.signatures(), "texts": self.metric.samples}
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return [{"id": id, "translation": row["translation"]} for id, row in self.metric.samples.items()]
+
+    def report(self) -> list[Section]:
+        return translation_sections(list(self.metric.samples.values()), self.notes())
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        texts, rows = batch["text"], batch["translation"]
+        lines = [f"batch       {text_shape(one.tokens, one.segments)}" for one in (texts, rows)]
+        lines += [f"sample      {batch.ids[0]}", f"  text      {self.tokenizer.decode(texts.ids()[0])}"]
+        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="written", shown=tokens)
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm translate --text {shlex.quote(data.split(data.final_split).record(0)['text'])}"
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), **self.search.description()}

@@ -1,0 +1,136 @@
+"""Faults of a config that training finds before it reads or writes anything."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from vlm.config.check import check as check_nodes
+from vlm.config.check import product
+from vlm.config.links import origins
+from vlm.config.target import find, limit, parameters
+from vlm.config.types import fits, show
+from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
+
+Batches = Annotated[int | float | None, Range(0)]
+_FILLED_IN = Annotated[Any, INJECTED]
+# Annotations of other packages' arguments, with the limits that ours declare themselves.
+LIMITS: dict[str, dict[str, Any]] = {
+    "lightning.pytorch.trainer.trainer.Trainer": {
+        "accumulate_grad_batches": Count,
+        "callbacks": _FILLED_IN,
+        "check_val_every_n_epoch": Count | None,
+        "default_root_dir": _FILLED_IN,
+        "devices": list[int] | str | Annotated[int, Range(1, also=-1)],
+        "gradient_clip_val": Annotated[float | None, Range(0)],
+        "limit_test_batches": Batches,
+        "limit_train_batches": Annotated[int | float | None, Range(above=0)],
+        "limit_val_batches": Batches,
+        "log_every_n_steps": Annotated[int | None, Range(1)],
+        "logger": _FILLED_IN,
+        "max_epochs": Annotated[int | None, Range(1, also=-1)],
+        "max_steps": Annotated[int, Range(1, also=-1)],
+        "num_nodes": Count,
+        "num_sanity_val_steps": Annotated[int | None, Range(0, also=-1)],
+        "plugins": _FILLED_IN,
+        "val_check_interval": Annotated[int | float | str | None, Range(above=0)],
+    },
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": _FILLED_IN},
+    "torch.optim.": {
+        "betas": tuple[Rate, Rate],
+        "dampening": Rate,
+        "eps": Annotated[float, Range(0)],
+        "lr": Annotated[float, Range(0)],
+        "momentum": Rate,
+        "params": _FILLED_IN,
+        "weight_decay": Annotated[float, Range(0)],
+    },
+}
+limit(LIMITS)
+
+# Arguments that the program supplies, which classes of other packages need not mark as such.
+COMPLETED = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
+
+
+class FolderName(Limit):
+    """A name that is one folder inside of another."""
+
+    def holds(self, value: Any) -> bool:
+        return not isinstance(value, str) or (value.strip() not in ("", ".", "..") and not set(value) & set("/\\\0"))
+
+    def __str__(self) -> str:
+        return "the name of a folder, without /"
+
+
+TYPES = {
+    "seed": Annotated[int, Range(0)],
+    "name": Annotated[str, FolderName()],
+    "runs": str,
+    "test": bool,
+    "layer_decay": Annotated[float, Range(above=0)],
+    "compile": bool | None,
+    "activation_checkpointing": bool | None,  # runs of before it have none
+}
+
+
+def check(config: dict[str, Any]) -> None:
+    """Reports every fault of a config at once, before anything is read or written."""
+    from vlm.training.config.nodes import data_node, model_node
+    from vlm.training.feature_cache import feature_faults
+
+    nodes = {"data": data_node(config), "model": model_node(config)}
+    nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
+    check_nodes({**config, **nodes}, config, types=TYPES, injected=COMPLETED)
+    faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
+    faults += reward_faults(config)
+    if faults:
+        raise UserError("\n".join(origins(config, faults)))
+
+
+def model_faults(config: dict[str, Any]) -> list[str]:
+    """A line where the model is not of the kind that the task trains."""
+    model, wanted = product(config["model"]), parameters(find(config["task"]["_target_"])).get("model")
+    if wanted is None or fits(model, wanted.annotation):
+        return []
+    what = f"model: {model} does not fit task={config['task_name']}, which needs a {show(wanted.annotation)}"
+    return [f"{what}; choose another model, or none, and the task brings its own"]
+
+
+def accumulation_faults(config: dict[str, Any]) -> list[str]:
+    """A line where batches are accumulated whose samples a loss compares with one another."""
+    count = config["trainer"].get("accumulate_grad_batches") or 1
+    task: Any = find(config["task"]["_target_"])
+    if count == 1 or not task.compares_samples(config["task"]):
+        return []
+    what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
+    return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
+
+
+def reward_faults(config: dict[str, Any]) -> list[str]:
+    """A line where a model is to learn from captions that it draws, and none that captions is named."""
+    from vlm.training.run.run import start_places
+
+    if config["task"].get("reward") is None or start_places(config):
+        return []
+    return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
+
+
+def check_suited(config: dict[str, Any]) -> None:
+    """Reports data and models that are for another task; asked where a config cannot be resolved, as it then is."""
+    if faults := model_faults(config):
+        raise UserError("\n".join(faults))
+    from vlm.training.run.run import check_fit
+
+    check_fit(config)
+
+
+def size_faults(value: Any, path: str) -> Iterator[str]:
+    """Yields a line for each size that does not divide another, such as heads that do not divide the width."""
+    if not isinstance(value, dict):
+        return
+    for whole, part in (("dim", "num_heads"), ("image_size", "patch_size")):
+        size, divisor = value.get(whole), value.get(part)
+        if not isinstance(size, int) or not isinstance(divisor, int) or value.get("head_dim"):
+            continue
+        if size % divisor:
+            yield f"{path}{part}: {divisor} does not divide {whole}, {size}; change one of them"
+    for name, child in value.items():
+        yield from size_faults(child, f"{path}{name}.")

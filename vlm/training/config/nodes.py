@@ -1,0 +1,36 @@
+"""The parts of a config that are built, without the keys that others only refer to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlm.config.build import takes
+from vlm.training.data_module import Data
+
+BESIDE = ("size", "position", "adapt")  # keys of the model that are none of its arguments
+
+
+def data_node(config: dict[str, Any]) -> dict[str, Any]:
+    """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
+    node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
+    return node | {name: value for name, value in config["data"].items() if takes(node, name)}
+
+
+def model_node(config: dict[str, Any]) -> dict[str, Any]:
+    """The model's node, to be built: without the keys that others refer to, and init_from of any part."""
+    return _built({name: value for name, value in config["model"].items() if name not in BESIDE})
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _built(child) for name, child in value.items() if name != "init_from"}
+    return value
+
+
+def inject(value: Any, injected: Mapping[str, Any]) -> Any:
+    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
+    if isinstance(value, list):
+        return [inject(child, injected) for child in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {key: inject(child, injected) for key, child in value.items()}
+    return filled | ({name: injected[name] for name in injected if takes(value, name)} if "_target_" in value else {})

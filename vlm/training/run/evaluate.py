@@ -1,0 +1,151 @@
+"""Evaluating a checkpoint as training's own test does."""
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from vlm.checkpoint.stored import contained, thaw
+from vlm.config import target
+from vlm.config.compose import override
+from vlm.errors import UserError, print_error, printable
+from vlm.models.decoder import Decoder
+from vlm.models.text_encoder import TextEncoder
+from vlm.training.config.overrides import check_effective
+from vlm.training.data_module import Data
+from vlm.training.step.task import Task
+
+# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+HELD = {"model", "tokenizer", "preprocess", "augment"}
+
+
+def unread(key: str) -> bool:
+    """True for a key of the config that an evaluation does not read; of the data's, some only feed other keys."""
+    group, *below = key.split(".")
+    feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
+    return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
+
+
+def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
+    """Refuses texts that are longer than the model has positions for.
+
+    Raises:
+        UserError: It names the key.
+    """
+    for module in model.modules():
+        for name, field in config["task"]["fields"].items():
+            if isinstance(module, Decoder | TextEncoder) and field.get("max_len", 0) > module.max_len:
+                raise UserError(
+                    f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
+                    f"positions; give data.max_len={module.max_len}"
+                )
+
+
+def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
+    """A config whose cache may be written: the run's, where there is one, or else one that is removed in the end.
+
+    So that an evaluation leaves nothing in the run of a stranger, or where nothing may be written.
+    """
+    own = Path(config["runs"]) / "cache"
+    if own.is_dir() and os.access(own, os.W_OK):
+        return config
+    return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
+
+
+def evaluate_checkpoint(path: str, overrides: list[str], **options: Any) -> int:
+    """Evaluates a checkpoint; arguments and faults as in `_evaluate`."""
+    with ExitStack() as stack:
+        return _evaluate(path, overrides, stack, **options)
+
+
+def _evaluate(
+    path: str,
+    overrides: list[str],
+    stack: ExitStack,
+    *,
+    split: str | None,
+    out: str | None,
+    device: str,
+    batch_size: int | None,
+    trust: str | None,
+) -> int:
+    """Evaluates a checkpoint, prints its scores and controls, and writes them where asked; returns the exit status.
+
+    Raises:
+        UserError: As `evaluation_of`.
+    """
+    from vlm.io.output import output_folder
+    from vlm.training.run.results import keep_results
+    from vlm.training.run.train import chose, table
+
+    folder = None if out is None else output_folder(out)
+    config, task, data, results = evaluation_of(
+        path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
+    )
+    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
+    print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
+    for reason in task.unread:
+        print_error(printable(reason))
+    if folder is not None:
+        try:
+            keep_results(folder, task, results, data)
+            print(f"report      {folder / 'report.html'}")
+        except OSError as fault:
+            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
+    return 1 if task.unread else 0
+
+
+def evaluation_of(
+    path: str,
+    overrides: list[str],
+    stack: ExitStack,
+    *,
+    split: str | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+    trust: str | None = None,
+) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
+    """Evaluates a checkpoint: the config, the task and the data that it was done with, and the results.
+
+    Args:
+        stack: Is closed once nothing of the data is read any more.
+    Raises:
+        UserError: The checkpoint, its data or an override is at fault.
+    """
+    from vlm.checkpoint import load as ckpt
+    from vlm.checkpoint.verify import refusing
+    from vlm.training.config.check import check
+    from vlm.training.run.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.run.train import quiet
+
+    quiet()
+    if trust is not None:
+        target.trust(trust)
+    loaded = ckpt.read(path)
+    with refusing(path):
+        config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
+    config = override(config, overrides, verify=partial(check_effective, unread=unread))
+    check(config)
+    if batch_size is not None:
+        config["data"]["eval_batch_size"] = batch_size
+    config["test"] = True  # the run may have left it unread
+    config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
+    check_fit(config)
+    data = build_data(with_writable_cache(config, stack))  # made for a config that has passed all checks
+    with refusing(path):
+        data.restore(loaded["vlm"])
+    split = split or data.final_split
+    data.split(split)
+    model = ckpt.load_model(loaded, trust=trust)
+    check_lengths(config, model)
+    task = build_task(config, model, data)
+    trainer = build_trainer(config, Path("."), logger=False, enable_progress_bar=False)
+    results = evaluate(trainer, task, data, split)
+    if not results:
+        raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
+    return config, task, data, results

@@ -1,0 +1,142 @@
+"""Going on with a run exactly where it was."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from vlm.checkpoint.runs import LAST, RUNS, run_folders
+from vlm.checkpoint.stored import thaw
+from vlm.errors import UserError
+from vlm.training.config.overrides import check_resume_overrides
+from vlm.training.run.processes import broadcast_choice, is_rank_zero
+from vlm.training.run.run_folder import check_same_run, lock
+
+NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
+
+
+def resume_run(where: str, overrides: list[str]) -> int:
+    """Resumes a run and returns the exit status.
+
+    Args:
+        where: The run's folder, one of its checkpoints, a folder of runs for the newest in it, or "last" for the
+            newest run under runs/.
+        overrides: The values that may change: trainer, logger, callbacks, data.num_workers.
+    """
+    from vlm.checkpoint import load as ckpt
+    from vlm.checkpoint.verify import refusing
+    from vlm.training.config.check import check
+    from vlm.training.run.train import train
+
+    path = Path(broadcast_choice(lambda: str(find(where))))
+    folder = path.parent.parent
+    loaded = ckpt.read(path)
+    if "optimizer_states" not in loaded:
+        last = path.with_name(NAMES[0])
+        raise UserError(
+            f"resume={where}: {path.name} has no optimiser to go on with; "
+            f"{f'resume {last}' if last.is_file() else f'give the {last.name} of a run, or a run'}"
+        )
+    with refusing(path):
+        saved = thaw(loaded["vlm"]["config"])
+        reached(loaded, saved)
+    config = check_resume_overrides(overrides, saved)
+    check(config)
+    check_steps(loaded, config)
+    if is_rank_zero():
+        check_same_run(folder, saved)
+    if (ends := reached(loaded, config)) and any(folder.glob("evaluation/*/report.html")):
+        if is_rank_zero():
+            print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise {ends} to train on")
+        return 0
+    if is_rank_zero():
+        lock(folder)
+        print(f"resuming {folder} at step {loaded['global_step']}", file=sys.stderr)
+    return train(config, folder=folder, checkpoint=path)
+
+
+def find(where: str) -> Path:
+    """The checkpoint to go on from.
+
+    Raises:
+        UserError: There is none, or it cannot be read.
+    """
+    try:
+        return _find(where)
+    except OSError as fault:
+        reason = f"{fault.filename}: cannot be read ({fault.strerror})"
+        raise UserError(f"resume={where}: {reason}; change its permissions, or resume another run") from fault
+
+
+def _find(where: str) -> Path:
+    if where == LAST:
+        return newest(RUNS, "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
+    path = Path(where)
+    if path.is_dir():
+        if (path / "checkpoints").is_dir():
+            return last_of(path)
+        return newest(path, f"resume={where}: there is no checkpoint at {path / 'checkpoints'}; name a run's folder")
+    if not path.is_file():
+        raise UserError(f"resume={where}: no such run or checkpoint; give a run's folder, a .ckpt file, or last")
+    return path
+
+
+def newest(runs: Path, otherwise: str) -> Path:
+    """The checkpoint of the newest run in a folder of runs that has a whole one; damaged ones are named."""
+    for folder in run_folders(runs):
+        try:
+            return last_of(folder)
+        except UserError as fault:
+            print(f"passed over: {fault}", file=sys.stderr)
+    raise UserError(otherwise)
+
+
+def last_of(folder: Path) -> Path:
+    """The last checkpoint of a run that is whole; a damaged one is named."""
+    from vlm.checkpoint import load as ckpt
+
+    faults = []
+    for path in (folder / "checkpoints" / name for name in NAMES):
+        if not path.is_file():  # killed between the two renames of a save
+            continue
+        try:
+            ckpt.read(path)
+        except UserError as fault:
+            faults.append(str(fault))
+            continue
+        for passed in faults:
+            print(f"passed over: {passed}", file=sys.stderr)
+        return path
+    reasons = "; ".join(faults) or "there is none yet; start the run again"
+    raise UserError(f"{folder}: no checkpoint to go on from ({reasons})")
+
+
+def check_steps(loaded: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuses what would make other optimiser steps of the same batches, and an end that is passed already.
+
+    Raises:
+        UserError: It names the key and both values.
+    """
+    saved, limits = loaded["vlm"]["config"]["trainer"], config["trainer"]
+    before, now = (values.get("accumulate_grad_batches", 1) for values in (saved, limits))
+    if before != now:
+        raise UserError(
+            f"trainer.accumulate_grad_batches: the run has {before}, a resumed one cannot have {now}; "
+            "leave it out, or start a new run"
+        )
+    for name, done in {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}.items():
+        if 0 <= (limits.get(name) or -1) < done:
+            raise UserError(
+                f"trainer.{name}: {limits[name]} is less than the {done} that are done; give more, or leave it out"
+            )
+
+
+def epochs_done(loaded: dict[str, Any]) -> int:
+    """Whole epochs that a checkpoint has behind it."""
+    return loaded["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+
+
+def reached(loaded: dict[str, Any], config: dict[str, Any]) -> str:
+    """The keys of the config at whose end a checkpoint is; nothing where it has some way to go."""
+    limits = config["trainer"]
+    done = {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}
+    return " and ".join(f"trainer.{name}" for name, count in done.items() if 0 < (limits.get(name) or -1) <= count)

@@ -1,0 +1,330 @@
+"""One run: what its config says, built and put together."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.base import ADAPTERS
+from vlm.checkpoint.stored import contained, freeze
+from vlm.config.build import build, spec
+from vlm.config.links import walk
+from vlm.config.target import arguments, find, trusted
+from vlm.data.features.fingerprint import check_split
+from vlm.data.fields import Field
+from vlm.data.records import Source
+from vlm.errors import UserError, printable, printable_lines
+from vlm.nn.precision import has_bfloat16
+from vlm.nn.vocabulary_loss import compile_on_gpu
+from vlm.randomness import key
+from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
+from vlm.training.callbacks.compiling import TellCompiling
+from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
+from vlm.training.callbacks.progress import Progress
+from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
+from vlm.training.config.nodes import data_node, inject, model_node
+from vlm.training.config.preparation import prepared
+from vlm.training.data_module import Data
+from vlm.training.device_images import keep_images
+from vlm.training.feature_cache import keep_features
+from vlm.training.run import slurm
+from vlm.training.run.launcher import oversee
+from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
+from vlm.training.run.results import keep_results
+from vlm.training.run.run_folder import clean, create, new_folder
+from vlm.training.step import compiling
+from vlm.training.step.adapters import Adapted, adapt
+from vlm.training.step.blocks import arrange
+from vlm.training.step.fsdp import gather, scatter
+from vlm.training.step.optim import Optimization
+from vlm.training.step.task import Task
+
+
+def cache_folder(config: dict[str, Any]) -> Path:
+    """Folder of what later runs use again."""
+    return Path(config["runs"]) / "cache"
+
+
+def build_fields(config: dict[str, Any]) -> dict[str, Field]:
+    """The fields that the task reads of each record, by name; equal tokenizers are one, learned from all texts."""
+    tokenizers: dict[str, Any] = {}
+    fields = {}
+    for name, node in config["task"]["fields"].items():
+        path, own = f"task.fields.{name}", {key: value for key, value in node.items() if key != "tokenizer"}
+        shared = {}
+        if "tokenizer" in node:
+            recipe = json.dumps(node["tokenizer"], sort_keys=True)
+            if recipe not in tokenizers:
+                tokenizers[recipe] = build(node["tokenizer"], f"{path}.tokenizer")
+            shared["tokenizer"] = tokenizers[recipe]
+        fields[name] = build(own, path, **shared)
+    return fields
+
+
+def build_data(config: dict[str, Any]) -> Data:
+    """The data module with its source opened, and the task's fields in it."""
+    node, fields = data_node(config), build_fields(config)
+    needs = sorted({name for field in fields.values() for name in field.needs})
+    node["source"] = inject(node["source"], {"needs": needs})
+    options = {"order_seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
+    return build(node, "data", fields=fields, **options)
+
+
+def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model with weights keyed by the seed, and its specification for checkpoints.
+
+    Args:
+        sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
+    """
+    node = inject(model_node(config), sizes)
+    torch.manual_seed(key(config["seed"], "weights"))
+    try:
+        return build(node, "model"), spec(node)
+    except ValueError as fault:
+        raise UserError(f"model: {fault}") from fault
+
+
+def start_places(config: dict[str, Any]) -> dict[str, str]:
+    """The places that `model.init_from` and those of its parts name, by the part."""
+    keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
+    return {part: value for (part, name), value in keys.items() if name == "init_from"}
+
+
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights of the places to start from, and prints which."""
+    if places := start_places(config):
+        from vlm.checkpoint import start
+
+        lines = start.start_from(model, places, tokenizer)
+        if is_rank_zero():
+            print(printable_lines("\n".join(lines)), flush=True)
+
+
+def build_task(config: dict[str, Any], model: nn.Module, data: Data, **injected: Any) -> Task:
+    """The task, with the fields of its data."""
+    node = {name: value for name, value in config["task"].items() if name != "fields"}
+    return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **injected)
+
+
+def build_optimization(config: dict[str, Any]) -> Optimization:
+    node = dict(config["optim"])
+    if config["trainer"].get("precision") == "16-mixed":
+        node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
+    return Optimization(
+        optimizer=build(node, "optim"),
+        schedule=build(config["schedule"], "schedule"),
+        weight_decay=config["optim"].get("weight_decay", 0.0),
+        layer_decay=config["layer_decay"],
+    )
+
+
+def on_gpu(config: dict[str, Any]) -> bool:
+    """True for a config that trains on a GPU here."""
+    return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def compiles(config: dict[str, Any]) -> bool:
+    """True where a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
+
+    Raises:
+        UserError: It says so, and something is.
+    """
+    chosen = config.get("compile")
+    if chosen is False or (chosen is None and not on_gpu(config)):
+        return False
+    lacking = compiling.missing(on_gpu=on_gpu(config))
+    if lacking and chosen:
+        raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
+    if lacking and is_rank_zero():
+        print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
+    return lacking is None
+
+
+def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Trainer:
+    """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
+    node = dict(config["trainer"])
+    if node.get("precision") is None:
+        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
+    node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **injected)
+    leave_signals_to_us(trainer)
+    oversee(trainer)
+    return trainer
+
+
+class Run:
+    """A training run in its folder, put together in the order in which its parts need one another:
+
+    ::
+
+        folder ─► data ─► sizes ─► model ─► weights ─► compiled blocks ─┐
+                   │                                                    ├─► task ─┐
+                   └─► tokenizer, classes, fingerprint ─────────────────┘         ├─► trainer ─► checks
+                                             callbacks, loggers (in the folder) ──┘
+
+    Data come before the model, whose sizes they decide. Weights are copied before blocks are compiled in place, which
+    keeps their names. The trainer comes last, and knows the number of ranks, which has to divide the batch. The data of
+    a run that goes on have to be those it began with.
+
+    Args:
+        config: The resolved config.
+        folder: The folder of a run that goes on; by default a new one.
+        checkpoint: Where a run that goes on stands.
+    """
+
+    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+        config = prepared(config)
+        self.config, self.checkpoint = config, checkpoint
+        self.folder = folder or Path(broadcast_choice(lambda: str(new_folder(config))))
+        loaded = None if checkpoint is None else ckpt.read(checkpoint, merge=False)
+        self.compiled = compiles(config)
+        self.data = self._open_data(loaded)
+        model, spec, adapted = self._model(loaded)
+        self.task = build_task(config, model, self.data, optimization=build_optimization(config))
+        self.task.test_split = self.data.final_split
+        self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
+        if adapted:
+            self.task.about[ADAPTERS], self.task.left_out = adapted
+        callbacks = self._callbacks()
+        bar = any(isinstance(callback, Progress) for callback in callbacks)
+        self.trainer = build_trainer(
+            config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
+        )
+        samples = len(self.data.samples("train", training=True))
+        # Its world_size is that of the processes which were started, whatever it is set to.
+        check_devices(config["data"]["batch_size"], samples, self.trainer.num_devices * self.trainer.num_nodes)
+        if loaded is not None:
+            self._check_same_data(loaded)
+
+    def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
+        """The model with its blocks as they compute, its specification for checkpoints, and what of it adapts."""
+        config = self.config
+        if loaded is None:
+            model, spec = build_model(config, self.data.sizes)
+            start_from(model, config, self.data.tokenizer)
+        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
+            model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
+        adapted = adapt(model, config, start_places(config), loaded)
+        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
+            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
+        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
+        arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
+        if compiler and on_gpu(config):
+            compile_on_gpu(compiler)
+        return model, spec, adapted
+
+    def _open_data(self, loaded: dict[str, Any] | None) -> Data:
+        check_fit(self.config)
+        config = self.config if loaded is None else contained(self.config, self.folder)
+        self.cache = cache_folder(config)
+        with rank_zero_first():  # what it puts into the cache, the others read
+            data = build_data(config)
+            if data.cache_features:
+                check_split(data.split("train"))
+            if loaded is not None:
+                data.restore(loaded["vlm"])
+                return data
+            for line in skipped_lines(data.source.skipped) if is_rank_zero() else ():
+                print(line, flush=True)
+            data.prepare()
+        return data
+
+    def _check_same_data(self, loaded: dict[str, Any]) -> None:
+        before, now = loaded["vlm"]["data"], self.task.about["data"]
+        if before != now:
+            raise UserError(
+                f"data: the run was trained on other data (fingerprint {before}, now {now}); "
+                "restore them, or start a new run"
+            )
+
+    def _callbacks(self) -> list[L.Callback]:
+        nodes = self.config["callbacks"].items()
+        built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        built += [TellCompiling()] if self.compiled else []
+        # Checkpoints and signals come last: they save what the other callbacks make of a step.
+        return sorted(
+            built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
+        )
+
+    def _loggers(self) -> list[Any]:
+        loggers = []
+        for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
+            takes = arguments(find(node["_target_"]))
+            place = {key: str(self.folder) for key in ("folder", "save_dir") if key in takes}
+            loggers.append(SteadyLogger(build(node, f"logger.{name}", **place), name))
+        return loggers
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return next(callback for callback in self.trainer.callbacks if isinstance(callback, Checkpoints))  # type: ignore[attr-defined]
+
+    def fit(self) -> None:
+        """Trains to the end."""
+        if self.trainer.is_global_zero and self.checkpoint is None:
+            create(self.folder, self.config)
+            slurm.mark(self.folder)
+        elif self.trainer.is_global_zero:
+            clean(self.folder)
+            shutil.rmtree(self.folder / "evaluation" / self.data.final_split, ignore_errors=True)  # of fewer steps
+        if self.data.cache_features:
+            keep_features(self, self.cache)
+        if self.data.images_on_device:
+            keep_images(self)
+        self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+
+    def test(self) -> dict[str, float]:
+        """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
+        loaded = ckpt.read(self.checkpoints.kept, merge=False)
+        self.task.load_weights(ckpt.weights(loaded))
+        results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        if not results:  # trainer.limit_test_batches=0
+            return results
+        gather(self.task.model)  # one rank writes, and the report reads the model's attention
+        if self.trainer.is_global_zero:
+            keep_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+        scatter(self.task.model)
+        return results
+
+    def example(self) -> str:
+        """A command that uses what the run made."""
+        folder = self.folder / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.task.example(self.data, folder)
+
+
+def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
+    """Refuses data whose records do not hold what the task reads, before any is read.
+
+    Args:
+        source: Another source than the config's own.
+    Raises:
+        UserError: It names both.
+    """
+    own: Any = source or find(config["data"]["source"]["_target_"])
+    fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
+    needs = sorted({name for field in fields for name in field.needs})
+    if lacking := [name for name in needs if name not in own.holds]:
+        raise UserError(
+            f"data: records of {own.__name__} hold {' and '.join(own.holds)}, while task={config['task_name']} "
+            f"reads {' and '.join(lacking)}; choose other data, or another task"
+        )
+
+
+def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
+    """Lines on the records that a source left out, the first few by name."""
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
+    return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
+
+
+def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
+    """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
+    task.test_split = data.test_split = split
+    task.results = {}  # of a validation, which would stand for those of a test without batches
+    trainer.test(task, datamodule=data, verbose=False)
+    return task.results

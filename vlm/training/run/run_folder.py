@@ -1,0 +1,151 @@
+"""A run's folder: new or used by nobody else, and cleaned of what a killed process left."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from vlm.checkpoint.stored import freeze
+from vlm.errors import UserError
+from vlm.io.atomic import remove_unfinished
+from vlm.training.config.overrides import resumable
+
+CONFIG = "config.yaml"
+
+_locks: dict[Path, IO[str]] = {}  # the configs of runs, open for as long as this process lives
+_empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, with the folders that were created for each
+
+
+def new_folder(config: dict[str, Any], label: str = "") -> Path:
+    """Creates the empty folder of a new run, runs/NAME/DATE_TIME, which no other run that starts now takes.
+
+    Args:
+        label: The end of its name, of a job of a sweep.
+    Raises:
+        UserError: It cannot be created.
+    """
+    time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    place = Path(config["runs"]) / config["name"]
+    folder = place / (f"{time}_{label}" if label else time)
+    with _creating(folder):
+        parents = [path for path in folder.parents if not path.exists()]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while not _created(folder):
+            time += "_"
+            folder = place / (f"{time}_{label}" if label else time)
+    _empty[folder] = [folder, *parents]
+    return folder
+
+
+def _created(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _creating(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        place = fault.filename or folder
+        raise UserError(
+            f"{place}: cannot be created ({fault.strerror}); choose another place: runs=DIR, name=NAME", 1
+        ) from fault
+
+
+def create(folder: Path, config: dict[str, Any]) -> None:
+    """Writes the config of a new run into its folder, and locks the run.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    with _creating(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+    _empty.pop(folder, None)
+    lock(folder)
+
+
+def lock(folder: Path) -> None:
+    """Keeps other processes from resuming a run for as long as this one lives.
+
+    Raises:
+        UserError: A living process has it.
+    """
+    if folder.resolve() in _locks or not (folder / CONFIG).is_file():
+        return
+    try:
+        file = (folder / CONFIG).open("r+", encoding="utf-8")
+    except OSError as fault:
+        raise UserError(f"{folder}: cannot be written to ({fault.strerror}); change its permissions", 1) from fault
+    try:
+        # Of the kinds of lock, this one is not inherited by a loader's workers, which may outlive a killed run.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as fault:
+        raise UserError(f"{folder}: the run is going on in another process; wait for its end, or stop it") from fault
+    except OSError:
+        pass  # a file system without locks
+    _locks[folder.resolve()] = file
+
+
+def leave() -> None:
+    """Unlocks the runs of this process, and removes the folders of those that did not begin."""
+    while _locks:
+        _locks.popitem()[1].close()
+    while _empty:
+        with suppress(OSError):  # somebody else uses it
+            for folder in _empty.popitem()[1]:
+                folder.rmdir()
+
+
+def check_same_run(folder: Path, config: dict[str, Any]) -> None:
+    """Refuses a folder whose own config is not that of the checkpoint: a run would be continued in another's folder.
+
+    Args:
+        config: The checkpoint's.
+    Raises:
+        UserError: It names the first key that differs, with both values.
+    """
+    from vlm.checkpoint.verify import check_content
+
+    path = folder / CONFIG
+    if folder.resolve() in _locks:  # to close the file would unlock it; it was compared before
+        return
+    if not path.is_file():
+        raise UserError(f"{folder}: is no run's folder, it has no {CONFIG}; resume a checkpoint where its run left it")
+    try:
+        own = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_content(own)
+    except (OSError, yaml.YAMLError, RecursionError, ValueError) as fault:
+        raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
+    for key, (here, there) in differences(freeze(own), freeze(config)).items():
+        raise UserError(
+            f"{folder}: is the folder of another run, with {key}={here}; the checkpoint's has {key}={there}. "
+            "Resume it in its own folder"
+        )
+
+
+def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Keys that differ between two configs, less those that may, with both values."""
+    if resumable(key) or one == other:  # it may have been changed since the folder's config was written
+        return {}
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return {key: (one, other)}
+    differing: dict[str, tuple[Any, Any]] = {}
+    for name in dict.fromkeys([*one, *other]):
+        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
+    return differing
+
+
+def clean(folder: Path) -> None:
+    """Removes what a process left that was killed while it wrote."""
+    for place in (folder, folder / "checkpoints"):
+        remove_unfinished(place)

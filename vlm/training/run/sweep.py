@@ -1,0 +1,93 @@
+"""The jobs of a sweep, `python train.py -m KEY=A,B`: a run folder named by its overrides each, and a table of all."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from vlm.config.target import find
+from vlm.errors import printable
+from vlm.io.atomic import write_text
+from vlm.io.output import aligned
+from vlm.training.run import slurm
+from vlm.training.run.processes import broadcast_choice, is_rank_zero
+from vlm.training.run.resume import resume_run
+from vlm.training.run.run_folder import new_folder
+from vlm.training.run.train import train
+
+LONGEST = 120  # characters of a label in a folder's name; a file system takes 255 bytes
+
+
+def label(overrides: list[str]) -> str:
+    """Overrides as the end of a folder's name, without signs that a shell or a file system reads."""
+    return re.sub(r"[^\w.,=+-]+", "-", "_".join(overrides), flags=re.ASCII)[:LONGEST]
+
+
+def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record: Path) -> int:
+    """Trains a job of a sweep in a folder of its own and keeps a record of it; returns its exit status.
+
+    Args:
+        resolve: Gives its config.
+        overrides: Those in which the jobs differ.
+        record: The file that it is kept in: a launcher may run the job in another process.
+    """
+    row: dict[str, Any] = {"overrides": " ".join(overrides)}
+    try:
+        config = resolve()
+        begun = slurm.begun(config, label(overrides))
+        folder = begun or Path(broadcast_choice(lambda: str(new_folder(config, label(overrides)))))
+        row["folder"] = str(folder)
+        status = resume_run(str(folder), []) if begun else train(config, folder=folder)
+        row |= {"fault": f"ended with status {status}"} if status else main_score(config, folder)
+    except BaseException as fault:
+        row["fault"] = (str(fault) or type(fault).__name__).split("\n")[0]
+        raise
+    finally:
+        if is_rank_zero():
+            write_text(record, json.dumps(row))
+    return status
+
+
+def main_score(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The score that says most of a run, of its evaluation, or of its best validation where nothing was tested."""
+    task: Any = find(config["task"]["_target_"])
+    files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val")]
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
+        from vlm.checkpoint import load as ckpt
+
+        checkpoints = config["callbacks"]["checkpoints"]
+        scores = ckpt.read(folder)["vlm"]["scores"]
+        name, falls = str(checkpoints["monitor"]), checkpoints["mode"] == "min"
+    else:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        split = next(iter(scores)).split("/")[0]
+        metric = next(name for name in (*task.headlines, "loss") if f"{split}/{name}" in scores)
+        name, falls = f"{split}/{metric}", metric in task.smaller_is_better
+    return {"metric": name, "score": scores[name], "falls": falls} if name in scores else {}
+
+
+def closing(records: Iterable[Path]) -> str:
+    """The table of a sweep: the overrides, score and folder of each job, the best first and those that failed last."""
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in records]
+    rows.sort(key=lambda row: ("fault" in row, "score" not in row, row.get("metric", ""), _rank(row)))
+    scores = aligned([["overrides", "score"], *map(_cells, rows)]).split("\n")
+    ends = ["run", *(printable(row.get("fault") or row["folder"]) for row in rows)]
+    lines = [f"{score}  {end}" for score, end in zip(scores, ends, strict=True)]
+    text = "\n".join(["", f"{len(rows)} job{'s' * (len(rows) > 1)} of a sweep, the best first", *lines])
+    if any(str(row.get("metric")).startswith("test/") for row in rows):
+        text += "\n(the best of many scores on the test split is a little too good; test=false ranks by validation)"
+    return text
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "fault" in row:
+        return [row["overrides"], "failed"]
+    return [row["overrides"], f"{row['metric']} {row['score']:.4f}" if "score" in row else "none"]
+
+
+def _rank(row: dict[str, Any]) -> float:
+    score = row.get("score", math.inf)
+    return math.inf if math.isnan(score) else score if row.get("falls") else -score

@@ -1,0 +1,140 @@
+"""A whole training: fit, test of the best checkpoint, closing lines, and how it ends otherwise."""
+
+import logging
+import shlex
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import SharedError, UserError, printable_lines
+from vlm.io.output import aligned
+from vlm.training.run import run_folder
+from vlm.training.run.command import train_command
+
+
+def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:
+    """Trains as a checked config says, in a new run folder or on from a checkpoint of the run in `folder`.
+
+    Raises:
+        UserError: The config, the data or the machine is at fault.
+    """
+    from vlm.training.callbacks.signals import Stopped, stopping
+    from vlm.training.run.run import Run
+
+    quiet()
+    if not config["callbacks"].get("checkpoints"):
+        raise UserError("callbacks.checkpoints: cannot be left out; a run is tested and resumed from what it saves")
+    run = None
+    try:
+        with stopping():
+            run = Run(config, folder=folder, checkpoint=checkpoint)
+            run.fit()
+            results = run.test() if config["test"] else {}
+            if run.trainer.is_global_zero:
+                below = "\n".join([chose(config, results), *(run.task.notes() if results else [])])
+                print(closing(run.checkpoints.kept, results, run.example(), below), flush=True)
+    except Stopped as stop:
+        return leave(run, stop)
+    except Exception as fault:
+        return fail(run, fault)
+    finally:
+        run_folder.leave()
+    return 0
+
+
+def leave(run: Any, stop: Any) -> int:
+    """Prints the command that resumes a run stopped by a signal, and returns the exit status.
+
+    Args:
+        run: The run; None if it was stopped while it was put together.
+        stop: The vlm.training.callbacks.signals.Stopped.
+    """
+    from vlm.training.run import slurm
+    from vlm.training.run.processes import is_rank_zero
+
+    if not is_rank_zero():  # when all have saved, another status would have the first one killed while it speaks
+        return 0 if stop.saved else stop.status
+    if run and not stop.saved and run.trainer.strategy.launcher:
+        run.trainer.strategy.launcher.kill(signal.SIGTERM)
+    if stop.saved:
+        print(f"\n{stop}; everything is saved. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    elif run and (run.folder / "checkpoints" / "last.ckpt").is_file():  # the callback that saves may not be set up yet
+        print(f"\n{stop}. Go on with:\n  {resume_command(run.folder)}", flush=True)
+    if stop.signum == signal.SIGUSR1:
+        print(slurm.requeue(), flush=True)
+    return stop.status
+
+
+def fail(run: Any, fault: Exception) -> int:
+    """Ends the other processes of a run and raises its fault in words; returns the status where rank zero prints it."""
+    from vlm.training.run.faults import explain
+    from vlm.training.run.launcher import end_processes
+
+    error = explain(fault, run)
+    if run:
+        end_processes(run.trainer)
+        if isinstance(error, SharedError) and not run.trainer.is_global_zero:
+            return error.status
+    if error is fault:
+        raise fault
+    raise error from fault
+
+
+def resume_command(folder: Path) -> str:
+    return train_command(f"resume={folder}")
+
+
+def closing(checkpoint: Path, results: dict[str, float], example: str, below: str) -> str:
+    """The last lines of a finished run: scores, paths, and the next command to try, which may quote the data.
+
+    Args:
+        checkpoint: The evaluated one, in the folder of its run.
+        below: Lines below the scores, each with a line end before it.
+    """
+    folder = checkpoint.parent.parent
+    lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
+    if results:
+        report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
+        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
+    return printable_lines("\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"]))
+
+
+def chose(config: dict[str, Any], results: dict[str, float]) -> str:
+    """A line that marks scores on the split by which the checkpoint was chosen; nothing for others."""
+    monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
+    if not results:
+        return ""
+    split = next(iter(results)).split("/")[0]
+    if not monitor.startswith(f"{split}/"):
+        return ""
+    return f"\n({split} also chose the checkpoint, by {monitor.split('/')[1]}: its scores are a little too good)"
+
+
+def table(results: dict[str, float]) -> str:
+    """Scores with their controls beside them, a line a metric."""
+    columns = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    controls = sorted(columns, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
+    split = next(iter(results)).split("/")[0]
+    places = ["", *(f"@{control}" for control in controls)]
+    rows = [
+        [name.split("/")[1], *(_number(results.get(name + place)) for place in places)]
+        for name in results
+        if "@" not in name
+    ]
+    return aligned([[split, "model", *controls], *rows])
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if abs(value) < 10_000 else f"{value:.3e}"
+
+
+def quiet() -> None:
+    """Silences messages of libraries; those that concern the user are ours."""
+    libraries = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"
+    for name in (*libraries, "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", module="torch")

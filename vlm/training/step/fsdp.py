@@ -1,0 +1,126 @@
+"""Sharding: each rank keeps a part of every weight, gradient and moment, and whole checkpoints are written and read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from vlm.nn.blocks import DecoderBlock
+from vlm.training.step.blocks import blocks
+
+
+class Sharded(ModelParallelStrategy):
+    """Fully sharded data parallelism (FSDP2; Zhao et al. 2023): all ranks together hold one model and optimiser.
+
+    Lightning's own strategy writes and reads checkpoints past the trainer's CheckpointIO, and reads them unsafely. Here
+    both go through it, in the one format that a single process writes, so that either can go on where the other was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
+        super().setup_environment()
+
+    lightning_restore_optimizer = True  # by load_optimizer_state_dict
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        gathered = whole(checkpoint)  # by all ranks together
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(gathered, filepath)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=True)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        load(self.lightning_module, checkpoint["state_dict"])
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            state = {
+                index: {name: like(value, params[index]) for name, value in values.items()}
+                for index, values in stored["state"].items()
+            }
+            optimizer.load_state_dict({**stored, "state": state})
+
+
+def shard(model: nn.Module, strategy: Any) -> None:
+    """Shards a model over the ranks of a sharding strategy: each block by itself, the rest as one."""
+    if not isinstance(strategy, Sharded) or isinstance(model, FSDPModule):
+        return
+    mesh = strategy.device_mesh["data_parallel"]
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+        if isinstance(block, DecoderBlock):  # its keys_values are called by the decoder ahead of the block itself
+            register_fsdp_forward_method(block, "keys_values")
+    fully_shard(model, mesh=mesh)
+
+
+def gather(model: nn.Module) -> None:
+    """Gives each rank the whole weights, for an evaluation.
+
+    Ranks have different numbers of batches, and of tokens to decode: they could not gather weights block by block
+    together.
+    """
+    _each(model, whole=True)
+
+
+def scatter(model: nn.Module) -> None:
+    """Shards the weights again after `gather`."""
+    _each(model, whole=False)
+
+
+def _each(model: nn.Module, *, whole: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            if module is not model:  # the outermost keeps its own weights whole from forward to backward anyway
+                module.set_reshard_after_forward(not whole, recurse=False)
+            module.unshard() if whole else module.reshard()
+
+
+def whole(value: Any) -> Any:
+    """A container with every sharded tensor in it made whole, on the CPU; a collective of all ranks."""
+    if isinstance(value, DTensor):
+        return value.full_tensor().cpu()
+    if isinstance(value, dict):
+        return {name: whole(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(whole(child) for child in value)
+    return value
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, in its own memory: changed in place, so is the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(value: Any, reference: Any) -> Any:
+    """A whole tensor laid out over the ranks as a reference of its shape is; anything else as it is."""
+    if isinstance(reference, DTensor) and isinstance(value, Tensor) and value.shape == reference.shape:
+        if isinstance(value, DTensor):
+            return value
+        # Every rank has read the whole from the same file: nothing is sent.
+        device = value.to(reference.device_mesh.device_type)
+        return distribute_tensor(device, reference.device_mesh, reference.placements, src_data_rank=None)
+    return value
+
+
+def load(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Loads whole weights into a module that may be sharded."""
+    own = module.state_dict()
+    with torch.no_grad():
+        module.load_state_dict({name: like(value, own.get(name)) for name, value in state.items()})
