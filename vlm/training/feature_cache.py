@@ -19,6 +19,7 @@ from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
 from vlm.data.order import Key
 from vlm.data.samples import RecordDataset
+from vlm.data.store.cache_file import file_lock
 from vlm.io.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
