@@ -34,7 +34,7 @@ def answers_later(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Answer:
+class NumbersOnTheWay:
     """Numbers on their way from the device; reading them waits for what was launched before they were sent.
 
     Args:
@@ -79,7 +79,7 @@ class StepCheck:
     parameters: list[nn.Parameter]
     loss: Tensor
     norms: Tensor
-    answer: Answer
+    answer: NumbersOnTheWay
 
     def settle(self, trainer: L.Trainer, model: nn.Module) -> list[float]:
         """Reads the answer: what the ranks share beside the check.
@@ -105,7 +105,7 @@ def check(
     if can_skip(optimizer):
         optimizer.found_inf = bad  # type: ignore[attr-defined]
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    answer = Answer(torch.cat([bad[None], shared.to(bad.dtype)]))
+    answer = NumbersOnTheWay(torch.cat([bad[None], shared.to(bad.dtype)]))
     return StepCheck(trainer.global_step + 1, batches, parameters, loss, norms, answer)
 
 
