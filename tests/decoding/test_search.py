@@ -93,15 +93,6 @@ def test_the_end_token_does_not_count(decoder, context):
     assert greedy(decoder, row(context, 0), bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
 
 
-def test_independent_of_the_rest_of_the_batch(decoder, context):
-    eos = step_by_step(decoder, row(context, 0), 4)[-1]
-    together = greedy(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
-    for index in range(4):
-        alone = greedy(decoder, row(context, index), bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
-        assert alone.tokens == [together.tokens[index]]
-        assert alone.logprobs[0] == pytest.approx(together.logprobs[index], abs=1e-5)
-
-
 @torch.no_grad()
 def test_log_probabilities_are_those_of_the_tokens(decoder, context):
     found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)

@@ -169,6 +169,9 @@ SHOWN = {
     "whole numbers of 32 bits": (lambda: grey(np.int32([[0, 2**30, 2**31 - 1]])), rows_of(0, 128, 255)),
     "black and white": (lambda: encode(Image.fromarray(np.array([[True, False]])), "PNG"), rows_of(255, 0)),
     "fax": (lambda: grey([[True, False]], compression="group4"), rows_of(255, 0)),
+    "black and white, pbm": (lambda: b"P1\n2 1\n0 1\n", rows_of(255, 0)),
+    "grey of 16 bits, png": (lambda: encode(Image.fromarray(np.uint16([[0, 257, 65535]])), "PNG"), rows_of(0, 1, 255)),
+    "grey of 16 bits, pgm": (lambda: encode(Image.fromarray(np.uint16([[0, 257, 65535]])), "PPM"), rows_of(0, 1, 255)),
     "as wide as may be": (
         lambda: encode(Image.new("RGB", (2**16, 1), "blue"), "PNG"),
         np.uint8([[[0, 0, 255]] * 2**16]),
@@ -256,6 +259,7 @@ REFUSED = {
     "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image"),
     "icon": (lambda: encode(RGB, "ICO"), "not an image"),
     "pcx": (lambda: encode(RGB, "PCX"), "not an image"),
+    "tga": (lambda: encode(RGB, "TGA"), "not an image"),
     "png cut": (lambda: half(encode(noise(), "PNG")), "."),
     "png cut in its header": (lambda: encode(RGB, "PNG")[:20], "."),
     "jpeg cut": (lambda: half(encode(noise(), "JPEG")), "truncated"),

@@ -165,38 +165,6 @@ def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path:
         assert before.split(" -> ")[1] == after.split(" -> ")[0]  # each target is the next input
 
 
-@pytest.mark.slow  # a command of the README trains from a table too
-def test_captions_in_another_language_from_a_table(photos: Path, tmp_path: Path, read_captions, small, capsys) -> None:
-    words = {"red": "rotes", "blue": "blaues", "green": "grünes", "yellow": "gelbes", "circle": "Kreisförmiges"}
-    table = tmp_path / "bilder.csv"
-    with table.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "caption", "split"])
-        for name, caption in read_captions(photos / "captions.json"):
-            german = " ".join(words.get(word, word) for word in caption.split())
-            writer.writerow([name, german, {"0": "test", "1": "val"}.get(name[-5], "train")])
-    overrides = [value for value in small if "scenes" not in value]
-    data = ["data=captions", f"data.root={photos}", f"data.path={table}", "data.image_size=32", "data.max_len=80"]
-    assert main([*overrides, *data, f"runs={tmp_path / 'runs'}", "trainer.max_epochs=12", "optim.lr=1e-2"]) == 0
-    (folder,) = (tmp_path / "runs").glob("*/20*")
-    predictions = json.loads((folder / "evaluation" / "test" / "predictions.json").read_text())
-    spoken = {word for prediction in predictions for word in prediction["caption"].split()}
-    assert spoken & set(words.values()) and not spoken & set(words)
-
-
-@pytest.mark.slow  # test_tasks.py has it of each task
-def test_eight_samples_are_learnt_by_heart(small: list[str], tmp_path: Path, capsys) -> None:
-    heart = ["debug=overfit", "optim.lr=1e-2", "data.source.captions_per_image=1"]
-    heart += ["trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
-    assert main([*small, *heart, f"runs={tmp_path}", "data.batch_size=8", "trainer.limit_test_batches=1"]) == 0
-    (folder,) = tmp_path.glob("*/20*")
-    out = folder / "evaluation" / "train"
-    last = str(folder / "checkpoints" / "last.ckpt")
-    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(out), "--device", "cpu"]) == 0
-    metrics = json.loads((out / "metrics.json").read_text())
-    assert metrics["train/loss"] < 0.02 and metrics["train/exact_match"] == 1
-
-
 def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) -> None:
     assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
     loaded = ckpt.read(next(tmp_path.glob("*/20*")) / "checkpoints" / "last.ckpt")

@@ -104,13 +104,6 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     assert all(kind in page for kind in planted)
 
 
-@pytest.mark.slow  # test_tasks.py has it of each task
-def test_the_shapes_have_no_faults(tmp_path: Path, capsys) -> None:
-    assert vlm(["check-data", "--limit", "60", f"runs={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert found(said) == {} and "Shapes" in said and "100.00%" in said
-
-
 def test_classes(tmp_path: Path, capsys) -> None:
     for n in range(24):
         folder = tmp_path / "images" / ("val" if n % 6 > 3 else "train") / ("cat" if n % 2 else "dog")

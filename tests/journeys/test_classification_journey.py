@@ -95,16 +95,6 @@ def test_the_loss_is_the_cross_entropy_of_the_stored_weights(trained_classifier:
         assert each["probability"] == pytest.approx(row.max().item(), rel=1e-4)
 
 
-def test_evaluation_gives_the_figures_of_the_runs_own_test(trained_classifier: Path, tmp_path: Path, capsys) -> None:
-    assert vlm(["evaluate", "-c", best(trained_classifier), "--out", str(tmp_path), *CPU]) == 0
-    own = trained_classifier / "evaluation" / "test"
-    for name in ("metrics", "predictions", "details"):
-        assert results(tmp_path, name) == results(own, name)
-    assert (tmp_path / "confusion.png").is_file()
-    said = capsys.readouterr().out
-    assert said.startswith("test ") and "constant" in said.splitlines()[0] and "calibration_error" in said
-
-
 def read(form: str, text: str) -> Iterator[tuple[str, str, float]]:
     """Path, class and probability of each line."""
     lines = text.splitlines()
@@ -150,16 +140,6 @@ def test_the_likeliest_classes_come_in_order(trained_classifier: Path, pictures:
     assert len(top) == 6 and math.isclose(sum(top.values()), 1, abs_tol=1e-6)
 
 
-def test_a_bad_image_is_named_and_the_others_are_classified(trained_classifier, pictures, tmp_path, capsys) -> None:
-    bad, good = tmp_path / "bad.png", str(pictures / "test-0-000000.png")
-    bad.write_bytes(b"no image")
-    assert vlm(["classify", str(bad), good, str(tmp_path / "none.png"), "-c", best(trained_classifier), *EXACT]) == 1
-    captured = capsys.readouterr()
-    assert captured.out.startswith(f"{good}\t") and len(captured.out.splitlines()) == 1
-    assert f"error: {bad}: " in captured.err and f"error: {tmp_path / 'none.png'}: " in captured.err
-    assert len(captured.err.splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [(["--top", "0"], "top"), (["--format", "xml"], "--format"), (["--device", "tpu"], "--device"), ([], "no images")],
@@ -180,20 +160,6 @@ def test_info_says_what_the_file_holds(trained_classifier: Path, capsys) -> None
     assert "red circle, red cross, " in lines["classes"] and "val/accuracy" in lines["scores"]
     count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(best(trained_classifier))).values())
     assert f"{count:,} parameters" in lines["model"] and "Classifier" in said and "tokenizer" not in lines
-
-
-@pytest.mark.slow  # test_tasks.py has it of each task
-def test_eight_images_are_learnt_by_heart(class_folders: Path, small_classes, tmp_path: Path) -> None:
-    common = [value for value in small_classes if "data.source." not in value]
-    data = ["data=image_folder", f"data.root={class_folders}", "data.augment.min_scale=1.0"]
-    data += ["data.augment.min_ratio=1.0", "data.augment.horizontal_flip=false", "data.source.val_fraction=0.5"]
-    heart = ["debug=overfit", "trainer.max_epochs=60", "trainer.check_val_every_n_epoch=60", "optim.lr=5e-3"]
-    assert main([*common, *data, *heart, f"runs={tmp_path / 'runs'}"]) == 0
-    last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
-    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(tmp_path / "out"), *CPU]) == 0
-    metrics = results(tmp_path / "out")
-    assert metrics["train/accuracy"] == 1 and metrics["train/loss"] < 0.02
-    assert len(results(tmp_path / "out", "predictions")) == 8
 
 
 @pytest.mark.slow

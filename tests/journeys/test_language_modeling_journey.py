@@ -209,17 +209,6 @@ def test_info_says_what_the_file_holds(trained_text: Path, capsys) -> None:
     assert "Decoder" in said and "preprocess" not in lines and "classes" not in lines
 
 
-@pytest.mark.slow  # test_tasks.py has it of each task
-def test_eight_windows_are_learnt_by_heart(small_text: list[str], tmp_path: Path) -> None:
-    heart = ["debug=overfit", "trainer.max_epochs=120", "trainer.check_val_every_n_epoch=120"]
-    assert main([*small_text, *heart, "model.size.dim=64", f"runs={tmp_path / 'runs'}"]) == 0
-    last = str(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")
-    out = tmp_path / "out"
-    assert vlm(["evaluate", "-c", last, "--split", "train", "--out", str(out), *CPU]) == 0
-    # How a window begins is no matter of memory: what stands before it is not seen.
-    assert results(out)["train/loss"] < 0.15
-
-
 TEXT = "Grüße aus 東京 — the quick brown fox\njumps over the lazy dog.\n" * 12
 
 

@@ -1,7 +1,6 @@
 """The sample that is shipped: scenes, and a model that captions each of them with a true caption."""
 
 import json
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,15 +22,3 @@ def test_the_shipped_model_captions_the_shipped_scenes(options: list[str], capsy
     lines = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert {Path(path).name for path in lines} == set(true)
     assert all(caption in true[Path(path).name] for path, caption in lines.items())
-
-
-def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    shutil.copy(SAMPLE / "captioner.ckpt", tmp_path / "checkpoints" / "best.ckpt")
-    written = []
-    for place in (SAMPLE / "captioner.ckpt", tmp_path):
-        assert vlm(["caption", str(SAMPLE), "-c", str(place), "--device", "cpu"]) == 0
-        written.append(capsys.readouterr().out)
-    assert written[0] == written[1] != ""
-    assert vlm(["info", "-c", str(tmp_path / "checkpoints" / "nothing")]) == 2
-    assert "no such checkpoint" in capsys.readouterr().err

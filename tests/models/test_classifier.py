@@ -1,7 +1,6 @@
 """The classifier against Hugging Face's and timm's, its poolings against their definitions."""
 
 import pytest
-import timm
 import torch
 from torch import nn
 from transformers import ViTForImageClassification
@@ -25,35 +24,6 @@ def test_equals_hugging_face(hf_vit, load):
     ours = load(classifier("class", norm_eps=1e-12), theirs)
     images = torch.randn(4, 3, 24, 24)
     torch.testing.assert_close(ours(images), theirs(images).logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("pool, theirs_pool", [("class", "token"), ("mean", "avg")])
-def test_equals_timm(scramble, pool, theirs_pool):
-    theirs = timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=24,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        num_classes=5,
-        class_token=pool == "class",
-        global_pool=theirs_pool,
-        fc_norm=False,
-    )
-    state = scramble(theirs).state_dict()
-    names = {"pos_embed": "positions.weight", "cls_token": "class_token"}
-    ours = {}
-    for name, tensor in state.items():
-        renamed = names.get(name, name.replace("patch_embed.proj", "patch_embed"))
-        tensor = tensor.squeeze(0) if renamed == "positions.weight" else tensor
-        ours[renamed if name.startswith("head.") else f"encoder.{renamed}"] = (
-            tensor.flatten() if renamed == "class_token" else tensor
-        )
-    model = classifier(pool, norm_eps=1e-6).eval()
-    model.load_state_dict(ours)
-    images = torch.randn(4, 3, 24, 24)
-    torch.testing.assert_close(model(images), theirs(images), rtol=0, atol=1e-5)
 
 
 def test_attention_pool_equals_torch(scramble):

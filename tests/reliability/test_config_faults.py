@@ -1,17 +1,11 @@
 """Every fault of a config is told in a line, with status 2, before data is touched and with nothing created."""
 
 import os
-import resource
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from vlm.training.run.fit import main
-
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 15
 
 # Of each fault: the overrides, and what is said: the key, and the nearest right name where there is one.
 CAPTIONING = [
@@ -61,24 +55,33 @@ CLASSIFICATION = [
     (["data=image_tar", "data.path=absent.tar"], ["data.path=absent.tar", "no such file"]),
     (["model.pool=max"], ["model.pool", "'max'"]),
     (["data.repeats=3", "data.batch_size=32"], ["data.repeats", "does not divide"]),
+    (["data=image_folder"], ["data.root", "has no value; give data.root="]),
+    (["data=image_tar"], ["data.path", "has no value; give data.path="]),
+    (["data=mnist"], ["model.encoder.patch_size", "16 does not divide image_size, 28"]),
+    (["model.pool=class"], ["class_token=true"]),
+    (["task.mixup=-1"], ["task.mixup", "at least 0"]),
+    (["data.augment.policy=strong"], ["policy='strong'"]),
 ]
 LANGUAGE_MODELING = [
     (["data=text"], ["data.path"]),
     (["data=text", "data.path=absent.txt"], ["data.path=absent.txt", "no such file"]),
+    (["data=text", "data.root=absent"], ["data.root=absent", "no such folder"]),
     (["model.size.depht=2"], ["model.size.depht", "did you mean depth?"]),
     (["tokenizer=chra"], ["tokenizer=chra", "did you mean char?"]),
     (["data.stride=100000"], ["data.stride"]),
     (["schedule=cosin"], ["schedule=cosin", "did you mean cosine?"]),
 ]
-FAULTS = [
-    *[("captioning", *fault) for fault in CAPTIONING],
-    *[("classification", *fault) for fault in CLASSIFICATION],
-    *[("language_modeling", *fault) for fault in LANGUAGE_MODELING],
-]
-
-
-def name_of(fault):
-    return f"{fault[0]} {' '.join(fault[1])}" if isinstance(fault, tuple) else None
+TASKS = {"captioning": CAPTIONING, "classification": CLASSIFICATION, "language_modeling": LANGUAGE_MODELING}
+FAULTS = [(task, *fault) for task, faults in TASKS.items() for fault in faults]
+FIRST = (
+    "optim.lrr=1",
+    "data=captions",
+    "data=mnist",
+    "model.pool=class",
+    "data=text",
+    "data.stride=100000",
+)  # not slow
+FAULTS = [fault if fault[1][0] in FIRST else pytest.param(*fault, marks=pytest.mark.slow) for fault in FAULTS]
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +96,8 @@ def argv(task, overrides):
     return overrides if alone else [f"task={task}", "trainer=cpu", *overrides]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=name_of)
-def test_a_fault_is_told_and_nothing_is_created(fault, tmp_path, capfd):
-    task, overrides, expected = fault
+@pytest.mark.parametrize(("task", "overrides", "expected"), FAULTS)
+def test_a_fault_is_told_and_nothing_is_created(task, overrides, expected, tmp_path, capfd):
     assert main(argv(task, overrides)) == 2
     said = capfd.readouterr()
     assert said.out == ""
@@ -113,28 +114,6 @@ def test_all_faults_are_told_at_once(tmp_path, capfd):
     said = capfd.readouterr().err
     for part in ("model.encoder.dpeth", "optim.lr", "trainer.max_epoch", "data=flikr8k", "seed"):
         assert part in said
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides", [["optim.lrr=1"], ["task=classification", "data.root=absent", "data=image_folder"]], ids=" ".join
-)
-def test_a_process_says_so_in_seconds(overrides, tmp_path):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *overrides],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Time of a processor: what else the machine does is not counted.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -157,6 +136,7 @@ RANGES = [
     ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val", "at least 0"),
     ("schedule.warmup=-2", "schedule.warmup", "at least 0"),
     ("callbacks.checkpoints.every_n_steps=0", "callbacks.checkpoints.every_n_steps", "at least 1"),
+    ("callbacks.bad_samples.limit=3", "callbacks.bad_samples.limit", "at most 1"),
     ("task.max_tokens=0", "task.max_tokens", "at least 1"),
     ("seed=-1", "seed", "at least 0"),
     ("name=", "name", "the name of a folder"),

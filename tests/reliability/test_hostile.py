@@ -4,10 +4,8 @@
 costs more than they do.
 """
 
-import getpass
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +13,6 @@ from pathlib import Path
 import hostile_files as files
 import pytest
 import watched_cases as cases
-
-from vlm.checkpoint import load as ckpt
-from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 5
@@ -77,32 +72,3 @@ def test_members_of_a_tar_that_lead_out_of_it_are_passed_over_and_the_others_are
     names = json.loads(told["tar"]["said"])
     assert names == [f"{folder}/{number}.png" for folder in "ab" for number in range(8)]
     assert (told["tar"]["status"], told["tar"]["seen"]) == (0, [])
-
-
-def strings(value):
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from (*strings(key), *strings(child))
-    elif isinstance(value, list | tuple | set):
-        for child in value:
-            yield from strings(child)
-    elif isinstance(value, str):
-        yield value
-
-
-def test_a_checkpoint_tells_nothing_of_the_machine_that_made_it(tmp_path, monkeypatch):
-    personal = {files.SECRET: "a secret value", "HOME": str(tmp_path / "somebodys-home"), "USER": "somebody-or-other"}
-    for name, value in personal.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    sizes = [f"model.size.{name}" for name in ("dim=32", "num_heads=2", "encoder_depth=1", "decoder_depth=1")]
-    scenes = ["data.source.train_scenes=8", "data.source.val_scenes=4", "data.source.test_scenes=4"]
-    assert main([*files.SMALL, *sizes, *scenes, "data.batch_size=8", "trainer.max_epochs=1"]) == 0
-    telling = [*personal.values(), str(tmp_path), str(ROOT), sys.prefix]
-    telling += [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 5]
-    paths = list(tmp_path.glob("runs/*/*/checkpoints/*.ckpt"))
-    assert paths
-    for path in paths:
-        everything = "\n".join(strings(ckpt.read(path)))
-        assert [name for name in telling if name in everything] == []
-        assert [name for name in telling if name.encode() in path.read_bytes()] == []

@@ -13,7 +13,7 @@ import pytest
 from odd_images import ARRAY, HEAVY, REFUSED, SAME, SHOWN
 
 from vlm.cli import main as cli
-from vlm.data.images.image import MAX_BYTES, ImageError, Preprocess, load_image
+from vlm.data.images.image import MAX_BYTES, ImageError, load_image
 from vlm.training.run.fit import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.images.image sets
@@ -44,26 +44,21 @@ def test_a_hostile_file_is_refused_in_a_line(name, tmp_path):
     path.write_bytes(make())
     with pytest.raises(ImageError, match=said) as caught:
         load_image(path)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"{path}: ") and caught.value.status == 1
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.png")  # opening it would wait for a writer for ever
     (tmp_path / "loop.png").symlink_to("loop.png")
     (tmp_path / "zero.png").symlink_to("/dev/zero")
     with (tmp_path / "sparse.png").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    for name in ("pipe.png", "loop.png", "zero.png", "sparse.png", "absent.png", ""):
-        with pytest.raises(ImageError):
+    said = {"pipe.png": "not a regular file", "loop.png": ".", "zero.png": "not a regular file", "sparse.png": "bytes"}
+    said |= {"absent.png": "No such file", "": "is a folder", "nul\0byte.png": "null"}
+    for name, reason in said.items():
+        with pytest.raises(ImageError, match=reason):
             load_image(tmp_path / name)
-
-
-@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
-@pytest.mark.parametrize("name", ["as wide as may be"])
-def test_extreme_proportions_take_no_more_than_others(name, resize):
-    preprocess = Preprocess(image_size=224, resize=resize)
-    assert preprocess(load_image(SHOWN[name][0]())).shape == (3, 224, 224)
 
 
 # Each file in a process of its own, which knows what it has taken at most.
@@ -171,17 +166,6 @@ def test_equal_pixels_have_an_equal_caption_whatever_file_holds_them(trained, ph
 
 
 @pytest.mark.slow
-def test_the_command_names_what_it_cannot_read_and_does_the_rest(trained, photos, capsys):
-    checkpoint = str(trained / "checkpoints" / "last.ckpt")
-    images = [str(photos / "same-0.jpg"), *(str(photos / f"refused-{n}.jpg") for n in range(len(REFUSED)))]
-    assert cli.run(["caption", *images, "-c", checkpoint, "--device", "cpu"]) == 1
-    said = capsys.readouterr()
-    assert [line.split("\t")[0] for line in said.out.splitlines()] == images[:1]
-    assert [line.split(": ")[1] for line in said.err.splitlines()] == images[1:]
-    assert all(line.startswith("error: ") for line in said.err.splitlines())
-
-
-@pytest.mark.slow
 def test_bad_samples_are_skipped_named_and_counted_and_the_count_survives_resume(trained, command, tmp_path, capsys):
     runs = tmp_path / "runs"
     assert main([*command, f"runs={runs}", "trainer.max_epochs=1", "callbacks.bad_samples.limit=0.2"]) == 0
@@ -199,8 +183,7 @@ def test_bad_samples_are_skipped_named_and_counted_and_the_count_survives_resume
     assert f"3 of {len(SAME) + 3} training samples could not be read" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "count"), [("0", "1"), ("0.05", "2")])
+@pytest.mark.parametrize(("limit", "count"), [("0", "1"), pytest.param("0.05", "2", marks=pytest.mark.slow)])
 def test_too_many_bad_samples_stop_the_run_and_a_strict_setting_stops_at_the_first(
     limit, count, command, tmp_path, capsys
 ):
@@ -211,9 +194,3 @@ def test_too_many_bad_samples_stop_the_run_and_a_strict_setting_stops_at_the_fir
     assert f"{count} of {len(SAME) + 3} training samples" in said.err
     assert f"callbacks.bad_samples.limit={limit}" in said.err
     assert "refused-" in said.err and "Traceback" not in said.err
-
-
-def test_a_limit_that_is_no_share_is_refused(command, tmp_path, capsys):
-    assert main([*command, f"runs={tmp_path / 'runs'}", "callbacks.bad_samples.limit=3"]) == 2
-    assert "callbacks.bad_samples.limit: 3 is out of range" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()

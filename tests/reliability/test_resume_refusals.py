@@ -60,22 +60,6 @@ def listing(cwd: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "before", "after"),
-    [
-        ("seed=4", "3", "4"),
-        ("data.batch_size=16", "8", "16"),
-        ("trainer.accumulate_grad_batches=2", "1", "2"),
-        ("data.source.max_objects=3", "2", "3"),
-        ("tokenizer.vocab_size=77", "", "77"),
-    ],
-)
-def test_another_seed_batch_data_or_tokenizer_is_refused_naming_both(override, before, after, nursery, cwd) -> None:
-    said = refused(nursery, cwd, "resume=last", override)
-    assert override.partition("=")[0] in said and before in said and after in said
-
-
-@pytest.mark.slow
 def test_data_that_are_not_as_they_were_are_refused(nursery, cwd) -> None:
     change_config(run_of(cwd), lambda config: config["data"]["source"].update(seed=9))
     path = run_of(cwd) / "config.yaml"
@@ -98,21 +82,6 @@ def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(nurser
 def test_a_checkpoint_that_lies_elsewhere_is_refused(nursery, cwd) -> None:
     shutil.copy(run_of(cwd) / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
     assert "config.yaml" in refused(nursery, cwd, "resume=moved.ckpt")
-
-
-@pytest.mark.slow
-def test_a_finished_run_says_so_and_is_left_alone(nursery, finished) -> None:
-    before = listing(finished)
-    ended = nursery.run(["resume=last"], cwd=finished)
-    assert ended.status == 0 and "finished" in ended.said
-    assert listing(finished) == before
-
-
-@pytest.mark.slow
-def test_with_nothing_there_resume_last_is_an_error(nursery, tmp_path) -> None:
-    assert "resume=last" in refused(nursery, tmp_path, "resume=last")
-    (tmp_path / "runs" / "a" / "1" / "checkpoints").mkdir(parents=True)
-    assert "resume=last" in refused(nursery, tmp_path, "resume=last")
 
 
 @pytest.mark.slow

@@ -2,14 +2,12 @@
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.cider import Cider, DocumentFrequencies
 from vlm.evaluation.metrics.ngrams import ReferenceCounts
 
@@ -101,22 +99,3 @@ def test_frequencies_of_the_references_change_nothing() -> None:
     assert frequencies.images == 3
     assert frequencies.counts["a"] == 3 and frequencies.counts["a dog"] == 2 and "dog here" not in frequencies.counts
     assert cider(CANDIDATES, REFERENCES, frequencies) == pytest.approx(cider(CANDIDATES, REFERENCES))
-
-
-def test_with_saved_frequencies_an_image_scores_the_same_in_any_company(tmp_path: Path) -> None:
-    DocumentFrequencies.of(REFERENCES).save(tmp_path / "frequencies.json")
-    frequencies = DocumentFrequencies.load(tmp_path / "frequencies.json")
-    together = cider(CANDIDATES, REFERENCES)
-    for i in range(3):
-        alone = cider(CANDIDATES[i : i + 1], REFERENCES[i : i + 1], frequencies)
-        assert alone == pytest.approx(together[i : i + 1])
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"images": 3}', '{"images": "x", "counts": {}}', '{"images": 1, "counts": 2}']
-)
-def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "frequencies.json"
-    path.write_text(content)
-    with pytest.raises(UserError, match="not a file of document frequencies"):
-        DocumentFrequencies.load(path)
