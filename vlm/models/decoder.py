@@ -141,10 +141,6 @@ class Decoder(nn.Module):
         embedding = self.token_embed.weight
         return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
 
-    @property
-    def _tied(self) -> bool:
-        return self.vocabulary_head is None or self.vocabulary_head.own is None
-
     def start(
         self,
         context: Context | None,

@@ -12,7 +12,8 @@ from torch import Tensor
 from vlm.data.records import Listed, Record
 from vlm.errors import UserError
 from vlm.evaluation.metrics import tokens
-from vlm.evaluation.metrics.captions import CaptionMetric, References, best_constant, score_captions, shuffled
+from vlm.evaluation.metrics.captions import CaptionMetric, shuffled
+from vlm.evaluation.metrics.coco import References, best_constant, score_captions
 from vlm.tasks.captioning.controls import caption_controls, novelty
 
 KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}

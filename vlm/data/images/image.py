@@ -75,7 +75,7 @@ class ImageError(UserError):
         super().__init__(printable(message), status)
 
 
-def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
+def load_image(source: str | os.PathLike[str] | bytes, name: str = "<bytes>") -> Image.Image:
     """Reads an image upright, in RGB and 8 bits, the first frame of an animation, transparency laid over white.
 
     The format is told by the content, whatever the name. Grey of 16 bits keeps its high byte; grey of 32 bits or
@@ -83,10 +83,11 @@ def load_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
 
     Args:
         source: Path of a regular file, or the content of one.
+        name: What messages call a content.
     Raises:
         ImageError: For whatever keeps the image from being read whole.
     """
-    name = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
+    name = name if isinstance(source, bytes) else os.fspath(source)
     try:
         return _decode(source if isinstance(source, bytes) else _read_regular(name))
     except Image.UnidentifiedImageError as error:

@@ -54,10 +54,7 @@ class FolderWithTables(Folder):
     def image(self, name: str) -> Image.Image:
         if table_of(name) is None:
             return super().image(name)
-        try:
-            return load_image(self.read(name))
-        except ImageError as fault:
-            raise ImageError(str(fault).replace("<bytes>", f"{self.path / name}", 1)) from fault
+        return load_image(self.read(name), f"{self.path / name}")
 
     def stamp(self, name: str) -> str:
         inside = table_of(name)

@@ -129,10 +129,7 @@ class Tar:
             raise ImageError(f"{self.path}/{name}: {getattr(fault, 'strerror', None) or fault}") from fault
 
     def image(self, name: str) -> Image.Image:
-        try:
-            return load_image(self.read(name))
-        except ImageError as fault:
-            raise ImageError(str(fault).replace("<bytes>", f"{self.path}/{name}", 1)) from fault
+        return load_image(self.read(name), f"{self.path}/{name}")
 
     def stamp(self, name: str) -> str:
         return f"{self._written} {self._spans[name]}"

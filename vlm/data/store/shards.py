@@ -70,10 +70,7 @@ class Samples:
 
     def image(self, index: int) -> Image.Image:
         """The image in RGB; an ImageError is raised for one that cannot be read."""
-        try:
-            return load_image(self.content(index))
-        except ImageError as fault:
-            raise ImageError(str(fault).replace("<bytes>", self._path(index), 1)) from fault
+        return load_image(self.content(index), self._path(index))
 
     def stamp(self, index: int) -> str:
         """A text that changes where an image does: when its shard was written, and where in it the image lies."""

@@ -76,6 +76,16 @@ def mean_scorer(values: Floats) -> Scorer:
     return lambda draws: draws @ values / draws.sum(1, keepdims=True)
 
 
+def ratio_scorer(counts: Floats) -> Scorer:
+    """Ratios of two sums over samples, such as right answers over questions. Shapes: counts (N, 2)"""
+
+    def score(draws: Floats) -> Floats:
+        part, whole = (draws @ counts).T
+        return (part / np.maximum(whole, 1))[:, None]
+
+    return score
+
+
 def caption_scorer(scores: CaptionScores) -> Scorer:
     """COCO's metrics of resampled images, in the order of KEYS.
 

@@ -5,12 +5,10 @@ from typing import Any
 
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import caption_intervals
-from vlm.evaluation.metrics.coco import CaptionScores, References, best_constant, score_captions
+from vlm.evaluation.metrics.coco import CaptionScores, References
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.tokens import WORDS, Units
 from vlm.randomness import numpy_rng
-
-__all__ = ["CaptionMetric", "CaptionScores", "References", "best_constant", "score_captions", "shuffled"]
 
 
 class CaptionMetric(RecordMetric):

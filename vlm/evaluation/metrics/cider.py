@@ -1,14 +1,11 @@
 """CIDEr of tokenized captions (Vedantam et al. 2015), as COCO's evaluation prints it: CIDEr-D of the paper."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from vlm.errors import UserError
 from vlm.evaluation.metrics.ngrams import MAX_N, Entries, Floats, Ints, ReferenceCounts, Tokens, sum_by_order
 
 # Standard deviation of the penalty on a difference of lengths, in words.
@@ -42,25 +39,6 @@ class DocumentFrequencies(NamedTuple):
         # In an order that does not depend on the process: sums of floating-point numbers depend on theirs.
         return type(self)(self.images, {gram: self.counts[gram] for gram in sorted(grams & self.counts.keys())})
 
-    def save(self, path: Path) -> None:
-        """Writes a JSON file."""
-        path.write_text(json.dumps({"images": self.images, "counts": self.counts}), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads what ``save`` wrote.
-
-        Raises:
-            UserError: The file is not there, or something else.
-        """
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            return cls(int(stored["images"]), {str(gram): int(count) for gram, count in stored["counts"].items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path}: not a file of document frequencies ({error}); write one with DocumentFrequencies.save"
-            ) from error
-
 
 def _grams(tokens: Tokens) -> Iterable[str]:
     words = " ".join(tokens).split()
@@ -76,7 +54,7 @@ class Cider:
 
     Args:
         references: The counted references; with ``frequencies``, they have learnt its n-grams as well, in its order.
-        frequencies: Of a saved corpus; without them, those of the references.
+        frequencies: Of a corpus; without them, those of the references.
     """
 
     def __init__(self, references: ReferenceCounts, frequencies: DocumentFrequencies | None = None) -> None:

@@ -21,7 +21,7 @@ class References:
 
     Args:
         captions: Reference captions by image.
-        frequencies: Document frequencies of a saved corpus for CIDEr; without them, those of these references.
+        frequencies: Document frequencies of a corpus for CIDEr; without them, those of these references.
         units: Those of that corpus; None for words, or characters where the script of the references has no spaces.
 
     Raises:

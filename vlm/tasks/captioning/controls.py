@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from vlm.data.records import Split
-from vlm.evaluation.metrics.captions import CaptionMetric, best_constant, exact_matches, score_captions, shuffled
+from vlm.evaluation.metrics.captions import CaptionMetric, exact_matches, shuffled
+from vlm.evaluation.metrics.coco import best_constant, score_captions
 from vlm.evaluation.metrics.tokens import Units
 from vlm.randomness import numpy_rng
 

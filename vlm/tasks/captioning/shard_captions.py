@@ -54,10 +54,7 @@ class Member:
             raise Unreadable(f"{path}: cannot be read ({fault.strerror or fault}); give the command again") from fault
         except ValueError as fault:
             raise ImageError(f"{path}: {fault}") from fault
-        try:
-            return load_image(data)
-        except ImageError as fault:
-            raise ImageError(str(fault).replace("<bytes>", path, 1)) from fault
+        return load_image(data, path)
 
     def __str__(self) -> str:
         return self.shard.sample(self.shard.index.record(self.at))

@@ -7,8 +7,7 @@ import numpy as np
 
 from vlm.data.records import Question
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import intervals
-from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.bootstrap import intervals, ratio_scorer
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.tasks.shared.text_controls import MostFrequent
 
@@ -77,12 +76,7 @@ class AnswerMetric(RecordMetric):
         counts = np.zeros((len(images), 2))
         for row in self.answers:
             counts[images[row["image_id"]]] += (row["predicted"] == row["answer"], 1)
-
-        def score(draws: Floats) -> Floats:
-            right, asked = (draws @ counts).T
-            return (right / asked)[:, None]
-
-        return intervals(["accuracy"], score, len(images), seed=seed)
+        return intervals(["accuracy"], ratio_scorer(counts), len(images), seed=seed)
 
     def kinds(self) -> list[str]:
         """Kinds of the questions, where there are several."""

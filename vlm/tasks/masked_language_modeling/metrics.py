@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.bootstrap import intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 
@@ -72,12 +72,7 @@ class MaskedMetric(SampleMetric[Filled]):
     def intervals(self, *, seed: int) -> dict[str, float]:
         """accuracy@low and accuracy@high: its 95% interval, by bootstrap over texts."""
         counts = self._counts()
-
-        def score(draws: Floats) -> Floats:
-            right, count = (draws @ counts).T
-            return (right / np.maximum(count, 1))[:, None]
-
-        return intervals(["accuracy"], score, len(counts), seed=seed)
+        return intervals(["accuracy"], ratio_scorer(counts), len(counts), seed=seed)
 
     def _counts(self) -> Floats:
         """Right tokens of each text, and its gaps. Shapes: -> (N, 2)"""

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, mean_scorer
+from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, mean_scorer, ratio_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
-from vlm.evaluation.metrics.ngrams import Floats
 
 
 class Sample(NamedTuple):
@@ -152,9 +151,4 @@ def _shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     """Share of right answers, or classes, of resampled images or texts."""
     right = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
     counts = np.array([(sum(hits), len(hits)) for hits in right], np.float64)
-
-    def score(draws: Floats) -> Floats:
-        right, asked = (draws @ counts).T
-        return (right / asked)[:, None]
-
-    return ("accuracy",), score
+    return ("accuracy",), ratio_scorer(counts)
