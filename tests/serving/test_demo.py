@@ -297,15 +297,16 @@ def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
         422,
         '{"detail":"the request is none of this page"}',
     )
-    assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the request has more than 5,000 bytes"}')
+    assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
     assert asked(guarded, join, body)[0] == 429
     assert asked(guarded, join, body, client=("10.0.0.2", 1))[0] == 200
 
 
 def test_the_guard_answers_to_names_of_this_machine_alone(guarded):
     assert asked(guarded, host=b"evil.example")[0] == 421
+    assert asked(guarded, headers=[(b"host", b"127.0.0.1"), (b"origin", b"http://evil.example")])[0] == 403
     assert asked(guarded, host=b"[::1]:7860")[0] == asked(guarded, host=b"localhost")[0] == 200
-    guarded.local = False
+    guarded.sites.local = False
     assert asked(guarded, host=b"evil.example")[0] == 200
 
 

@@ -25,11 +25,11 @@ FORM = [("image", (f"{place}.png", photo)) for place, photo in enumerate(PHOTOS)
 
 def make_service(path: str = CAPTIONER, **options):
     from vlm.serving.app import Service
+    from vlm.serving.sites import Sites
 
     predictor = ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
-    return Service(
-        make_engine(predictor, DecodingOptions(**options), rows=4, most=64), max_bytes=10**6, timeout=60, key=None
-    )
+    engine = make_engine(predictor, DecodingOptions(**options), rows=4, most=64)
+    return Service(engine, max_bytes=10**6, timeout=60, key=None, sites=Sites(local=True))
 
 
 def client(service):
@@ -37,7 +37,7 @@ def client(service):
 
     from vlm.serving.app import make_app
 
-    return TestClient(make_app(service), raise_server_exceptions=False)
+    return TestClient(make_app(service), base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def listening(captions, monkeypatch):
 def test_a_client_that_goes_away_frees_its_row(captions, listening, accept):
     """Nine tokens are left of its caption when it goes."""
     port, steps = listening
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Length: {len(PHOTOS[1])}\r\n\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Length: {len(PHOTOS[1])}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head.encode() + PHOTOS[1])
         while not steps:

@@ -108,12 +108,16 @@ def serve(
     queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
     max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
     timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
+    allow_origin: Annotated[
+        list[str] | None, Option("Origin of web pages that may ask, or *; may be repeated.", metavar="ORIGIN")
+    ] = None,
 ) -> int:
-    """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /docs."""
+    """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /openapi.json."""
     from vlm.serving.serve import serve
 
     model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
-    return serve(model, decoding, language=language, host=host, port=port, queue=queue, max_mb=max_mb, timeout=timeout)
+    limits: Any = {"queue": queue, "max_mb": max_mb, "timeout": timeout, "allow_origin": allow_origin or ()}
+    return serve(model, decoding, language=language, host=host, port=port, **limits)
 
 
 def demo(

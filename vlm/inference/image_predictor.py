@@ -24,9 +24,9 @@ class ImagePredictor(Predictor):
         yield from super().describe(about)
         yield preprocess_line(about["preprocess"])
 
-    def pixels(self, image: Image.Image) -> Tensor:
-        """An image as the model reads it, uint8 (3, H, W)."""
-        return self.preprocess(image)
+    def pixels(self, image: Image.Image | Tensor) -> Tensor:
+        """An image as the model reads it, uint8 (3, H, W); a tensor is one already."""
+        return image if isinstance(image, Tensor) else self.preprocess(image)
 
 
 def image_keys(pixels: Sequence[Tensor]) -> list[str]:

@@ -71,10 +71,10 @@ def several_images(inputs: Any) -> tuple[list[Any], bool]:
     return [source for one in inputs for source in several_images(one)[0]], False
 
 
-def open_image(source: Any) -> Image.Image:
+def open_image(source: Any) -> Any:
     """The image of a path, of Pillow, of a function that opens it, or of an array.
 
-    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4).
+    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4). A tensor is taken as what the model reads.
 
     Raises:
         ImageError: The file cannot be read.
@@ -82,6 +82,8 @@ def open_image(source: Any) -> Image.Image:
     """
     if isinstance(source, str | os.PathLike):
         return load_image(source)
+    if isinstance(source, Tensor):
+        return source
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source)
     if callable(source):

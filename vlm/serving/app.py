@@ -1,37 +1,40 @@
 """The HTTP service of a model: its paths, its limits, and its answers in JSON."""
 
 import asyncio
-import base64
 import hmac
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.datastructures import UploadFile
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm import __version__
-from vlm.data.images.image import ImageError, load_image
+from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
-from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.writing import Writer
+from vlm.serving.bodies import Bodies, Gone
 from vlm.serving.engine import Engine, Full
 from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
 from vlm.serving.job import Job, Texts
+from vlm.serving.reader import Reader
+from vlm.serving.sites import Sites
 
-PATIENCE = 60  # seconds for a body to come
 BODY = {
     "image/*": {"schema": {"type": "string", "format": "binary"}},
     "multipart/form-data": {"schema": {"type": "object", "additionalProperties": {"type": "string"}}},
     "application/json": {"schema": {"type": "object", "example": {"images": ["BASE64"]}}},
 }
+SEND_TIME = 60.0  # seconds in which a client has to take a part of its answer
+GONE = 499  # the client has closed the connection
+log = logging.getLogger("vlm.serving")
 
 
 class Service:
@@ -42,18 +45,24 @@ class Service:
         max_bytes: Size of the largest body.
         timeout: Seconds without a new token after which a request is given up.
         key: The key that each request has to bear, if any.
+        sites: Whose pages may ask.
     """
 
-    def __init__(self, engine: Engine, *, max_bytes: int, timeout: float, key: str | None) -> None:
-        self.engine, self.max_bytes, self.timeout, self.key = engine, max_bytes, timeout, key
+    def __init__(self, engine: Engine, *, max_bytes: int, timeout: float, key: str | None, sites: Sites) -> None:
+        self.engine, self.timeout, self.key, self.sites = engine, timeout, key, sites
+        self.bodies = Bodies(max_bytes)
+        self.reader = Reader(engine.predictor)
         self.codes: Counter[int] = Counter()
         self.seconds = 0.0
         self.answered = 0
 
     async def allow(
-        self, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
-    ):
-        """Refuses a request without the key."""
+        self,
+        request: Request,
+        bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+    ) -> None:
+        """Refuses a request of another site's page, or without the key."""
+        self.sites.check(request.headers)
         shown = "" if bearer is None else bearer.credentials
         if self.key is not None and not hmac.compare_digest(shown.encode("latin-1"), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; send Authorization: Bearer KEY")
@@ -64,21 +73,18 @@ class Service:
         With `Accept: text/event-stream` they come as events: `token`, one a token as it is written, with the text so
         far; then `result`, with what is the answer otherwise, or `error`.
         """
-        if self.engine.waiting >= self.engine.most:
-            raise Full
-        try:
-            async with asyncio.timeout(PATIENCE):
-                contents = await self._contents(Request(request.scope, self._limited(request.receive)))
-        except TimeoutError as fault:
-            raise HTTPException(408, f"the body did not come within {PATIENCE} seconds") from fault
-        if not 0 < len(contents) <= self.engine.most:
-            raise HTTPException(422, f"{len(contents)} inputs in a request; send 1 to {self.engine.most}")
-        inputs = [await run_in_threadpool(self._input, content, place) for place, content in enumerate(contents, 1)]
+        async with self.bodies.read(request.headers, request.receive) as body:
+            if self.engine.waiting >= self.engine.most:
+                raise Full
+            kind, deadline = request.headers.get("content-type", ""), asyncio.get_running_loop().time() + self.timeout
+            inputs, cut = await self.reader.read(kind, body, most=self.engine.most, deadline=deadline)
+        if all(isinstance(one, UserError) for one in inputs):
+            raise inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return self._streamed(inputs)
-        return await _unless_gone(request, self._results(self.engine.submit(inputs)))
+            return self._streamed(inputs, cut)
+        return await _unless_gone(request, self._results(self.engine.submit(inputs), cut))
 
-    def _streamed(self, inputs: Sequence[Any]) -> Response:
+    def _streamed(self, inputs: Sequence[Any], cut: Set[int]) -> Response:
         loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         def grow(place: int, texts: Texts) -> None:
@@ -87,11 +93,18 @@ class Service:
         jobs = self.engine.submit(inputs, grown=grow)
         decode = self.engine.predictor.tokenizer.decode if isinstance(self.engine.predictor, Writer) else str
         return StreamingResponse(
-            events(jobs, grown, self._results(jobs), decode=decode), headers=HEADERS, media_type=MEDIA_TYPE
+            events(jobs, grown, self._results(jobs, cut), decode=decode), headers=HEADERS, media_type=MEDIA_TYPE
         )
 
-    async def _results(self, jobs: Sequence[Job]) -> dict[str, list[Any]]:
-        answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs))
+    async def _results(self, jobs: Sequence[Job], cut: Set[int]) -> dict[str, list[Any]]:
+        """The answers of jobs, or what is wrong with the input of one.
+
+        Args:
+            cut: Places of inputs that the model does not read whole.
+        Raises:
+            UserError: No input can be answered.
+        """
+        answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
         try:
             while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs)))[0]:
                 if self._seconds_left(jobs) <= 0:
@@ -99,62 +112,21 @@ class Service:
             results = answers.result()
         finally:
             answers.cancel()
-            self.engine.leave(jobs)  # the others, where one failed or the client has gone
-        self.answered += len(results)
-        return {"results": [_answer(result, job) for result, job in zip(results, jobs, strict=True)]}
+            self.engine.leave(jobs)  # where the client has gone
+        faults = [one for one in results if isinstance(one, BaseException)]
+        for fault in faults:
+            if len(faults) == len(results) or not isinstance(fault, UserError):
+                raise fault
+        self.answered += len(results) - len(faults)
+        plain = [_answer(result, job) for result, job in zip(results, jobs, strict=True)]
+        for place in cut:
+            if isinstance(plain[place], dict):
+                plain[place]["truncated"] = True
+        return {"results": plain}
 
     def _seconds_left(self, jobs: Sequence[Job]) -> float:
         """Seconds until the request ends, unless one of its texts gets a token."""
         return self.timeout + max(job.progress for job in jobs) - time.monotonic()
-
-    def _limited(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        size = 0
-
-        async def counted() -> Any:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.max_bytes:
-                raise HTTPException(413, f"the body has more than {self.max_bytes:,} bytes")
-            return message
-
-        return counted
-
-    async def _contents(self, request: Request) -> Sequence[bytes | str]:
-        """The inputs that a body holds: parts of a form, base64 or texts in JSON, or the body itself."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "multipart/form-data":
-            parts = [part for _, part in (await request.form()).multi_items()]
-            return [await part.read() if isinstance(part, UploadFile) else part for part in parts]
-        body = await request.body()
-        if kind != "application/json":
-            return [body]
-        name = "image" if isinstance(self.engine.predictor, ImagePredictor) else "text"
-        try:
-            content = json.loads(body)
-            values = content[f"{name}s"] if f"{name}s" in content else [content[name]]
-            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-                raise TypeError
-            return [base64.b64decode(value, validate=True) for value in values] if name == "image" else values
-        except (ValueError, TypeError, KeyError, RecursionError) as fault:
-            raise HTTPException(400, f'the body is no JSON such as {{"{name}s": [...]}}, images in base64') from fault
-
-    def _input(self, content: bytes | str, place: int) -> Any:
-        """An input as the engine takes it.
-
-        Raises:
-            HTTPException: It is none.
-        """
-        try:
-            if not isinstance(self.engine.predictor, ImagePredictor):
-                text = content.decode() if isinstance(content, bytes) else content
-                return text.encode().decode()  # halves of surrogate pairs, which JSON can say, are no text
-            image = load_image(content.encode() if isinstance(content, str) else content)
-        except ImageError as fault:
-            raise HTTPException(400, str(fault).replace("<bytes>", f"image {place}", 1)) from fault
-        except (UnicodeError, AttributeError) as fault:
-            raise HTTPException(400, f"text {place}: is no text in UTF-8") from fault
-        return self.engine.predictor.pixels(image) if isinstance(self.engine.predictor, Writer) else image
 
     def metrics(self) -> str:
         """Figures in the text format of Prometheus."""
@@ -183,7 +155,7 @@ async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> A
     try:
         await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise HTTPException(499, "the client has gone")
+            raise Gone
         return answer.result()
     finally:
         answer.cancel()
@@ -191,7 +163,9 @@ async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> A
 
 
 def _answer(result: Any, job: Job) -> Any:
-    """A result as plain containers, its texts with the times of their tokens."""
+    """A result as plain containers, its texts with the times of their tokens; a fault as its line."""
+    if isinstance(result, UserError):
+        return {"error": printable(str(result))}
     plain = _plain(result)
     for text, times in zip(plain if isinstance(plain, list) else [plain], job.times, strict=False):
         text["times"] = times[: len(text["tokens"])]
@@ -207,7 +181,7 @@ def _plain(result: Any) -> Any:
 
 
 class Measured:
-    """Counts the answers of /predict by their status, and their seconds to the last byte."""
+    """Counts the answers of /predict by their status, and their seconds to the last byte; notes clients that leave."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -218,7 +192,8 @@ class Measured:
         async def noted(message: Message) -> None:
             nonlocal code
             code = message.get("status", code)
-            await send(message)
+            async with asyncio.timeout(SEND_TIME):
+                await send(message)
 
         try:
             await self.app(scope, receive, noted)
@@ -229,26 +204,39 @@ class Measured:
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application of a service."""
-    app = FastAPI(title="vlm", version=__version__, description=f"A model for {service.engine.predictor.task}.")
+    """The application of a service. It has no page of documentation: FastAPI's loads scripts of other hosts."""
+    about = f"A model for {service.engine.predictor.task}."
+    app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
     body = {"requestBody": {"content": BODY, "required": True}}
     streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
     answers: dict[str, Any] = {"response_model": dict[str, list[Any]], "responses": streams}
     app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
+    app.get("/openapi.json", **guarded, include_in_schema=False)(app.openapi)
 
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         return {"status": "ok", "task": service.engine.predictor.task}
 
     app.add_middleware(Measured, service=service)
+    if service.sites.origins:
+        allowed: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, allow_origins=service.sites.origins, **allowed)
 
     def refusal(code: int, line: str) -> Response:
         headers = {"Retry-After": "1"} if code == 503 else None
         return Response(json.dumps({"detail": printable(line)}), code, headers, "application/json")
 
+    def gone(request: Request, fault: Exception) -> Response:
+        log.info("a client has left before its answer: %s", request.client and request.client.host)
+        return refusal(GONE, "the client has gone")
+
+    def refused(request: Request, fault: Exception) -> Response:
+        return refusal(413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
+
+    app.exception_handler(Gone)(gone)
     app.exception_handler(Full)(lambda request, fault: refusal(503, "too many inputs wait; try again in a moment"))
     app.exception_handler(Exception)(lambda request, fault: refusal(500, FAILED))
-    app.exception_handler(UserError)(lambda request, fault: refusal(400, str(fault)))
+    app.exception_handler(UserError)(refused)
     return app

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vlm.serving.server import LOCAL
+from vlm.serving.bodies import Bodies, Gone
+from vlm.serving.sites import Sites
 
 Scope = MutableMapping[str, Any]
 PATHS = re.compile(
@@ -20,7 +22,6 @@ PATHS = re.compile(
     r"|/gradio_api/(queue/(join|data)|heartbeat/\w+|startup-events|cancel|reset/?|app_id|theme\.css)"
 )
 ASKS = "/gradio_api/queue/join"
-PATIENCE = 60  # seconds for a body to come
 MINUTE = 60.0
 CLIENTS = 4096  # whose rates are remembered
 HEADERS = {
@@ -29,19 +30,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-class Refused(Exception):
-    """A request that is answered by a line.
-
-    Args:
-        code: Its status.
-        line: The line.
-    """
-
-    def __init__(self, code: int, line: str) -> None:
-        super().__init__(line)
-        self.code, self.line = code, line
 
 
 class Guard:
@@ -55,7 +43,7 @@ class Guard:
     """
 
     def __init__(self, app: Any, *, local: bool, max_bytes: int, rate: int) -> None:
-        self.app, self.local, self.max_bytes, self.rate = app, local, max_bytes, rate
+        self.app, self.rate, self.bodies, self.sites = app, rate, Bodies(max_bytes), Sites(local=local)
         self._asked: OrderedDict[str, deque[float]] = OrderedDict()
         self._ended = asyncio.Event()
 
@@ -71,8 +59,10 @@ class Guard:
             return
         try:
             receive = await self._admitted(scope, receive)
-        except Refused as fault:
-            await JSONResponse({"detail": fault.line}, fault.code)(scope, receive, send)
+        except HTTPException as fault:
+            await JSONResponse({"detail": fault.detail}, fault.status_code, fault.headers)(scope, receive, send)
+            return
+        except Gone:
             return
 
         async def sealed(message: MutableMapping[str, Any]) -> None:
@@ -86,27 +76,22 @@ class Guard:
         """The source of a request's body, which is there whole.
 
         Raises:
-            Refused: The request is none of the page's, or too large, or one too many.
+            HTTPException: The request is none of the page's, or too large, or one too many.
         """
         path, headers = scope["path"], Headers(scope=scope)
-        if self.local and re.sub(r":\d+$", "", headers.get("host", "")).strip("[]") not in LOCAL:
-            raise Refused(421, "ask by the address that the command printed")
+        self.sites.check(headers)
         if ".." in path or PATHS.fullmatch(path) is None:
-            raise Refused(404, "there is nothing here")
+            raise HTTPException(404, "there is nothing here")
         if path in ("/", "/config"):
             scope["query_string"] = b""  # by which Gradio would read a file of its cache
         if scope["method"] != "POST":
             return partial(self._until_end, receive)
         if path == ASKS:
             self._count((scope.get("client") or ("", 0))[0])
-        try:
-            async with asyncio.timeout(PATIENCE):
-                body = await self._body(receive)
-        except TimeoutError as fault:
-            raise Refused(408, f"the request did not come within {PATIENCE} seconds") from fault
-        if path == ASKS and not _is_plain(body):
-            raise Refused(422, "the request is none of this page")
-        return _replayed(body, receive)
+        async with self.bodies.read(headers, receive) as body:
+            if path == ASKS and not await asyncio.to_thread(_is_plain, body):
+                raise HTTPException(422, "the request is none of this page")
+            return _replayed(bytes(body), receive)
 
     async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:
         """A message of the client; at the end, that it is gone."""
@@ -118,23 +103,11 @@ class Guard:
             message.cancel()
             end.cancel()
 
-    async def _body(self, receive: Any) -> bytes:
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.max_bytes:
-                raise Refused(413, f"the request has more than {self.max_bytes:,} bytes")
-            more = message.get("more_body", False)
-        return b"".join(parts)
-
     def _count(self, client: str) -> None:
         """Counts a request to the model.
 
         Raises:
-            Refused: The client has sent too many within a minute.
+            HTTPException: The client has sent too many within a minute.
         """
         times, now = self._asked.pop(client, deque()), time.monotonic()
         while times and times[0] < now - MINUTE:
@@ -143,11 +116,11 @@ class Guard:
         if len(self._asked) > CLIENTS:
             self._asked.popitem(last=False)
         if len(times) >= self.rate:
-            raise Refused(429, f"more than {self.rate} requests in a minute; wait a moment")
+            raise HTTPException(429, f"more than {self.rate} requests in a minute; wait a moment")
         times.append(now)
 
 
-def _is_plain(body: bytes) -> bool:
+def _is_plain(body: bytearray) -> bool:
     """True for a request of values alone: Gradio opens paths, and URLs too, that stand in dictionaries."""
     try:
         values = json.loads(body)["data"]

@@ -41,7 +41,7 @@ class Engine:
         return len(self._waiting)
 
     def submit(self, inputs: Sequence[Any], *, grown: Callable[[int, Texts], None] | None = None) -> list[Job]:
-        """Jobs of some inputs, all of which are taken or none.
+        """Jobs of some inputs, all of which are taken or none. One that is a UserError has that for its answer.
 
         Args:
             grown: As a job's, with the place of the input before the texts.
@@ -49,10 +49,14 @@ class Engine:
             Full: They do not fit into the queue.
         """
         jobs = [Job(one, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
+        for job in jobs:
+            if isinstance(job.content, UserError):
+                job.answer.set_exception(job.content)
+        good = [job for job in jobs if not job.answer.done()]
         with self._changed:
-            if len(self._waiting) + len(jobs) > self.most:
+            if len(self._waiting) + len(good) > self.most:
                 raise Full
-            self._waiting += jobs
+            self._waiting += good
             self._changed.notify()
         return jobs
 

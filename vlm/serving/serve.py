@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Mapping, Sequence
 
 from vlm.errors import UserError, print_error
 from vlm.inference.options import DecodingOptions, ModelOptions
@@ -25,6 +26,7 @@ def serve(
     queue: int,
     max_mb: int,
     timeout: int,
+    allow_origin: Sequence[str],
 ) -> int:
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
@@ -34,6 +36,7 @@ def serve(
         queue: Inputs that may wait.
         max_mb: Megabytes of the largest body.
         timeout: Seconds without a new token after which a request is given up.
+        allow_origin: Origins of further pages that may ask, as in `Sites`.
     Raises:
         UserError: The extra is not installed, the model takes more than one input, or the address cannot be had.
     """
@@ -41,16 +44,30 @@ def serve(
         import uvicorn  # noqa: F401  of the extra, as the others
 
         from vlm.serving.app import Service, make_app
+        from vlm.serving.sites import Sites
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
+    key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin)
     predictor = model.load(load_predictor)
     engine = make_engine(predictor, decoding, language=language, rows=model.batch_size, most=queue)
-    key = os.environ.get(KEY) or None
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
-    app = make_app(Service(engine, max_bytes=max_mb * 10**6, timeout=timeout, key=key))
-    line = f"serving     http://{host}:{{port}}/docs"
+    app = make_app(Service(engine, max_bytes=max_mb * 10**6, timeout=timeout, key=key, sites=sites))
+    line = f"serving     http://{host}:{{port}}/predict"
     return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
+
+
+def key_of(environment: Mapping[str, str]) -> str | None:
+    """The key of the environment, if there is one.
+
+    Raises:
+        UserError: No client could send it.
+    """
+    key = environment.get(KEY)
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        fault = "is empty" if not key else "has white space, or letters that are not ASCII"
+        raise UserError(f"{KEY}: {fault}; give a word of ASCII letters, or unset it to serve without a key")
+    return key
 
 
 def make_engine(

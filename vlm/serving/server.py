@@ -25,7 +25,7 @@ def listen(
     Args:
         host, port: The address.
         line: Printed once it listens, with a place for the port.
-        connections: Most connections at a time.
+        connections: Most connections at a time; of more, the oldest that is idle closes.
         grace: Seconds in which requests are answered that came before a signal.
         ending: Called at the signal.
     Raises:
@@ -33,8 +33,18 @@ def listen(
     """
     import uvicorn
 
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
-    config.limit_concurrency = connections
+    from vlm.serving.connection import Connection
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=Connection,
+        ws="none",
+        log_level="error",
+        limit_concurrency=connections,
+        timeout_graceful_shutdown=grace,
+    )
     received: list[int] = []
 
     class Server(uvicorn.Server):

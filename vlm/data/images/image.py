@@ -9,7 +9,7 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from io import BytesIO
 from threading import Lock
@@ -48,6 +48,7 @@ MIN_CROP = 0.25
 LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
 
 RESIZES = ("crop", "crop_down", "squash", "pad")
+Source = str | os.PathLike[str] | bytes
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 
 _large = Lock()
@@ -75,7 +76,11 @@ class ImageError(UserError):
         super().__init__(printable(message), status)
 
 
-def load_image(source: str | os.PathLike[str] | bytes, name: str = "<bytes>") -> Image.Image:
+class ImageTooLarge(ImageError):
+    """An image of more pixels than are decoded."""
+
+
+def load_image(source: Source, name: str = "<bytes>", *, least: int | None = None) -> Image.Image:
     """Reads an image upright, in RGB and 8 bits, the first frame of an animation, transparency laid over white.
 
     The format is told by the content, whatever the name. Grey of 16 bits keeps its high byte; grey of 32 bits or
@@ -84,16 +89,31 @@ def load_image(source: str | os.PathLike[str] | bytes, name: str = "<bytes>") ->
     Args:
         source: Path of a regular file, or the content of one.
         name: What messages call a content.
+        least: Decodes a JPEG at a half, a quarter or an eighth of its size, as long as both sides keep so many pixels.
     Raises:
         ImageError: For whatever keeps the image from being read whole.
     """
     name = name if isinstance(source, bytes) else os.fspath(source)
+    with _refusing(name):
+        return _decode(source if isinstance(source, bytes) else _read_regular(name), least)
+
+
+def decoding_cost(content: bytes, name: str = "<bytes>", *, least: int | None = None) -> int:
+    """The pixels that `load_image` decodes of a file's content, by its header; arguments and faults as there."""
+    with _refusing(name), _opened(content, least) as (image, _):
+        return image.width * image.height
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
     try:
-        return _decode(source if isinstance(source, bytes) else _read_regular(name))
+        yield
     except Image.UnidentifiedImageError as error:
         raise ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{name}: has more than {MAX_PIXELS:,} pixels") from error
+        raise ImageTooLarge(f"{name}: has more than {MAX_PIXELS:,} pixels") from error
+    except ImageTooLarge as error:
+        raise ImageTooLarge(f"{name}: {error}") from None
     except OSError as error:
         raise ImageError(f"{name}: {error.strerror or _one_line(error)}") from error
     except Exception as error:  # decoders raise nearly everything when bytes are wrong
@@ -106,10 +126,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     Raises:
         ImageError: It is no regular file, too large, or cannot be read.
     """
-    try:
+    with _refusing(os.fspath(path)):
         return _read_regular(os.fspath(path))
-    except (OSError, ValueError) as error:
-        raise ImageError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or _one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -129,17 +147,28 @@ def _read_regular(path: str) -> bytes:
         return file.read(status.st_size)
 
 
-def _decode(data: bytes) -> Image.Image:
+@contextmanager
+def _opened(data: bytes, least: int | None) -> Iterator[tuple[ImageFile.ImageFile, int]]:
+    """An image of which no pixel has been decoded, and the orientation that is still to be undone."""
     if not data:
         raise ValueError("the file is empty")
     data, orientation = guard(data)
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         _check_size(image, len(data))
-        with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
-            image.load()
-            rgb = to_rgb(image)
-            # A copy where nothing else made one: what is returned shall not carry the file's metadata.
-            rgb = rgb.copy() if rgb is image else rgb
+        if least is not None and not image.info.get("progressive"):  # its decoder holds all of the image at once
+            image.draft(None, (least, least))
+        yield image, orientation
+
+
+def _decode(data: bytes, least: int | None = None) -> Image.Image:
+    with (
+        _opened(data, least) as (image, orientation),
+        _large if image.width * image.height > LARGE_PIXELS else nullcontext(),
+    ):
+        image.load()
+        rgb = to_rgb(image)
+        # A copy where nothing else made one: what is returned shall not carry the file's metadata.
+        rgb = rgb.copy() if rgb is image else rgb
     del image  # its pixels, before they are copied once more
     rgb.info = {}
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
@@ -151,9 +180,9 @@ def _check_size(image: ImageFile.ImageFile, size: int) -> None:
     most = MAX_SLOW_PIXELS if slow else MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
     if max(width, height) > MAX_SIDE or width * height > most:
         kind = f"{'this variant of ' if slow else ''}{image.format} may have"
-        raise ValueError(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
+        raise ImageTooLarge(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
     if slow and size > MAX_SLOW_BYTES:
-        raise ValueError(f"the file has {size:,} bytes; this variant of {image.format} may have {MAX_SLOW_BYTES:,}")
+        raise ImageTooLarge(f"the file has {size:,} bytes; this variant of {image.format} may have {MAX_SLOW_BYTES:,}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

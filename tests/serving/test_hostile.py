@@ -1,0 +1,235 @@
+"""A service under hostile requests: images, texts and bodies without bound, clients that leave, other sites."""
+
+import asyncio
+import json
+import logging
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny_checkpoints import FILES, IMAGES, ROOT
+
+from vlm.cli.main import run
+from vlm.data.images.image import Preprocess, decoding_cost, load_image
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.predictor import load_predictor
+from vlm.serving.serve import make_engine
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
+PHOTOS = [Path(path).read_bytes() for path in IMAGES]
+JSON = {"Content-Type": "application/json"}
+ENGINES: dict[str, object] = {}
+
+
+def service(path: str = CAPTIONER, *, local: bool = True, origins: tuple[str, ...] = (), max_bytes: int = 2**25):
+    from vlm.serving.app import Service
+    from vlm.serving.sites import Sites
+
+    if path not in ENGINES:
+        model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
+        ENGINES[path] = make_engine(model.load(load_predictor), DecodingOptions(), rows=8, most=64)
+    sites = Sites(local=local, origins=origins)
+    return Service(ENGINES[path], max_bytes=max_bytes, timeout=60, key=None, sites=sites)
+
+
+def client(path: str = CAPTIONER, **options):
+    from fastapi.testclient import TestClient
+
+    from vlm.serving.app import make_app
+
+    app = make_app(service(path, **options))
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def tiny(task: str) -> str:
+    return str(FILES / f"{task}.ckpt")
+
+
+def jpeg(width: int, height: int, **options) -> bytes:
+    """A photo of gradients and a pattern."""
+    file, small = BytesIO(), torch.rand(9, 12, 3, generator=torch.Generator().manual_seed(0))
+    image = Image.fromarray((255 * small).byte().numpy()).resize((width, height), Image.Resampling.BICUBIC)
+    image.save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def test_a_jpeg_is_decoded_at_the_size_that_is_needed():
+    content = jpeg(2000, 1500)
+    assert [load_image(content, least=least).size for least in (1500, 700, 300, 10)] == [
+        *[(2000, 1500), (1000, 750), (500, 375), (250, 188)]
+    ]
+    assert decoding_cost(content, least=300) == 500 * 375 and decoding_cost(content) == 2000 * 1500
+    assert decoding_cost(jpeg(2000, 1500, progressive=True), least=300) == 2000 * 1500
+    see = Preprocess(image_size=64)
+    whole, part = (see(load_image(content, least=least)).float() for least in (None, 256))
+    assert (whole - part).abs().mean() < 1  # of 255
+
+
+def test_images_wait_as_the_model_reads_them():
+    """A queue of whole images would hold the memory of all."""
+    ours = service(tiny("classification"))
+    body = bytearray(jpeg(3000, 2000))
+    inputs, _ = asyncio.run(read(ours, "image/jpeg", body))
+    size = ours.engine.predictor.preprocess.image_size
+    assert [tuple(one.shape) for one in inputs] == [(3, size, size)] and inputs[0].dtype == torch.uint8
+    assert ours.reader.budget.used == 0 and body == b""
+    answer = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
+    assert answer[0]["name"] == ours.engine.predictor.use([IMAGES[0]])[0].name
+
+
+async def read(ours, kind: str, body: bytearray):
+    return await ours.reader.read(kind, body, most=64, deadline=asyncio.get_running_loop().time() + 60)
+
+
+def test_no_more_pixels_are_decoded_at_a_time_than_the_budget_has(monkeypatch):
+    """Of eight large images at once, one is decoded after another, and a small one meanwhile."""
+    from vlm.serving import reader as module
+
+    ours, now, most = service(), [], []
+    real = module.load_image
+    budget = ours.reader.budget
+
+    def load(content, *name, **options):
+        now.append(decoding_cost(content, **options))
+        most.append(sum(now))
+        try:
+            return real(content, *name, **options)
+        finally:
+            now.pop()
+
+    monkeypatch.setattr(module, "load_image", load)
+    monkeypatch.setattr(budget, "most", 1_000_000)
+    monkeypatch.setattr(budget, "least", 10_000)
+    file = BytesIO()
+    Image.new("RGB", (1000, 900)).save(file, "PNG")
+
+    async def all_at_once():
+        await asyncio.gather(*(read(ours, "", bytearray(one)) for one in [file.getvalue()] * 8 + PHOTOS))
+
+    asyncio.run(all_at_once())
+    assert len(most) == 8 + len(PHOTOS) and max(most) <= 1_000_000
+
+
+def test_one_bad_input_keeps_no_other_from_its_answer():
+    body = json.dumps({"texts": ["a [MASK] circle", "no gap", "\ud800", "a red [MASK]"]})
+    results = client(tiny("masked_language_modeling")).post("/predict", content=body, headers=JSON)
+    good, bad, broken, other = results.json()["results"]
+    assert good["text"] and other["text"] and bad["error"].startswith("no gap: has no [MASK]")
+    assert broken == {"error": "text 3: is no text in UTF-8"}
+    form = [("image", PHOTOS[0]), ("image", b"no image"), ("image", PHOTOS[1])]
+    answer = client().post("/predict", files=form)
+    assert answer.status_code == 200
+    first, bad, last = answer.json()["results"]
+    assert first["text"] and last["text"] and bad["error"].startswith("image 2: damaged")
+    stream = client().post("/predict", files=form, headers={"Accept": "text/event-stream"}).text
+    assert {json.loads(part.partition("data: ")[2]).get("input", 0) for part in stream.split("\n\n")[:-1]} == {0, 2}
+    assert "image 2: damaged" in stream.rpartition("event: result")[2]
+    answer = client(tiny("masked_language_modeling")).post("/predict", json={"texts": ["no gap", "none"]})
+    assert answer.status_code == 400 and answer.json()["detail"].startswith("no gap: has no [MASK]")
+
+
+def test_texts_have_a_bound():
+    """What a model does not read is told; one that reads long texts in windows has an end, too."""
+    http = client(tiny("translation"))
+    short, long = http.post("/predict", json={"texts": ["a red circle", "a red circle " * 200]}).json()["results"]
+    assert "truncated" not in short and long["truncated"] is True
+    answer = client(tiny("tagging")).post("/predict", json={"texts": ["a red circle", "a red circle " * 20_000]})
+    good, bad = answer.json()["results"]
+    assert len(good) == 3 and "are the most" in bad["error"]
+    assert http.post("/predict", content=b"a " * 600_000).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (CAPTIONER, b'{"images": [' + b"[]," * 400_000 + b"[]]}", JSON),
+        (tiny("translation"), b'{"texts": [' + b"[]," * 400_000 + b"[]]}", JSON),
+        (tiny("translation"), b'{"texts": [' + b'"",' * 300_000 + b'""]}', JSON),
+        (tiny("translation"), b"[" * 1_000_000, JSON),
+        (tiny("translation"), b"x" * 1_100_000, {}),
+    ],
+)
+def test_large_json_without_images_is_refused(path, body, headers):
+    answer = client(path).post("/predict", content=body, headers=headers)
+    assert answer.status_code in (400, 413, 422) and len(answer.json()["detail"]) < 200
+
+
+def test_a_form_of_many_parts_is_refused():
+    body = b"".join(b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' for _ in range(2000)) + b"--b--\r\n"
+    answer = client().post("/predict", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert answer.status_code == 413 and "1,024 parts" in answer.json()["detail"]
+
+
+def test_a_client_that_leaves_in_its_body_is_one_line(caplog):
+    from vlm.serving.app import make_app
+
+    ours, sent = service(), []
+    messages = [
+        {"type": "http.request", "body": b"abc", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/predict", "raw_path": b"/predict", "root_path": "", "query_string": b""}
+    scope |= {"method": "POST", "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "app": None}
+    with caplog.at_level(logging.INFO):
+        asyncio.run(make_app(ours)(scope, receive, send))
+    (record,) = [one for one in caplog.records if one.name.startswith(("vlm", "uvicorn"))]
+    assert record.levelname == "INFO" and record.exc_info is None and "left" in record.getMessage()
+    assert dict(ours.codes) == {499: 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "example.org"}, 421),
+        ({"Host": "127.0.0.1.example.org"}, 421),
+        ({"Host": "[::1"}, 421),
+        ({"Origin": "http://127.0.0.1"}, 200),
+        ({"Origin": "http://example.org"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:9000"}, 403),
+    ],
+)
+def test_pages_of_other_sites_may_not_ask(headers, code):
+    assert client().post("/predict", content=PHOTOS[0], headers=headers).status_code == code
+
+
+def test_an_allowed_origin_may_ask():
+    http = client(origins=("https://example.org",))
+    headers = {"Host": "example.org", "Origin": "https://example.org"}
+    answer = http.post("/predict", content=PHOTOS[0], headers=headers)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://example.org"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert http.options("/predict", headers=headers | asked).status_code == 200
+    assert http.post("/predict", content=PHOTOS[0], headers={"Origin": "https://example.com"}).status_code == 403
+    other = {"Host": "example.com", "Origin": "https://example.com"}
+    assert client(origins=("*",)).post("/predict", content=PHOTOS[0], headers=other).status_code == 200
+    assert client(local=False).post("/predict", content=PHOTOS[0], headers={"Host": "example.com"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://example.org/", "https://", "https://[x", ""])
+def test_what_is_no_origin_is_refused_at_the_start(origin, capsys):
+    assert run(["serve", "-c", CAPTIONER, "--allow-origin", origin]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --allow-origin {origin}: ")
+
+
+@pytest.mark.parametrize("key", ["", " ", "abc\n", "a b", "schlüssel", "a\tb"])
+def test_a_key_that_nobody_can_send_is_refused_at_the_start(key, monkeypatch, capsys):
+    monkeypatch.setenv("VLM_SERVE_KEY", key)
+    assert run(["serve", "-c", CAPTIONER]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: VLM_SERVE_KEY: ")

@@ -1,0 +1,114 @@
+"""Bodies of requests on their way in: their time, their size, and the sum of all."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+PATIENCE = 60.0  # seconds for a body to come
+STALLED = 1.0  # seconds without STEP bytes after which a body gives way to others
+STEP = 2**16
+TOGETHER = 4  # of the largest bodies are what all may hold
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class Gone(Exception):
+    """The client has closed its connection."""
+
+
+@dataclass(eq=False)
+class _Coming:
+    content: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    step: int = 0  # bytes at the last progress
+    progress: float = field(default_factory=time.monotonic)
+    limit: asyncio.Timeout | None = None
+    displaced: bool = False
+
+
+class Bodies:
+    """The bodies that a service holds.
+
+    Args:
+        most: Bytes of the largest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.together = most, TOGETHER * most
+        self.size = 0
+        self._coming: set[_Coming] = set()
+
+    @asynccontextmanager
+    async def read(self, headers: Headers, receive: Receive) -> AsyncIterator[bytearray]:
+        """A whole body. It counts in the sum until the context ends.
+
+        Raises:
+            HTTPException: It is too large, or does not come in time, or there is no room for it.
+            Gone: The client leaves.
+        """
+        if int(headers.get("content-length", 0)) > self.most:
+            raise self._too_large()
+        coming = _Coming()
+        try:
+            await self._complete(coming, receive)
+            yield coming.content
+        finally:
+            self.size -= coming.size
+
+    async def _complete(self, coming: _Coming, receive: Receive) -> None:
+        self._coming.add(coming)
+        try:
+            async with asyncio.timeout(PATIENCE) as coming.limit:
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Gone
+                    self._add(coming, message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError as fault:
+            if coming.displaced:
+                raise _no_room() from fault
+            raise HTTPException(408, f"the body did not come within {PATIENCE:g} seconds") from fault
+        finally:
+            self._coming.discard(coming)
+
+    def _add(self, coming: _Coming, part: bytes) -> None:
+        if coming.displaced:
+            return
+        if coming.size + len(part) > self.most:
+            raise self._too_large()
+        while self.size + len(part) > self.together:
+            self._displace()
+        coming.content += part
+        coming.size += len(part)
+        self.size += len(part)
+        if coming.size - coming.step >= STEP:
+            coming.step, coming.progress = coming.size, time.monotonic()
+
+    def _displace(self) -> None:
+        """Gives up the body that has waited longest for its next bytes.
+
+        Raises:
+            HTTPException: Each is complete, or makes progress.
+        """
+        slowest = min((one for one in self._coming if one.size), key=lambda one: one.progress, default=None)
+        if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALLED:
+            raise _no_room()
+        self._coming.discard(slowest)
+        self.size -= slowest.size
+        slowest.content, slowest.size, slowest.displaced = bytearray(), 0, True
+        slowest.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body has more than {self.most:,} bytes")
+
+
+def _no_room() -> HTTPException:
+    return HTTPException(503, "too many bodies come in at once; try again in a moment", {"Retry-After": "1"})

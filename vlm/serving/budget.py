@@ -1,0 +1,57 @@
+"""An amount that requests share, such as the pixels that are decoded at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from heapq import heappop, heappush
+from itertools import count
+
+from starlette.exceptions import HTTPException
+
+
+class Budget:
+    """An amount of which each takes a part for a while. The smallest part is served first.
+
+    Args:
+        most: The amount.
+        least: The smallest part; it bounds how many have one at a time.
+    """
+
+    def __init__(self, most: int, *, least: int) -> None:
+        self.most, self.least, self.used = most, least, 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._turns = count()
+
+    @asynccontextmanager
+    async def take(self, amount: int, *, deadline: float) -> AsyncIterator[None]:
+        """Holds a part of the amount.
+
+        Args:
+            deadline: When a request gives up waiting, by the loop's clock.
+        Raises:
+            HTTPException: The deadline has passed.
+        """
+        amount = min(max(amount, self.least), self.most)
+        turn = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (amount, next(self._turns), turn))
+        self._grant()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turn
+            yield
+        except TimeoutError as fault:
+            raise HTTPException(503, "too much waits to be read; try again", {"Retry-After": "1"}) from fault
+        finally:
+            if not turn.cancelled():
+                self.used -= amount
+                self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            amount, _, turn = self._waiting[0]
+            if not turn.done():
+                if self.used + amount > self.most:
+                    return
+                self.used += amount
+                turn.set_result(None)
+            heappop(self._waiting)
