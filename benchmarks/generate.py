@@ -37,6 +37,7 @@ from vlm.decoding.options import Decoding
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.vit import ViT
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -87,7 +88,7 @@ def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageMod
     ours = VisionLanguageModel(encoder=encoder, decoder=decoder).eval()
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
-        load_hugging_face(ours, folder)
+        load_hugging_face(ours, Folder(folder))
     ours = ours.to(dtype)
     prepack(ours.encoder)
     prepack_for_decoding(ours.decoder, rows=rows)

@@ -244,13 +244,14 @@ def open_seer(place: str) -> nn.Module:
     from vlm.checkpoint.hugging_face import describe_folder
     from vlm.checkpoint.load import load_model, read
     from vlm.checkpoint.rebuild import rebuild
+    from vlm.models.pretrained.folder import Folder
     from vlm.models.pretrained.load import load_hugging_face
 
-    specified, _ = describe_folder(place)
+    specified, _ = describe_folder(Folder(place))
     if specified.model is not None:
         return load_model(read(place))
     encoder: nn.Module = rebuild(specified.parts["encoder"])
-    load_hugging_face(encoder, place)
+    load_hugging_face(encoder, Folder(place))
     return encoder.eval()
 
 

@@ -25,7 +25,7 @@ FLOORS = (
     ("cli", "__main__"),
 )
 LEVELS = {f"vlm.{name}": level for level, names in enumerate(FLOORS) for name in names}
-LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.files", "safetensors")}  # only when used
+LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.folder", "safetensors")}  # only when used
 LAZY |= {("vlm.checkpoint.hub", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
 LAZY |= {("vlm.tasks.captioning.shard_files", "pyarrow"), ("vlm.tasks.captioning.ray_captions", "ray")}
 INFERENCE = {"torch", "numpy", "PIL", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}

@@ -18,12 +18,13 @@ from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import tokenizer_files
+from vlm.data.text.token_check import check_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.tokens import check_tokens
+from vlm.models.pretrained.folder import Folder
 from vlm.models.vit import ViT
 
 EXACT = {"device": "cpu", "precision": "fp32"}
@@ -310,6 +311,6 @@ def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> 
 def test_a_training_may_start_from_an_exported_folder_with_its_own_tokenizer(tmp_path: Path, kind: str) -> None:
     path, folder = str(captioner(tmp_path, kind=kind)), str(tmp_path / "out")
     assert command(["export", folder, "-c", path, "--to", "huggingface"]) == 0
-    check_tokens(folder, tokenizer(kind), "model.path")
+    check_tokens(Folder(folder), tokenizer(kind))
     with pytest.raises(UserError, match="choose the tokenizer that the weights were trained with"):
-        check_tokens(folder, CharTokenizer(lowercase=False).fit(["zyx"]), "model.path")
+        check_tokens(Folder(folder), CharTokenizer(lowercase=False).fit(["zyx"]))

@@ -147,8 +147,11 @@ def of_layers(kind: Kind) -> Iterator[tuple[str, Case]]:
     vast, layer = {kind.depth: 10**6}, {kind.depth: 3}
     yield "shape", (lambda f: edit(f, CONFIG, *part, **{kind.inner: 80}), "fc1")
     yield "depth", (lambda f: edit(f, CONFIG, *part, **layer), "has no .*[.]2[.]")
-    yield "million layers", (lambda f: edit(f, CONFIG, *part, **vast), "depth=1000000 is out of bounds")
-    yield "no number", (lambda f: edit(f, CONFIG, *part, **{kind.depth: "os.system"}), "describes no model|no size")
+    yield "million layers", (lambda f: edit(f, CONFIG, *part, **vast), "is 1000000, not a whole number from 1 to 1000")
+    yield (
+        "no number",
+        (lambda f: edit(f, CONFIG, *part, **{kind.depth: "os.system"}), "is 'os.system', not"),
+    )
     yield "no weight", (lambda f: edit_tensors(f, lambda t: t.pop(kind.weight)), f"{kind.weight}|has no weights for")
 
 
@@ -156,14 +159,20 @@ def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
     part = kind.image
     assert part is not None
     undivided = {"size": {"height": 30, "width": 30}, "crop_size": {"height": 30, "width": 30}}
-    yield "giant width", (lambda f: edit(f, CONFIG, *part, hidden_size=3 * 10**9), "describes no model|shape|is \\(")
+    yield (
+        "giant width",
+        (lambda f: edit(f, CONFIG, *part, hidden_size=3 * 10**9), "hidden_size is 3000000000, not"),
+    )
     yield "no preprocessing", (lambda f: (f / IMAGES).unlink(), "has no preprocessor_config.json")
     oblong = {"size": {"height": 24, "width": 32}}
     yield "other images", (lambda f: edit(f, IMAGES, **undivided), "images of 30 pixels, its model reads 24|not divide")
     yield "oblong images", (lambda f: edit(f, IMAGES, **oblong), "no square")
     yield (
         "giant resize",
-        (lambda f: edit(f, IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True), "cannot be used"),
+        (
+            lambda f: edit(f, IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True),
+            "is 1000000000, not",
+        ),
     )
     yield "link images", (lambda f: link_out(f, IMAGES), "link out of the folder")
 
@@ -171,7 +180,10 @@ def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
 def of_texts(kind: Kind) -> Iterator[tuple[str, Case]]:
     part, tokens = kind.text, "tokenizer.json"
     assert part is not None
-    yield "giant vocabulary", (lambda f: edit(f, CONFIG, *part, vocab_size=10**12), "tokenizer of [0-9]+ tokens")
+    yield (
+        "giant vocabulary",
+        (lambda f: edit(f, CONFIG, *part, vocab_size=10**12), "vocab_size is 1000000000000"),
+    )
     yield "smaller tokenizer", (lambda f: edit(f, CONFIG, *part, vocab_size=99), "weights are of 99")
     yield "tokenizer code", (lambda f: edit(f, "tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map")
     yield "no tokenizer", (lambda f: (f / tokens).unlink(), "there is no tokenizer.json")
@@ -197,19 +209,22 @@ def cases() -> Iterator[tuple[str, str, Case]]:
         found |= {} if kind.text is None else dict(of_texts(kind))
         found |= {} if kind.generation is None else dict(of_writing(kind))
         yield from ((name, what, case) for what, case in found.items())
-    other = (lambda f: edit(f, CONFIG, "decoder", model_type="xlnet"), "'xlnet' where gpt2")
+    other = (lambda f: edit(f, CONFIG, "decoder", model_type="xlnet"), "'xlnet', where gpt2")
     merging = (lambda f: edit(f, "tokenizer.json", "model", byte_fallback=True), "byte_fallback")
-    vast = (lambda f: edit(f, CONFIG, "encoder", image_size=8 * 10**6), "its model reads 8000000")
+    vast = (
+        lambda f: edit(f, CONFIG, "encoder", image_size=8 * 10**6),
+        "image_size is 8000000",
+    )
     yield from (
         ("vit_gpt2", "giant image", vast),
         ("vit_gpt2", "other decoder", other),
         ("vit_gpt2", "other merging", merging),
     )
-    yield "git", "films", (lambda f: edit(f, CONFIG, num_image_with_embedding=6), "num_image_with_embedding=6")
+    yield "git", "films", (lambda f: edit(f, CONFIG, num_image_with_embedding=6), "num_image_with_embedding is 6")
     name = "dinov2.embeddings.position_embeddings"
     oblong = (lambda f: edit_tensors(f, lambda t: t.update({name: t[name][:, :-1].clone()})), "positions.weight is")
     yield "dinov2", "an oblong grid", oblong
-    yield "dinov2", "gated", (lambda f: edit(f, CONFIG, use_swiglu_ffn=True), "use_swiglu_ffn=True")
+    yield "dinov2", "gated", (lambda f: edit(f, CONFIG, use_swiglu_ffn=True), "use_swiglu_ffn is True")
 
 
 CASES = {f"{name}: {what}": (name, what, *case) for name, what, case in cases()}

@@ -11,6 +11,7 @@ from vlm.checkpoint.load import read
 from vlm.checkpoint.rebuild import rebuild
 from vlm.data.images.image import Preprocess, load_image
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.classification.predict import ImageClassifier
 
@@ -22,9 +23,9 @@ def folder(tmp_path):
 
 def encoder_of(folder):
     """The encoder of a folder, with its weights."""
-    found, about = describe_folder(folder)
+    found, about = describe_folder(Folder(folder))
     encoder = rebuild(found.parts["encoder"])
-    lines = load_hugging_face(encoder, folder)
+    lines = load_hugging_face(encoder, Folder(folder))
     assert not any("stays as it was" in line for line in lines)
     return encoder.eval(), Preprocess.from_state(about["preprocess"])
 
@@ -53,9 +54,9 @@ def test_an_encoder_computes_the_same(folder, tmp_path, name):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_positions_of_other_images_are_interpolated_as_theirs_are(folder, name):
     theirs, _ = saved(folder, ENCODERS[name]())
-    spec = describe_folder(folder)[0].parts["encoder"]
+    spec = describe_folder(Folder(folder))[0].parts["encoder"]
     encoder = rebuild(spec | {"args": spec["args"] | {"image_size": 32}})
-    (note,) = (line for line in load_hugging_face(encoder, folder) if "interpolated" in line)
+    (note,) = (line for line in load_hugging_face(encoder, Folder(folder)) if "interpolated" in line)
     stored = theirs.config.image_size
     assert note == f"positions.weight: images are of 32 pixels, in the folder of {stored}; interpolated"
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

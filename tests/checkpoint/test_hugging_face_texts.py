@@ -157,10 +157,10 @@ def test_any_ids_are_decoded_alike(folder):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"is_decoder": True}, "is_decoder=True"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key"),
-        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification"),
-        ({"hidden_act": "silu"}, "hidden_act=silu"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu', not one of"),
         ({"id2label": {"0": "a", "2": "b"}}, "does not name the classes"),
         ({"architectures": ["BertForMultipleChoice"]}, "has no head for a task of ours"),
         ({"type_vocab_size": 3}, "type_embed.weight"),

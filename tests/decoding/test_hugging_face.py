@@ -9,6 +9,7 @@ from vlm.decoding.options import Decoding
 from vlm.decoding.search import search
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.vit import ViT
 
@@ -57,7 +58,7 @@ def pair(scramble, tmp_path):
         encoder=ViT(image_size=24, patch_size=8, class_token=True, norm_eps=1e-12, **shape),
         decoder=Decoder(vocab_size=V, max_len=MAX_LEN, context_dim=D, activation="gelu_tanh", **shape),
     ).eval()
-    load_hugging_face(ours, str(tmp_path))
+    load_hugging_face(ours, Folder(tmp_path))
     return ours, theirs
 
 

@@ -125,7 +125,7 @@ def main():
 
     from vlm.cli import main as cli
     from vlm.data.text.token_file import TokenFile
-    from vlm.models.pretrained.files import read_tensors
+    from vlm.models.pretrained.folder import Folder
     from vlm.training.run import evaluate, resume, run  # noqa: F401
     from vlm.training.run.fit import main as train
 
@@ -199,7 +199,7 @@ def main():
     for name in hostile_data.FOLDERS:
         own = [*vit, f"+model.init_from={paths['folder', name]}"]
         used(f"folder {name}", lambda own=own: train([*small, *own]))
-        used(f"tensors {name}", lambda name=name: told_of(lambda: read_tensors(str(paths["folder", name]))))
+        used(f"tensors {name}", lambda name=name: told_of(lambda: Folder(paths["folder", name]).weights()))
     for name, content in CONFIG_FILES.items():
         place = made / "conf" / "experiment"
         place.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 
 GPT2 = {
@@ -63,7 +64,7 @@ def load(tmp_path) -> Callable:
 
     def load(model, theirs, **options):
         theirs.save_pretrained(tmp_path / "theirs", **options)
-        load_hugging_face(model, str(tmp_path / "theirs"))
+        load_hugging_face(model, Folder(tmp_path / "theirs"))
         return model.eval()
 
     return load

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from vlm.checkpoint.file import locate, read_file, weights
 from vlm.checkpoint.hub import PREFIX, fetched
-from vlm.checkpoint.hugging_face import is_folder
 from vlm.errors import UserError
-from vlm.models.pretrained.files import read_tensors
+from vlm.models.pretrained.folder import Folder, is_folder
 from vlm.models.pretrained.load import hugging_face_state
 
 ADAPTERS = "adapters"  # entry of a checkpoint that holds adapters alone
@@ -30,8 +29,9 @@ def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Ten
     inner, prefix = model.get_submodule(part), f"{part}." if part else ""
     stored: Mapping[str, Tensor]
     if is_folder(path):
-        stored = read_tensors(str(path))
-        tensors, _ = hugging_face_state(inner, str(path), stored)
+        folder = Folder(path)
+        stored = folder.weights()
+        tensors, _ = hugging_face_state(inner, folder, stored)
     else:
         loaded = read_file(path)
         if ADAPTERS in loaded["vlm"]:

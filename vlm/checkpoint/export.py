@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm.checkpoint.decoding_defaults import NAMES
+from vlm.checkpoint.decoding_defaults import OPTIONS
 from vlm.checkpoint.load import load_model, locate, read, weights
 from vlm.checkpoint.model_card import model_card
 from vlm.checkpoint.specification import FILE as SPECIFICATION
@@ -19,7 +19,7 @@ from vlm.data.text.export import tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.models.pretrained.export import described
-from vlm.models.pretrained.files import OWN
+from vlm.models.pretrained.folder import OWN
 
 FORMS = ("huggingface", "safetensors")
 WEIGHTS = "model.safetensors"
@@ -82,7 +82,7 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
 def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
     """Options of decoding by their names; lengths count the begin token."""
     stored = dict(about.get("decoding", {}))
-    options = {theirs: stored[ours] for theirs, (ours, *_) in NAMES.items() if ours in stored and "tokens" not in ours}
+    options = {one.name: stored[ours] for ours, one in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}
     if "max_tokens" in about:  # a model that reads an input

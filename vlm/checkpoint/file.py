@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.checkpoint import hugging_face
 from vlm.checkpoint.hub import fetched
+from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.runs import in_run
 from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder, is_folder
 
 
 def locate(place: str | os.PathLike) -> Path:
@@ -58,8 +59,8 @@ def _items(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
-    if hugging_face.is_folder(path):
-        return hugging_face.from_folder(str(path), dtype)
+    if is_folder(path):
+        return from_folder(Folder(path), dtype)
     if is_specified(path):
         return _checked(path, from_specification(path))
     if not path.is_file():

@@ -1,40 +1,29 @@
-"""A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults.
+"""A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults."""
 
-Each kind of folder has a module in `vlm.models.pretrained.architectures`.
-"""
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from vlm.checkpoint.decoding_defaults import decoding_defaults
-from vlm.checkpoint.rebuild import NoDraws, SizeLimit, rebuild
+from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.verify import check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
-from vlm.data.images.image import Preprocess
-from vlm.data.text.hugging_face import folder_tokenizer
+from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_config, read_tensors
+from vlm.models.pretrained.architecture import Spec, class_names
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import hugging_face_state
-from vlm.models.pretrained.specification import Specified, origin, specify
-from vlm.models.pretrained.specs import Spec, class_names
+from vlm.models.pretrained.specification import Specified, specify
 
-CONFIG = "config.json"
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
 WINDOW, STRIDE, LONGEST = 384, 128, 30  # tokens of a window, its step and the longest answer, where no file states them
-Read = TypeVar("Read")
 
 
-def is_folder(path: Path) -> bool:
-    """True for a folder of Hugging Face."""
-    return path.is_dir() and (path / CONFIG).exists()
-
-
-def from_folder(folder: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """The checkpoint that a folder amounts to; nothing of it is executed, nothing is fetched.
 
     Args:
@@ -43,98 +32,103 @@ def from_folder(folder: str, dtype: torch.dtype = torch.float32) -> dict[str, An
         UserError: The folder is damaged, its parts do not fit together, our models do not compute its own, or it holds
             an encoder without a head.
     """
-    return _in_lines(folder, lambda place: _checkpoint(place, dtype))
+    with _in_a_line(folder):
+        specified, about = describe_folder(folder)
+        if specified.model is None:
+            known = ", ".join(folder.architecture.models)
+            with_head = f"give a folder of {known}, or train" if known else "train"
+            raise UserError(
+                f"{folder} holds a {folder.origin}, which has no head for a task of ours; {with_head} from it: "
+                f"python train.py model=pretrained model.path={folder} task=TASK"
+            )
+        stored = folder.weights(mapped=True)
+        with torch.device("meta"):  # for names and shapes, which are compared before anything is allocated
+            model = rebuild(specified.model)
+        state, _ = hugging_face_state(model, folder, stored)
+        if lacking := sorted(model.state_dict().keys() - state.keys()):
+            raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
+        del stored  # a part of the file leaves the memory when its last tensor has been copied
+        weights = {f"model.{name}": state.pop(name).to(dtype, copy=True) for name in list(state)}
+        return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
-def describe_folder(folder: str) -> tuple[Specified, dict[str, Any]]:
+def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
     """A folder's model, and what a checkpoint holds beside its weights; those are not read.
 
     Raises:
         UserError: As `from_folder`, but for an encoder without a head.
     """
-    return _in_lines(folder, _described)
+    with _in_a_line(folder):
+        specified = specify(folder)
+        about: dict[str, Any] = {"task": specified.task, "scores": {}, "origin": folder.origin}
+        if any("image_size" in part["args"] for part in specified.parts.values()):
+            preprocess = read_preprocess(folder)
+            specified = specify(folder, image_size=preprocess.image_size)
+            _check_images(folder, preprocess.image_size, specified.parts["encoder"])
+            about["preprocess"] = preprocess.state()
+        about["model"] = specified.model
+        about |= _of_texts(folder, specified)
+        if specified.task in NAMED:
+            about["classes"] = class_names(folder.config)
+        if specified.task == "text_classification":
+            about["pairs"] = None  # no file says
+        if specified.task == "span_answering":
+            window = min(WINDOW, about["max_len"])
+            about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
+        check_sizes(about)
+        return specified, about
 
 
-def _in_lines(folder: str, read: Callable[[str], Read]) -> Read:
-    """Reads a folder, whose faults take a line each without the key of the config."""
+@contextmanager
+def _in_a_line(folder: Folder) -> Iterator[None]:
+    """Shows the first of several faults."""
     try:
-        return read(folder)
+        yield
     except UserError as fault:
-        first, *others = str(fault).replace(f"{KEY}: ", "").split("\n")
+        first, *others = str(fault).split("\n")
         remedy = [line for line in others if line.startswith(" ")]
         more = f" ({len(others)} more faults)" if others and not remedy else ""
         raise UserError("\n".join([first + more, *remedy])) from fault
-    except Exception as fault:  # a config may hold anything, and break a constructor in any way
+    except Exception as fault:  # sizes that are each in range may break a constructor together
         reason = (str(fault).strip().splitlines() or [""])[0][:200]
         raise UserError(
-            f"{folder}: {CONFIG} describes no model of ours ({type(fault).__name__}: {reason}); choose another folder"
+            f"{folder.config.file}: describes no model of ours ({type(fault).__name__}: {reason}); choose another "
+            "folder"
         ) from fault
 
 
-def _checkpoint(folder: str, dtype: torch.dtype) -> dict[str, Any]:
-    specified, about = _described(folder)
-    if specified.model is None:
-        known = ", ".join(specified.architecture.models) or "in a captioner"
+def _check_images(folder: Folder, size: int, encoder: Spec) -> None:
+    if size != encoder["args"]["image_size"]:
         raise UserError(
-            f"{folder} holds a {about['origin']}, which has no head for a task of ours ({known} would); train from it: "
-            f"python train.py model=pretrained model.path={folder} task=TASK"
-        )
-    stored = read_tensors(folder, mapped=True)
-    with SizeLimit(stored), NoDraws():
-        model = rebuild(specified.model)
-    state, _ = hugging_face_state(model, folder, stored)
-    if lacking := sorted(model.state_dict().keys() - state.keys()):
-        raise UserError(f"{KEY}: {folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
-    del stored  # a part of the file leaves the memory when its last tensor has been copied
-    weights = {f"model.{name}": state.pop(name).to(dtype, copy=True) for name in list(state)}
-    return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
-
-
-def _described(folder: str) -> tuple[Specified, dict[str, Any]]:
-    config = read_config(folder)
-    specified = specify(config, folder)
-    about: dict[str, Any] = {"task": specified.task, "scores": {}, "origin": origin(config)}
-    *_, texts = specified.parts.values()  # the decoder, or all that there is
-    if any("image_size" in part["args"] for part in specified.parts.values()):
-        preprocess = read_preprocess(folder)
-        specified = specify(config, folder, image_size=preprocess.image_size)
-        _check_images(folder, preprocess, specified.parts["encoder"])
-        about["preprocess"] = preprocess.state()
-    about["model"] = specified.model
-    if "vocab_size" in texts["args"]:
-        tokenizer = _fitting_tokenizer(folder, texts)
-        about["tokenizer"] = tokenizer.state()
-        about["max_len" if texts is specified.parts.get("encoder") else "max_tokens"] = texts["args"]["max_len"]
-    if "decoder" in specified.parts:
-        generation = specified.architecture.generation(folder, config)
-        if [generation.get("forced_bos_token_id")] == tokenizer.begin():  # of an export of ours; the language says it
-            del generation["forced_bos_token_id"]
-        about["decoding"] = decoding_defaults(generation, folder, prompted=specified.task == "language_modeling")
-    if specified.task in NAMED:
-        about["classes"] = class_names(config)
-    if specified.task == "text_classification":
-        about["pairs"] = None  # no file says
-    if specified.task == "span_answering":
-        window = min(WINDOW, about["max_len"])
-        about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
-    check_sizes(about)
-    return specified, about
-
-
-def _check_images(folder: str, preprocess: Preprocess, encoder: Spec) -> None:
-    if preprocess.image_size != (size := encoder["args"]["image_size"]):
-        raise UserError(
-            f"{KEY}: {folder} makes images of {preprocess.image_size} pixels, its model reads {size}; "
-            "use the preprocessor_config.json that it was trained with"
+            f"{folder} makes images of {size} pixels, its model reads {encoder['args']['image_size']}; use the "
+            "preprocessor_config.json that it was trained with"
         )
 
 
-def _fitting_tokenizer(folder: str, texts: Spec) -> Tokenizer:
+def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
+    """Tokenizer, lengths and options of decoding of a model that reads or writes texts."""
+    about: dict[str, Any] = {}
+    *_, (place, texts) = specified.parts.items()  # the decoder, or all that there is
+    if "vocab_size" not in texts["args"]:
+        return about
+    tokenizer = _fitting_tokenizer(folder, texts)
+    about["tokenizer"] = tokenizer.state()
+    about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
+    if place == "decoder":
+        generation = folder.generation
+        # Of an export of ours; the language says it.
+        if [generation.values.get("forced_bos_token_id")] == tokenizer.begin():
+            generation = generation | {"forced_bos_token_id": None}
+        about["decoding"] = decoding_defaults(generation, prompted=specified.task == "language_modeling")
+    return about
+
+
+def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:
     """The tokenizer, whose ids must be those of the weights."""
-    size, tokenizer = texts["args"]["vocab_size"], folder_tokenizer(folder)
+    size, tokenizer = texts["args"]["vocab_size"], read_tokenizer(folder)
     if tokenizer.vocab_size != size:
         raise UserError(
-            f"{KEY}: {folder} has a tokenizer of {tokenizer.vocab_size:,} tokens, its weights are of {size:,}; "
-            "use the tokenizer that they were trained with"
+            f"{folder} has a tokenizer of {tokenizer.vocab_size:,} tokens, its weights are of {size:,}; use the "
+            "tokenizer that they were trained with"
         )
     return tokenizer

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.load import read
-from vlm.data.text.hugging_face import folder_tokenizer
+from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder, is_folder
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -43,7 +43,7 @@ class PretrainedTokenizer(Tokenizer):
 
     def _at_path(self) -> Tokenizer:
         if is_folder(Path(self.path)):
-            return folder_tokenizer(self.path)
+            return read_tokenizer(Folder(self.path))
         state = read(self.path)["vlm"].get("tokenizer")
         if not isinstance(state, dict):
             raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.checkpoint.verify import MAX_TEXT, check_content
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, read_tensors
+from vlm.models.pretrained.folder import Folder
 
 FILE = "vlm.json"
 
@@ -30,8 +30,5 @@ def from_specification(folder: Path) -> dict[str, Any]:
         about = {"format": content["format"], "vlm": content["vlm"], "global_step": 0, "epoch": -1}
     except (OSError, KeyError, TypeError, RecursionError, ValueError) as fault:
         raise UserError(f"{folder / FILE}: cannot be read ({fault}); export the model again") from fault
-    try:
-        tensors = read_tensors(str(folder))
-    except UserError as fault:
-        raise UserError(str(fault).replace(f"{KEY}: ", "")) from fault
+    tensors = Folder(folder).weights()
     return about | {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}

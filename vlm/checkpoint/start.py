@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint.base import best
-from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.load import locate, read, weights
+from vlm.data.text.token_check import check_tokens
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder, is_folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.pretrained.report import grouped
-from vlm.models.pretrained.tokens import check_tokens
 from vlm.nn.position import GridPositions, regridded
 
 
@@ -43,17 +43,18 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
         if not is_folder(path):
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
         else:
-            if tokenizer is not None:
-                check_tokens(str(path), tokenizer, key)
-            lines += _from_folder(inner, str(path), key)
+            lines += _from_folder(inner, Folder(path), key, tokenizer)
     return lines
 
 
-def _from_folder(model: nn.Module, place: str, key: str) -> list[str]:
+def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
     try:
-        return load_hugging_face(model, place)
+        if tokenizer is not None:
+            check_tokens(folder, tokenizer)
+        return load_hugging_face(model, folder)
     except UserError as fault:
-        raise UserError(str(fault).replace("model.init_from:", f"{key}:")) from fault
+        lines = str(fault).split("\n")
+        raise UserError("\n".join(line if line.startswith(" ") else f"{key}: {line}" for line in lines)) from fault
 
 
 def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:

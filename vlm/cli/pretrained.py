@@ -13,18 +13,19 @@ def import_folder(
 ) -> int:
     """Make one checkpoint file of a Hugging Face folder, or of adapters and their base."""
     from vlm.checkpoint.adapters import as_one
-    from vlm.checkpoint.hugging_face import from_folder, is_folder
+    from vlm.checkpoint.hugging_face import from_folder
     from vlm.checkpoint.load import load_model, locate, read
     from vlm.checkpoint.save import write
     from vlm.inference.info import describe
     from vlm.io.output import refuse_unwritable
+    from vlm.models.pretrained.folder import Folder, is_folder
 
     place = locate(folder)
     adapted = place.is_file()
     if not adapted and not is_folder(place):
         raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
-    checkpoint = as_one(place, read(place)) if adapted else from_folder(str(place))
+    checkpoint = as_one(place, read(place)) if adapted else from_folder(Folder(place))
     load_model(checkpoint)  # before anything is written
     write(out, checkpoint)
     print(describe(out))

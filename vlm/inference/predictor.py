@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.hugging_face import is_folder
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
 from vlm.errors import Count, UserError
 from vlm.inference.tasks import TASKS, commands_of, resolve
 from vlm.io.output import RecordList, Records
+from vlm.models.pretrained.folder import is_folder
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack
 

@@ -9,6 +9,7 @@ from transformers import CLIPImageProcessor, DeiTImageProcessor, ViTImageProcess
 
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
 
 
 def written(folder, name="preprocessor_config.json", **config):
@@ -33,14 +34,14 @@ def test_a_bare_number_is_what_its_processor_takes_it_for(tmp_path, kind, size, 
     )
     image = Image.effect_noise((70, 50), 90).convert("RGB")
     truth = kind(**sizes)(image, return_tensors="pt").pixel_values
-    preprocess = read_preprocess(folder)
+    preprocess = read_preprocess(Folder(folder))
     assert preprocess.image_size == 36
     torch.testing.assert_close(preprocess.normalize(preprocess(image)[None]), truth, rtol=0, atol=1.01 / 255 / 0.26)
 
 
 def test_it_may_stand_beside_that_of_texts(tmp_path):
     own = {"image_processor_type": "BlipImageProcessor", "size": {"height": 48, "width": 48}}
-    preprocess = read_preprocess(written(tmp_path, "processor_config.json", image_processor=own))
+    preprocess = read_preprocess(Folder(written(tmp_path, "processor_config.json", image_processor=own)))
     assert (preprocess.image_size, preprocess.resize) == (48, "squash")
     assert preprocess.mean == [0.48145466, 0.4578275, 0.40821073]
 
@@ -53,18 +54,18 @@ def test_it_may_stand_beside_that_of_texts(tmp_path):
         ({"image_processor_type": "DeiTImageProcessor", "size": 29, "crop_size": 24}, "cuts 24 pixels out of 29"),
         ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "no squares"),
         ({"image_processor_type": "ViTImageProcessor", "do_resize": False}, "does not resize"),
-        ({"image_processor_type": "ViTImageProcessor", "size": 10**6}, "image_size=1000000"),
-        ({"image_processor_type": "CLIPImageProcessor", "size": "wide"}, "cannot be used"),
+        ({"image_processor_type": "ViTImageProcessor", "size": 10**6}, "size is 1000000, not a whole number"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": "wide"}, "size is 'wide', not a whole number"),
     ],
     ids=["kind", "larger crop", "half pixels", "no crop", "no resize", "giant", "no number"],
 )
 def test_what_is_not_ours_is_refused(tmp_path, config, words):
     with pytest.raises(UserError, match=words):
-        read_preprocess(written(tmp_path, **config))
+        read_preprocess(Folder(written(tmp_path, **config)))
 
 
 @pytest.mark.parametrize("size", range(225, 300))
 def test_the_share_that_is_cut_gives_whole_pixels_again(tmp_path, size):
     folder = written(tmp_path, image_processor_type="CLIPImageProcessor", size={"shortest_edge": size}, crop_size=224)
-    preprocess = read_preprocess(folder)
+    preprocess = read_preprocess(Folder(folder))
     assert int(preprocess.image_size / preprocess.crop) == size

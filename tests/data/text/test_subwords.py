@@ -13,6 +13,7 @@ from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 VOCABULARIES = SHARED / "tokenizers"
@@ -49,7 +50,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["", "_saved"], ids=["files", "saved"])
 @pytest.mark.parametrize("name, key, ids", [("gpt2", "gpt2", GPT2), ("bert", "bert_uncased", BERT)])
 def test_ids_are_the_published_ones(folders, layout, name, key, ids):
-    tokenizer = read_tokenizer(str(folders / f"{name}{layout}"), ids)
+    tokenizer = read_tokenizer(Folder(folders / f"{name}{layout}"), ids)
     again = tokenizer_from_state(tokenizer.state())
     for case in json.loads((VOCABULARIES / "expected_ids.json").read_text())["cases"]:
         assert tokenizer.encode(case["text"]) == again.encode(case["text"]) == case[key]
@@ -72,7 +73,7 @@ def test_ids_of_ten_thousand_lines_are_theirs(folders, name, theirs, ids):
     for _ in range(2000):
         ranges = [(0x20, 0x7E), (0xA1, 0x2FFF)]
         lines.append("".join(chr(rng.randint(*rng.choice(ranges))) for _ in range(30)))
-    ours, truth = read_tokenizer(str(folders / name), ids), theirs.from_pretrained(folders / name)
+    ours, truth = read_tokenizer(Folder(folders / name), ids), theirs.from_pretrained(folders / name)
     assert [ours.encode(line) for line in lines] == truth(lines, add_special_tokens=False).input_ids
 
 

@@ -12,6 +12,7 @@ from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.evaluation.metrics.clip_score import ClipScorer
 from vlm.models.pretrained.clip import load_clip
+from vlm.models.pretrained.folder import Folder
 
 CAPTIONS = {"1": "A Red circle", "2": "two dogs run", "3": "word " * 40}
 WORDS = ["a", "photo", "depicts", "red", "circle", "two", "dogs", "run", "word"]
@@ -80,7 +81,7 @@ def test_a_negative_cosine_counts_as_0(folder, images):
 
 
 def test_the_towers_are_transformers_own(folder):
-    theirs, ours = CLIPModel.from_pretrained(folder).eval(), load_clip(str(folder))
+    theirs, ours = CLIPModel.from_pretrained(folder).eval(), load_clip(Folder(folder))
     pixels, ids = torch.randn(3, 3, 32, 32), torch.randint(9, (3, 7))
     lengths = torch.tensor([7, 4, 2])
     ids[torch.arange(3), lengths - 1] = 10
@@ -111,9 +112,9 @@ def test_the_command_scores_files(folder, images, tmp_path, capsys):
     [
         (lambda config: config.update(model_type="bert"), "holds no CLIPModel"),
         (lambda config: config.update(projection_dim=17), "do not fit"),
-        (lambda config: config["text_config"].update(hidden_size=10**9), "do not fit"),
-        (lambda config: config["vision_config"].update(hidden_act="wave"), "do not fit"),
-        (lambda config: config.pop("text_config"), "do not fit"),
+        (lambda config: config["text_config"].update(hidden_size=10**9), "text_config.hidden_size is 1000000000, not"),
+        (lambda config: config["vision_config"].update(hidden_act="wave"), "vision_config.hidden_act is 'wave', not"),
+        (lambda config: config.pop("text_config"), "has no text_config"),
     ],
     ids=["other model", "projection", "giant", "activation", "no text"],
 )
@@ -124,4 +125,4 @@ def test_a_folder_that_does_not_fit_is_a_line(folder, tmp_path, change, words):
     change(config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=words):
-        load_clip(str(tmp_path))
+        load_clip(Folder(tmp_path))

@@ -14,6 +14,7 @@ from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -54,6 +55,10 @@ def saved(folder):
     return save
 
 
+def loaded(model, path):
+    return load_hugging_face(model, Folder(path))
+
+
 def copies(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -76,17 +81,15 @@ def refused(model, path):
     """The lines of the fault that loading ends in, which must leave the model as it was."""
     before = copies(model)
     with pytest.raises(UserError) as caught:
-        load_hugging_face(model, path)
+        loaded(model, path)
     assert not changed(model, before)
-    lines = str(caught.value).splitlines()
-    assert all(line.startswith(("model.init_from: ", "  python")) for line in lines)
-    return [line.removeprefix("model.init_from: ") for line in lines]
+    return str(caught.value).splitlines()
 
 
 def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
     model = joined()
     before, path = copies(model), saved(gpt2())
-    lines = load_hugging_face(model, path)
+    lines = loaded(model, path)
     assert lines == [
         f"{path}: 28 tensors taken",
         f"model: not in {path}, stays as it was: decoder.blocks.*.cross_attn (12 tensors), "
@@ -98,7 +101,7 @@ def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
 
 def test_joined_gpt2_without_an_image_is_gpt2(gpt2, saved):
     model, theirs = joined().eval(), gpt2()
-    load_hugging_face(model, saved(theirs))
+    loaded(model, saved(theirs))
     tokens = torch.randint(V, (2, MAX_LEN))
     ours = model.head(model.decoder(tokens))
     torch.testing.assert_close(ours, theirs(tokens).logits, rtol=0, atol=1e-4)
@@ -107,7 +110,7 @@ def test_joined_gpt2_without_an_image_is_gpt2(gpt2, saved):
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}])
 def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
     theirs, model = gpt2(GPT2Model), decoder().eval()
-    lines = load_hugging_face(model, saved(theirs, **options))
+    lines = loaded(model, saved(theirs, **options))
     assert (folder / "model.safetensors.index.json").is_file() == bool(options)
     assert lines == [f"{folder}: 28 tensors taken"]
     tokens = torch.randint(V, (2, MAX_LEN))
@@ -116,7 +119,7 @@ def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
 
 def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
     theirs, model = gpt2(), decoder(max_len=8).eval()
-    lines = load_hugging_face(model, saved(theirs))
+    lines = loaded(model, saved(theirs))
     assert lines == [f"{folder}: 28 tensors taken", f"{folder}: left over: rows 8 to 19 of transformer.wpe.weight"]
     tokens = torch.randint(V, (2, 8))
     torch.testing.assert_close(model.head(model(tokens)), theirs(tokens).logits, rtol=0, atol=1e-4)
@@ -124,7 +127,7 @@ def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
 
 def test_half_precision_is_taken_as_float32(gpt2, saved):
     theirs, model = gpt2().bfloat16(), decoder()
-    load_hugging_face(model, saved(theirs))
+    loaded(model, saved(theirs))
     assert model.norm.weight.dtype == torch.float32
     assert torch.equal(model.norm.weight, theirs.transformer.ln_f.weight.float())
 
@@ -132,7 +135,7 @@ def test_half_precision_is_taken_as_float32(gpt2, saved):
 def test_a_stored_copy_of_the_embedding_is_the_head(gpt2, saved, folder):
     path, model = saved(gpt2()), decoder()
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
-    assert load_hugging_face(model, path) == [f"{path}: 29 tensors taken"]
+    assert loaded(model, path) == [f"{path}: 29 tensors taken"]
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
     assert "the head's weights are not the embedding's" in refused(model, path)[0]
 
@@ -141,12 +144,12 @@ def test_masks_of_old_folders_are_left_over(gpt2, saved, folder):
     path = saved(gpt2())
     masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 20, 20) for n in range(2)}
     edit_tensors(folder, lambda tensors: tensors | masks)
-    assert load_hugging_face(decoder(), path)[1] == f"{path}: left over: transformer.h.*.attn.bias (2 tensors)"
+    assert loaded(decoder(), path)[1] == f"{path}: left over: transformer.h.*.attn.bias (2 tensors)"
 
 
 def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
     model, theirs = joined().eval(), hf_vit()
-    lines = load_hugging_face(model, saved(theirs))
+    lines = loaded(model, saved(theirs))
     assert lines[1:] == [
         f"{folder}: left over: pooler (2 tensors)",
         f"model: not in {folder}, stays as it was: decoder (44 tensors)",
@@ -159,7 +162,7 @@ def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
 @pytest.mark.parametrize("pool, classes, taken", [("class", 5, True), ("class", 6, False), ("mean", 5, False)])
 def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, classes, taken):
     model = Classifier(encoder=vit(), num_classes=classes, pool=pool)
-    lines = load_hugging_face(model, saved(hf_vit(ViTForImageClassification, num_labels=5)))
+    lines = loaded(model, saved(hf_vit(ViTForImageClassification, num_labels=5)))
     assert model.head.weight.any() == taken
     left = [
         f"{folder}: left over: classifier (2 tensors)",
@@ -169,13 +172,13 @@ def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, cl
 
 
 def test_the_encoder_of_a_classifier_serves_a_captioner(hf_vit, saved, folder):
-    lines = load_hugging_face(joined(), saved(hf_vit(ViTForImageClassification)))
+    lines = loaded(joined(), saved(hf_vit(ViTForImageClassification)))
     assert lines[1] == f"{folder}: left over: classifier (2 tensors)"
 
 
 def test_an_encoder_with_its_decoder_goes_on_training(vision_gpt2, saved, folder):
     model = joined()
-    lines = load_hugging_face(model, saved(vision_gpt2()))
+    lines = loaded(model, saved(vision_gpt2()))
     assert lines[1:] == [f"{folder}: left over: encoder.pooler (2 tensors)"]
     assert all(parameter.requires_grad for parameter in model.parameters())
     model(torch.randn(1, 3, 24, 24), torch.randint(V, (1, 4))).sum().backward()
@@ -188,7 +191,7 @@ def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
         norm_eps=1e-6, pre_norm=False, qk_norm=True, num_kv_heads=2, positions=RotaryPositions(head_dim=4),
     )  # fmt: skip
     path = saved(gpt2())
-    assert refused(model, path) == [
+    assert set(refused(model, path)) == {
         f"num_kv_heads is 2, {path} has null; set model.num_kv_heads=null",
         f"norm is rms, {path} has layer; set model.norm=layer",
         f"pre_norm is false, {path} has true; set model.pre_norm=true",
@@ -202,19 +205,19 @@ def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
         f"norm_eps is 1e-06, {path} has 1e-05; set model.norm_eps=1e-05",
         f"vocab_size is 30, {path} has 31; choose the tokenizer it was trained with, of 31 tokens",
         f"max_len is 40, {path} has 20; set data.max_len=20 or less",
-    ]
+    }
 
 
 def test_every_difference_of_vit_is_named_with_its_remedy(hf_vit, saved):
     model = vit(image_size=32, patch_size=16, class_token=False, head_dim=6, bias=False, norm_eps=1e-5)
     path = saved(hf_vit())
-    assert refused(model, path) == [
+    assert set(refused(model, path)) == {
         f"head_dim is 6, {path} has null; set model.head_dim=null",
         f"bias is false, {path} has true; set model.bias=true",
         f"norm_eps is 1e-05, {path} has 1e-12; set model.norm_eps=1e-12",
         f"patch_size is 16, {path} has 8; set model.patch_size=8",
         f"class_token is false, {path} has true; set model.class_token=true",
-    ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -244,9 +247,8 @@ def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
 def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
     path = saved(gpt2())
     edit_config(folder, **{name: value})
-    assert refused(decoder(), path) == [
-        f"{path} has {name}={value}, which our Decoder does not do; choose another folder"
-    ]
+    [line] = refused(decoder(), path)
+    assert f"config.json: {name} is {value!r}, " in line
 
 
 @pytest.mark.parametrize("build", [vit, joined, lambda: Classifier(encoder=vit(), num_classes=3)])
@@ -275,10 +277,8 @@ def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
     path = saved(vision_gpt2())
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
-    assert refused(joined(), path) == [
-        f"{path}: its encoder is of type 'swin' where vit or deit or siglip_vision_model can be read; "
-        "choose another folder"
-    ]
+    [line] = refused(joined(), path)
+    assert "encoder.model_type is 'swin', where vit or deit or siglip_vision_model can be read" in line
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, saved, folder):
@@ -326,7 +326,7 @@ def test_damaged_weights_are_refused(gpt2, saved, folder, damage):
 def test_damaged_shards_are_refused(gpt2, saved, folder, index):
     path = saved(gpt2(), max_shard_size="20KB")
     (folder / "model.safetensors.index.json").write_text(index)
-    assert "cannot be read" in refused(decoder(), path)[0]
+    assert any(words in refused(decoder(), path)[0] for words in ("cannot be read", "has no weight_map"))
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '"gpt2"', "{}", '{"model_type": ["gpt2"]}'])

@@ -8,6 +8,7 @@ from transformers import BertForMaskedLM, BertForSequenceClassification, BertMod
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.config.pretrained import spell_out
@@ -49,7 +50,7 @@ def start_of(path, folder):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.zero_()
-    load_hugging_face(model, str(folder))
+    load_hugging_face(model, Folder(str(folder)))
     return {name for name, tensor in model.state_dict().items() if tensor.equal(before[name])}
 
 
@@ -68,7 +69,7 @@ def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     same = start_of(path, folder)
     state = read(path)["state_dict"]
     assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
-    assert read(path)["vlm"]["preprocess"] == describe_folder(str(folder))[1]["preprocess"]
+    assert read(path)["vlm"]["preprocess"] == describe_folder(Folder(folder))[1]["preprocess"]
 
 
 @pytest.mark.slow

@@ -1,17 +1,15 @@
-"""The preprocessing of a Hugging Face folder: its preprocessor_config.json, read into ours or refused.
-
-Newer folders have it in processor_config.json, beside that of texts.
-"""
+"""The preprocessing of a Hugging Face folder, read into ours or refused."""
 
 from collections.abc import Mapping
 from math import nextafter
 from typing import Any
 
-from vlm.data.images.image import Preprocess
+from vlm.data.images.image import MAX_IMAGE_SIZE, Preprocess
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY, OWN, read_json
+from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
+from vlm.models.pretrained.folder import Folder
 
-FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"
+FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # newer folders have it beside that of texts
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -27,52 +25,56 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_preprocess(folder: str) -> Preprocess:
+def read_preprocess(folder: Folder) -> Preprocess:
     """The preprocessing of a folder.
 
     Raises:
         UserError: There is none, it is damaged, or it does what ours does not.
     """
-    if own := (read_json(folder, OWN) or {}).get("preprocess"):
+    if own := folder.own("preprocess"):
         return Preprocess.from_state(own)
-    config = read_json(folder, FILE) or (read_json(folder, BESIDE_TEXT) or {}).get("image_processor")
+    config, beside = folder.json(FILE), folder.json(BESIDE_TEXT)
+    if config is None and beside is not None and "image_processor" in beside:
+        config = beside.part("image_processor")
     if config is None:
-        raise UserError(f"{KEY}: {folder} has no {FILE}; put the one beside that the model was trained with")
+        raise UserError(f"{folder} has no {FILE}; put the one beside that the model was trained with")
     try:
         return _preprocess(config)
-    except (AttributeError, KeyError, TypeError, ValueError, UserError) as fault:
-        raise UserError(f"{KEY}: {FILE} in {folder} cannot be used: {fault}; choose another folder") from fault
+    except ValueError as fault:
+        raise UserError(f"{config.file}: cannot be used: {fault}; choose another folder") from fault
 
 
-def _preprocess(config: Mapping[str, Any]) -> Preprocess:
-    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "ViTImageProcessor")
+def _preprocess(config: Fields) -> Preprocess:
+    stated = config.values
+    name = str(stated.get("image_processor_type") or stated.get("feature_extractor_type") or "ViTImageProcessor")
     kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     if kind not in KINDS:
         raise ValueError(f"it is of a {name[:40]}; what can be read is {', '.join(KINDS)}")
-    values = KINDS[kind] | {key: value for key, value in config.items() if value is not None}
-    if not values.get("do_resize", True):
+    values = Fields({**KINDS[kind], **{k: v for k, v in stated.items() if v is not None}}, config.file, config.within)
+    if not values.read(flag("do_resize", True)):
         raise ValueError("it does not resize images")
-    if not values.get("do_rescale", True) or abs(values.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+    rescale = values.read(number("rescale_factor", 1 / 255)) * 255
+    if not values.read(flag("do_rescale", True)) or abs(rescale - 1) > 1e-3:
         raise ValueError("it does not scale pixels to [0, 1]")
     # A bare number is the shorter side where that is the default, else both sides.
     shorter = isinstance(KINDS[kind]["size"], Mapping)
-    size, resize = _size(values["size"], "crop_down" if shorter else "squash")
+    size, resize = _size(values, "size", "crop_down" if shorter else "squash")
     shown = size
-    if values.get("do_center_crop", False):
-        shown, _ = _size(values.get("crop_size", size), "squash")
+    if values.read(flag("do_center_crop", False)):
+        shown, _ = _size(values, "crop_size" if "crop_size" in values else "size", "squash")
         if shown > size or (resize == "squash" and (size - shown) % 2):
             raise ValueError(f"it cuts {shown} pixels out of {size}")
     elif resize == "crop_down":
         raise ValueError("images of its are no squares")
-    normalized = values.get("do_normalize", True)
-    return Preprocess(
-        image_size=shown,
-        resize=resize,
-        crop=_share(shown, size),
-        mean=values["image_mean"] if normalized else (0.0, 0.0, 0.0),
-        std=values["image_std"] if normalized else (1.0, 1.0, 1.0),
-        interpolation=RESAMPLINGS.get(values["resample"], str(values["resample"])),
-    )
+    normalized = values.read(flag("do_normalize", True))
+    mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
+    std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
+    sides: dict[str, Any] = {"image_size": shown, "resize": resize, "crop": _share(shown, size)}
+    interpolation = values.read(choice("resample", None, RESAMPLINGS))
+    try:
+        return Preprocess(**sides, mean=mean, std=std, interpolation=interpolation)
+    except UserError as fault:
+        raise ValueError(str(fault)) from fault
 
 
 def _share(shown: int, size: int) -> float:
@@ -80,16 +82,18 @@ def _share(shown: int, size: int) -> float:
     return next(share for share in (shown / size, nextafter(shown / size, 0)) if int(shown / share) == size)
 
 
-def _size(size: Any, plain: str) -> tuple[int, str]:
+def _size(values: Fields, name: str, plain: str) -> tuple[int, str]:
     """The side of a square, and which way an image comes to it.
 
     Args:
         plain: The way of a bare number.
     """
-    if isinstance(size, Mapping):
-        if size.get("shortest_edge"):
-            return size["shortest_edge"], "crop_down"
-        if size["height"] != size["width"]:
-            raise ValueError(f"its images are of {size['height']} x {size['width']} pixels, which is no square")
-        return size["height"], "squash"
-    return size, plain
+    if not isinstance(values.values[name], Mapping):
+        return values.read(integer(name, high=MAX_IMAGE_SIZE)), plain
+    size = values.part(name)
+    if "shortest_edge" in size:
+        return size.read(integer("shortest_edge", high=MAX_IMAGE_SIZE)), "crop_down"
+    height, width = (size.read(integer(side, REQUIRED, high=MAX_IMAGE_SIZE)) for side in ("height", "width"))
+    if height != width:
+        raise ValueError(f"its images are of {height} x {width} pixels, which is no square")
+    return height, "squash"

@@ -1,6 +1,6 @@
 """The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +8,7 @@ from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPiec
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import architecture_of, parts_of
-from vlm.models.pretrained.files import KEY, OWN, read_config, read_json, read_text
-from vlm.models.pretrained.generation import special_ids
+from vlm.models.pretrained.folder import Folder
 
 # All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
 BPE: dict[str, tuple] = {
@@ -41,31 +39,18 @@ class _Pieces:
     special: set[int] = field(default_factory=set)
 
 
-def folder_tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer of a folder, with the special ids of its model.
-
-    Raises:
-        UserError: As `read_tokenizer`, or a text has not one end.
-    """
-    config = read_config(folder)
-    architecture = architecture_of(config, folder)
-    ids: Mapping[str, int | None] = dict.fromkeys(("pad", "bos", "eos"))
-    if "decoder" in parts_of(architecture, config, folder):
-        ids = special_ids(architecture.generation(folder, config), folder)
-    return read_tokenizer(folder, ids, architecture.added)
-
-
-def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[str] = ()) -> Tokenizer:
+def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) -> Tokenizer:
     """The tokenizer of a folder: the one that we exported, or tokenizer.json, vocab.json with merges.txt, or vocab.txt.
 
     Args:
-        ids: Ids of pad, bos and eos by the model's config; None leaves BERT's [PAD], [CLS] and [SEP].
-        added: Special pieces at the end of a vocabulary that lacks them.
+        ids: Ids of pad, bos and eos, by default those of the model; None for one of BERT's, [PAD], [CLS] or [SEP].
     Raises:
         UserError: There is none, it is damaged, or it does what ours do not.
     """
-    if own := (read_json(folder, OWN) or {}).get("tokenizer"):
+    if own := folder.own("tokenizer"):
         return tokenizer_from_state(own)
+    added = () if ids is not None else folder.architecture.added
+    ids = folder.special_ids if ids is None else ids
     try:
         pieces = _read(folder)
         for piece in added:
@@ -79,7 +64,7 @@ def read_tokenizer(folder: str, ids: Mapping[str, int | None], added: Sequence[s
         return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         reason = f"no {fault}" if isinstance(fault, KeyError) else fault
-        raise UserError(f"{KEY}: the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
+        raise UserError(f"the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
 
 
 def _special_ids(pieces: _Pieces, ids: Mapping[str, int | None]) -> dict[str, int]:
@@ -90,30 +75,34 @@ def _special_ids(pieces: _Pieces, ids: Mapping[str, int | None]) -> dict[str, in
     return {name: id for name, id in bare.items() if id is not None}
 
 
-def _read(folder: str) -> _Pieces:
-    whole = read_json(folder, "tokenizer.json")
-    settings = read_json(folder, "tokenizer_config.json") or {}
+def _values(folder: Folder, name: str) -> dict[str, Any] | None:
+    file = folder.json(name)
+    return None if file is None else dict(file.values)
+
+
+def _read(folder: Folder) -> _Pieces:
+    whole, settings = _values(folder, "tokenizer.json"), _values(folder, "tokenizer_config.json") or {}
     if "auto_map" in settings:
         raise ValueError("it needs code of its own (auto_map), which is never run")
     if whole is not None:
         pieces = _from_whole(whole)
         _agree(folder, pieces)
-    elif (vocab := read_json(folder, "vocab.json")) is not None:
-        pieces = _from_merges(vocab, read_text(folder, "merges.txt"), settings)
-    elif (lines := read_text(folder, "vocab.txt")) is not None:
+    elif (vocab := _values(folder, "vocab.json")) is not None:
+        pieces = _from_merges(vocab, folder.text("merges.txt"), settings)
+    elif (lines := folder.text("vocab.txt")) is not None:
         pieces = _from_lines(lines, settings)
     else:
         raise ValueError("there is no tokenizer.json, vocab.json or vocab.txt")
-    for name, content in (read_json(folder, "added_tokens.json") or {}).items() if whole is None else ():
+    for name, content in (_values(folder, "added_tokens.json") or {}).items() if whole is None else ():
         pieces.vocab.setdefault(name, content)
         pieces.special.add(content)
     return pieces
 
 
-def _agree(folder: str, pieces: _Pieces) -> None:
+def _agree(folder: Folder, pieces: _Pieces) -> None:
     """Refuses a folder whose other files give other ids."""
-    vocab = read_json(folder, "vocab.json")
-    if vocab is None and (lines := read_text(folder, "vocab.txt")) is not None:
+    vocab = _values(folder, "vocab.json")
+    if vocab is None and (lines := folder.text("vocab.txt")) is not None:
         vocab = _numbered(lines)
     if other := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
         raise ValueError(f"its files disagree on the id of {other!r:.40}")

@@ -11,7 +11,7 @@ from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.images.image import load_image
 from vlm.errors import UserError
 from vlm.models.pretrained.clip import load_clip
-from vlm.models.pretrained.files import inside
+from vlm.models.pretrained.folder import Folder
 
 WEIGHT = 2.5  # w in CLIP-S(c, v) = w * max(cos(c, v), 0)
 PROMPT = "A photo depicts "  # before each caption
@@ -28,8 +28,9 @@ class ClipScorer:
     """
 
     def __init__(self, folder: str) -> None:
-        self.model, self.preprocess = load_clip(folder), read_preprocess(folder)
-        self.tokenizer = _tokenizer(folder)
+        opened = Folder(folder)
+        self.model, self.preprocess = load_clip(opened), read_preprocess(opened)
+        self.tokenizer = _tokenizer(opened)
         self.tokenizer.enable_truncation(self.model.text.max_len)
 
     @torch.inference_mode()
@@ -57,16 +58,16 @@ class ClipScorer:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
 
 
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(folder: Folder) -> Any:
     from tokenizers import Tokenizer
 
-    path = inside(folder, "tokenizer.json")
-    if not path.is_file():
+    text = folder.text("tokenizer.json")
+    if text is None:
         raise UserError(f"{folder}: has no tokenizer.json; put the one beside that the model was published with")
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(text)
     except Exception as fault:  # the library raises nothing more special
-        raise UserError(f"{path}: cannot be read ({fault!s:.200}); fetch it again") from fault
+        raise UserError(f"{folder.path / 'tokenizer.json'}: cannot be read ({fault!s:.200}); fetch it again") from fault
 
 
 def _parts(names: list[str]) -> Iterator[list[str]]:

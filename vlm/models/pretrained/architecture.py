@@ -1,18 +1,21 @@
-"""A kind of folder: its parts, the models of ours that it gives, their heads. Each is a module of `architectures`."""
+"""A model_type of Hugging Face: its stacks, the models of ours that it gives, their heads. Each is a module."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+
 from vlm.errors import UserError
-from vlm.models.pretrained.files import KEY
-from vlm.models.pretrained.generation import read_generation
-from vlm.models.pretrained.specs import Spec
-from vlm.models.pretrained.stack import Names, Part, Sources
+from vlm.models.pretrained.fields import Fields
+from vlm.models.pretrained.stack import Names, Part, WeightMap
 
 FOLDER = Path(__file__).parent / "architectures"
+CLASSES = 2**20  # at most
+Spec = dict[str, Any]
+Export = tuple[dict[str, Any], dict[str, Tensor]]  # the content of config.json, and tensors
 
 
 class Model(NamedTuple):
@@ -24,54 +27,92 @@ class Model(NamedTuple):
     """
 
     task: str
-    build: Callable[[Mapping[str, Any], Mapping[str, Spec]], Spec]
+    build: Callable[[Fields, Mapping[str, Spec]], Spec]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model_type of Hugging Face.
+    """A model_type.
 
     Args:
         parts: Of config.json, the stacks by their place in ours, "encoder" and "decoder".
         models: Complete models, by the names of their classes.
-        heads: Sources of the tensors around the stacks of a model of ours, by its class; of the model and their names.
-        adjust: Change to all sources, of their names too.
-        generation: The folder's options of writing, of the folder and its config.json.
+        heads: Names of the tensors around the stacks of a model of ours, by its class; of the model.
+        adjust: Change to all weights; of them and the names that a folder has.
+        generation: Options of decoding, of config.json; by default generation_config.json has them.
         added: Pieces that its own code adds at the end of a vocabulary which lacks them.
+        export: A model of ours as one of theirs; None for a model that is of another kind.
     """
 
-    parts: Callable[[Mapping[str, Any]], Mapping[str, Part]]
+    parts: Callable[[Fields], Mapping[str, Part]]
     models: Mapping[str, Model] = field(default_factory=dict)
-    heads: Mapping[type, Callable[[Any, Names], Sources]] = field(default_factory=dict)
-    adjust: Callable[[Sources, Names], Sources] = lambda sources, names: sources
-    generation: Callable[[str, Mapping[str, Any]], dict[str, Any]] = read_generation
+    heads: Mapping[type, Callable[[Any], Names]] = field(default_factory=dict)
+    adjust: Callable[[WeightMap, Collection[str]], WeightMap] = lambda weights, stored: weights
+    generation: Callable[[Fields], Fields] | None = None
     added: tuple[str, ...] = ()
+    export: Callable[[nn.Module], Export | None] = lambda model: None
 
 
-def architecture_of(config: Mapping[str, Any], folder: str) -> Architecture:
+def known_architectures() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+
+
+def load_architecture(name: str) -> Architecture:
+    """The architecture of a module's name."""
+    return importlib.import_module(f"vlm.models.pretrained.architectures.{name}").ARCHITECTURE
+
+
+def architecture_of(config: Fields) -> Architecture:
     """The architecture of a config.json.
 
     Raises:
         UserError: There is no module for it.
     """
-    model_type = config.get("model_type")
+    model_type, known = config.values.get("model_type"), known_architectures()
     name = str(model_type).replace("-", "_")
-    known = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
     if name not in known:
         raise UserError(
-            f"{KEY}: {folder} holds a model of type {model_type!r:.40}; what can be read is {', '.join(known)}"
+            f"{Path(config.file).parent} holds a model of type {model_type!r:.40}; what can be read is "
+            f"{', '.join(known)}"
         )
-    return importlib.import_module(f"vlm.models.pretrained.architectures.{name}").ARCHITECTURE
+    return load_architecture(name)
 
 
-def parts_of(architecture: Architecture, config: Mapping[str, Any], folder: str) -> Mapping[str, Part]:
-    """The parts of a folder, by their place.
+def spec_of(name: str, **args: Any) -> Spec:
+    """The specification of a class with its arguments, as checkpoints have it."""
+    return {"name": name, "args": args}
+
+
+def captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    """An encoder of images with a decoder that attends to its states, unless it takes them as a prefix."""
+    encoder, decoder = parts["encoder"], parts["decoder"]
+    if "prefix" not in decoder["args"]:
+        decoder["args"]["context_dim"] = encoder["args"]["dim"]
+    return spec_of("VisionLanguageModel", encoder=encoder, decoder=decoder)
+
+
+def classifier(pool: str) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
+    """A classifier of images by the states that its head reads."""
+
+    def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+        return spec_of("Classifier", encoder=parts["encoder"], num_classes=len(class_names(config)), pool=pool)
+
+    return build
+
+
+def class_names(config: Fields) -> list[str]:
+    """The names of a classifier's classes, in the order of its outputs.
 
     Raises:
-        UserError: Its config.json does not describe them.
+        UserError: They are not texts, numbered from 0 on.
     """
-    try:
-        return architecture.parts(config)
-    except (KeyError, TypeError, ValueError) as fault:
-        reason = f"config.json lacks {fault}" if isinstance(fault, KeyError) else fault
-        raise UserError(f"{KEY}: {folder}: {reason}; choose another folder") from fault
+    count = config.values.get("num_labels", 2)
+    if "id2label" not in config:
+        if type(count) is not int or not 1 <= count <= CLASSES:
+            raise config.fault("num_labels", f"not a whole number from 1 to {CLASSES}")
+        return [f"LABEL_{n}" for n in range(count)]
+    labels = config.part("id2label").values
+    names = [labels.get(str(n)) for n in range(len(labels))]
+    if not names or not all(isinstance(name, str | int) for name in names):
+        raise config.fault("id2label", "which does not name the classes from 0 on")
+    return [str(name) for name in names]

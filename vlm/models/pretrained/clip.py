@@ -1,43 +1,21 @@
 """The whole of a CLIP folder (Radford et al. 2021): both towers with their projections, for images beside texts."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION, LAYERS
-from vlm.models.pretrained.files import read_config, read_tensors
-from vlm.models.pretrained.stack import Sources, Stack, layers, modules, prefixed, same, stack_sizes
+from vlm.models.pretrained.architectures.clip import CLIP_TEXT
+from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION
+from vlm.models.pretrained.fields import integer
+from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.specification import NO_ARGUMENTS
+from vlm.models.pretrained.stack import prefixed, weight_map
 from vlm.models.vit import ViT
 
-DEFAULTS = {
-    **{"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
-    **{"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-}
-
-
-def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of the tower of texts."""
-    length = config.get("max_position_embeddings", 77)
-    return stack_sizes({**DEFAULTS, **config}) | {"vocab_size": config.get("vocab_size", 49408), "max_len": length}
-
-
-def sources(decoder: Decoder, names: Any) -> Sources:
-    embeddings = {"token_embed": "token_embedding", "positions": "position_embedding"}
-    return {
-        **{f"{ours}.weight": ((f"embeddings.{theirs}.weight",), same) for ours, theirs in embeddings.items()},
-        **modules({"norm": "final_layer_norm"}),
-        **layers(decoder.blocks, LAYERS, "encoder.layers"),
-    }
-
-
-CLIP_TEXT = Stack(kind=Decoder, stem="text_model.", sizes=sizes, sources=sources)
 TOWERS = {"vision": CLIP_VISION, "text": CLIP_TEXT}
-NO_ARGUMENTS = ("stem", "positions")  # our classes have these by default
+PROJECTIONS = {"vision_projection": "visual_projection", "text_projection": "text_projection"}
 
 
 class Clip(nn.Module):
@@ -67,41 +45,31 @@ class Clip(nn.Module):
         return F.normalize(self.text_projection(hidden[rows, lengths - 1]), dim=-1)
 
 
-def load_clip(folder: str) -> Clip:
+def load_clip(folder: Folder) -> Clip:
     """The model of a local folder of Hugging Face's CLIPModel; of a size that its tensors have.
 
     Raises:
         UserError: The folder is of another model, or damaged.
     """
-    config = read_config(folder)
-    if config.get("model_type") != "clip" or "CLIPModel" not in (config.get("architectures") or ["CLIPModel"]):
+    if folder.config.values.get("model_type") != "clip" or folder.origin not in ("CLIPModel", "clip"):
         raise UserError(f"{folder}: holds no CLIPModel; give a folder of one, such as openai/clip-vit-base-patch32")
+    configs = {name: folder.config.part(f"{name}_config") for name in TOWERS}
+    sizes = {name: stack.arguments(configs[name]) for name, stack in TOWERS.items()}
+    dim = folder.config.read(integer("projection_dim", 512))
     try:
         with torch.device("meta"):
-            towers: dict[str, Any] = {name: _tower(stack, config[f"{name}_config"]) for name, stack in TOWERS.items()}
-            model = Clip(**towers, dim=config.get("projection_dim", 512))
-        stored, tensors = read_tensors(folder), {}
-        for name, (names, make) in _sources(model, stored).items():
-            tensors[name] = make(*(stored[other] for other in names)).float()
+            args = {name: {k: v for k, v in one.items() if k not in NO_ARGUMENTS} for name, one in sizes.items()}
+            towers = {name: stack.kind(**args[name]) for name, stack in TOWERS.items()}
+            model = Clip(**towers, dim=dim)  # type: ignore[arg-type]
+        stored = folder.weights()
+        weights = weight_map(PROJECTIONS, model.state_dict())
+        for name, stack in TOWERS.items():
+            weights |= prefixed(stack.weights(towers[name]), f"{name}.", stack.prefix)
+        tensors = {name: read(*(stored[one] for one in names)).float() for name, (names, read, _) in weights.items()}
         model.load_state_dict(tensors, assign=True)
     except UserError:
         raise
-    except Exception as fault:  # a description may hold anything, and break a constructor in any way
+    except Exception as fault:  # weights may be of any shape
         reason = f"no {fault}" if isinstance(fault, KeyError) else (str(fault) or type(fault).__name__).split("\n")[0]
         raise UserError(f"{folder}: its config.json and weights do not fit ({reason:.200}); fetch it again") from fault
     return model.eval()
-
-
-def _tower(stack: Stack, config: Mapping[str, Any]) -> nn.Module:
-    if faults := list(stack.not_ours(config)):
-        raise ValueError(f"{', '.join(faults)} is none of ours")
-    sizes = {name: value for name, value in stack.arguments(config).items() if name not in NO_ARGUMENTS}
-    return stack.kind(**sizes)
-
-
-def _sources(model: Clip, names: Mapping[str, Tensor]) -> Sources:
-    tensors: Sources = {}
-    for name, stack in TOWERS.items():
-        tensors |= prefixed(stack.sources(getattr(model, name), names), f"{name}.", stack.stem)
-    projections = (("vision_projection.weight", "visual_projection.weight"), ("text_projection.weight",) * 2)
-    return tensors | {ours: ((theirs,), same) for ours, theirs in projections}

@@ -1,11 +1,10 @@
-"""Starting from a local folder of Hugging Face: `config.json` and safetensors of one of `architectures`.
+"""Weights of a Hugging Face folder in a model of ours that was built to its sizes.
 
-The folder must describe the model that was built; every shape is checked before anything is copied, and what is left
-over on either side is named. Nothing is fetched and no pickle is read.
+Every shape is checked before anything is copied, and what is left over on either side is named.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +13,18 @@ from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, architecture_of, parts_of
-from vlm.models.pretrained.files import read_config, read_tensors
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import grid_side, sizes_built
-from vlm.models.pretrained.stack import Part, Source, Sources, prefixed
+from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
 from vlm.models.vit import ViT
 from vlm.nn.position import regridded
 
 SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
 # Never compared: what tensors show, and a size of images, to whose grid positions are interpolated.
 NEVER = ("prefix", "vocabulary_head", "context_dim", "image_size")
-GRID = "positions.weight"  # of a ViT
+POSITIONS = "positions.weight"
 SHOWN = 20  # faults, at most
-TABLES = ("wpe.weight", "position_embeddings.weight")  # of texts: a shorter one needs the first rows alone
 # The remedy for a value that other parts of the config depend on.
 REMEDIES = {
     "vocab_size": "choose the tokenizer it was trained with, of {} tokens",
@@ -36,56 +33,11 @@ REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A stack of the model, and what of the folder describes it.
-
-    Args:
-        ours: Prefix of its names in the model: "", "encoder." or "decoder.".
-    """
-
-    stack: Any
-    ours: str
-    part: Part
-
-    def differences(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields (argument, as built, as stored) wherever they differ."""
-        built, kind = sizes_built(self.stack), self.part.stack
-        for name, value in ({"embed_norm": False} | kind.arguments(self.part.config)).items():
-            # The first positions of more are all that a shorter text needs.
-            fits = built[name] <= value if name == "max_len" else name in NEVER or built.get(name, value) == value
-            if not fits:
-                yield name, built[name], value
-
-    def notes(self) -> Iterator[str]:
-        """A line where positions of patches are interpolated."""
-        theirs = self.part.stack.arguments(self.part.config).get("image_size")
-        if (own := sizes_built(self.stack).get("image_size")) != theirs:
-            yield f"{self.ours}{GRID}: images are of {own} pixels, in the folder of {theirs}; interpolated"
-
-    def sources(self, names: Iterable[str]) -> Sources:
-        kind, _, prefix = self.part
-        own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        stem = kind.stem if any(name.startswith(kind.stem) for name in own) else ""
-        inner = {name.removeprefix(stem) for name in own if name.startswith(stem)}
-        sources = kind.sources(self.stack, inner)
-        if isinstance(self.stack, ViT):
-            sources[GRID] = _regridding(self.stack, *sources[GRID])
-        tensors = prefixed(sources, self.ours, prefix + stem)
-        return tensors | prefixed(kind.head(self.stack, own), self.ours, prefix)
-
-
-def _regridding(vit: ViT, names: tuple[str, ...], make: Callable[..., Tensor]) -> Source:
-    """The source of positions on a grid, interpolated to that of a ViT's images."""
-    return names, lambda *tables: regridded(make(*tables), grid_side(vit), before=vit.leading)
-
-
-def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
-    """Copies the weights of a local Hugging Face folder into a model that was built to its sizes.
+def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
+    """Copies the weights of a folder into a model that was built to its sizes.
 
     Args:
         model: A stack that the folder has, or a model with it; what the folder has nothing for stays as it is.
-        folder: Holds config.json and model.safetensors (or its shards).
     Returns:
         Lines that say what was taken, and all that was left over on either side.
     Raises:
@@ -100,84 +52,132 @@ def load_hugging_face(model: nn.Module, folder: str) -> list[str]:
 
 
 def hugging_face_state(
-    model: nn.Module, folder: str, stored: Mapping[str, Tensor] | None = None
+    model: nn.Module, folder: Folder, stored: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The weights that `load_hugging_face` copies, by our names, and its lines; the model may hold none, on "meta".
 
     Args:
-        stored: The folder's tensors, where they have been read before.
+        stored: The folder's weights, where they have been read before.
     Raises:
         UserError: As `load_hugging_face`.
     """
-    config = read_config(folder)
-    architecture = architecture_of(config, folder)
-    placed = _placed(model, architecture, config, folder)
-    _refuse(_config_faults(placed, folder))
-    stored = read_tensors(folder) if stored is None else stored
-    sources: Sources = {}
+    placed = _placed(model, folder)
+    _refuse([fault for one in placed for fault in one.faults(folder, placed)])
+    stored = folder.weights() if stored is None else stored
+    state, weights, faults = model.state_dict(), WeightMap(), list[str]()
     for one in placed:
-        sources |= one.sources(stored)
-    sources = architecture.adjust(sources, stored)
-    state = model.state_dict()
-    sources |= _head_sources(model, architecture, stored, state)
-    tensors, faults = _make(sources, stored, state, folder)
-    _refuse(faults)
-    notes = [note for one in placed for note in one.notes()]
-    return tensors, _report(sources, stored, state, folder) + notes
+        weights |= one.weights(stored)
+        faults += one.foreign(stored, folder)
+    weights = folder.architecture.adjust(weights, stored)
+    weights |= _head(model, folder, stored, state)
+    tensors, more = _make(weights, stored, state, folder)
+    _refuse(faults + more)
+    notes = [note for one in placed for note in one.notes(weights, stored, folder)]
+    return tensors, _report(weights, stored, state, folder) + notes
 
 
 def _refuse(faults: list[str]) -> None:
-    lines = [f"model.init_from: {fault}" for fault in faults[:SHOWN]]
-    if len(faults) > SHOWN:
-        lines.append(f"model.init_from: {len(faults) - SHOWN} more")
+    lines = faults[:SHOWN] + ([f"{len(faults) - SHOWN} more"] if len(faults) > SHOWN else [])
     if lines:
         raise UserError("\n".join(lines))
 
 
-def _placed(model: nn.Module, architecture: Architecture, config: Mapping[str, Any], folder: str) -> list[_Placed]:
+@dataclass(frozen=True)
+class _Placed:
+    """A stack of the model, and the part of the folder that describes it.
+
+    Args:
+        ours: Prefix of its names in the model: "", "encoder." or "decoder.".
+    """
+
+    module: Any
+    ours: str
+    part: Part
+
+    def faults(self, folder: Folder, placed: list["_Placed"]) -> Iterator[str]:
+        """Yields a line with its remedy wherever the model was built to other sizes."""
+        first = placed[0].part.stack.arguments(placed[0].part.config)
+        built = sizes_built(self.module)
+        for name, value in self.part.stack.arguments(self.part.config).items():
+            # The first positions of more are all that a shorter text needs.
+            fits = built[name] <= value if name == "max_len" else name in NEVER or built.get(name, value) == value
+            if not fits:
+                remedy = _remedy(self, name, value, encoder=first.get(name), alone=len(placed) == 1)
+                yield f"{self.ours}{name} is {_as_text(built[name])}, {folder} has {_as_text(value)}; {remedy}"
+
+    def notes(self, weights: WeightMap, stored: Mapping[str, Tensor], folder: Folder) -> Iterator[str]:
+        """Yields a line where positions are not those of the folder as they are."""
+        name, sizes = f"{self.ours}{POSITIONS}", sizes_built(self.module)
+        if isinstance(self.module, ViT):
+            theirs = self.part.stack.arguments(self.part.config)["image_size"]
+            if (own := sizes.get("image_size")) != theirs:
+                yield f"{name}: images are of {own} pixels, in the folder of {theirs}; interpolated"
+        elif name in weights and (rows := len(stored[other := weights[name].names[0]])) > sizes["max_len"]:
+            yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
+
+    def weights(self, stored: Iterable[str]) -> WeightMap:
+        stack, _, prefix = self.part
+        own, theirs = self._inside(stored)
+        weights = stack.weights(self.module, {name.removeprefix(theirs) for name in own if name.startswith(theirs)})
+        if POSITIONS in weights:
+            weights[POSITIONS] = _fitted(self.module, weights[POSITIONS])
+        head = _complete(weight_map(stack.head, self.module.state_dict(), own), own)
+        return prefixed(weights, self.ours, prefix + theirs) | prefixed(head, self.ours, prefix)
+
+    def foreign(self, stored: Iterable[str], folder: Folder) -> Iterator[str]:
+        """Yields a line for each module of theirs that ours lacks."""
+        own, theirs = self._inside(stored)
+        state = {LAYER.sub(".*.", name, count=1) for name in self.module.state_dict()}
+        modules = {name.rpartition(".")[0] for name in state}
+        for name, other in self.part.stack.names.items():
+            paths = other.names if isinstance(other, Weight) else (other,) if isinstance(other, str) else other
+            first = f"{theirs}{paths[0]}".replace("*", "0").replace(".{kind}", "")
+            if name not in state | modules and (held := [one for one in own if one.startswith(first)]):
+                yield f"the model has no {self.ours}{name}, {folder} has {min(held)}; choose model=pretrained"
+
+    def _inside(self, stored: Iterable[str]) -> tuple[set[str], str]:
+        """Their names after the part's prefix, and the prefix of a model that has a head."""
+        stack, _, prefix = self.part
+        own = {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
+        return own, stack.prefix if any(name.startswith(stack.prefix) for name in own) else ""
+
+
+def _fitted(module: nn.Module, weight: Weight) -> Weight:
+    """Positions, interpolated to the grid of a ViT's images; of a text, as many as ours may have."""
+
+    def read(*tables: Tensor) -> Tensor:
+        rows = weight.read(*tables)
+        if isinstance(module, ViT):
+            return regridded(rows, grid_side(module), before=module.leading)
+        return rows[: module.max_len]
+
+    return weight._replace(read=read)
+
+
+def _placed(model: nn.Module, folder: Folder) -> list[_Placed]:
     """The stacks of the model that the folder describes.
 
     Raises:
         UserError: The model has no such stack.
     """
-    parts = parts_of(architecture, config, folder)
-    if len(parts) > 1 and not all(hasattr(model, place) for place in parts):
+    if len(folder.parts) > 1 and not all(hasattr(model, place) for place in folder.parts):
         raise UserError(
-            f"model.init_from: {folder} holds an encoder with a decoder, the model is a {type(model).__name__}; "
-            "use it for a model that has both"
+            f"{folder} holds an encoder with a decoder, the model is a {type(model).__name__}; use it for a model that "
+            "has both"
         )
-    return [_place(model, place, part, folder) for place, part in parts.items()]
+    return [_place(model, place, part, folder) for place, part in folder.parts.items()]
 
 
-def _place(model: nn.Module, place: str, part: Part, folder: str) -> _Placed:
+def _place(model: nn.Module, place: str, part: Part, folder: Folder) -> _Placed:
     kind = part.stack.kind
-    stack, ours = (model, "") if isinstance(model, kind) else (getattr(model, place, None), f"{place}.")
-    if not isinstance(stack, kind):
-        has = f"its {place} is a {type(stack).__name__}" if stack is not None else f"that has no {place}"
+    module, ours = (model, "") if isinstance(model, kind) else (getattr(model, place, None), f"{place}.")
+    if not isinstance(module, kind):
+        has = f"its {place} is a {type(module).__name__}" if module is not None else f"that has no {place}"
         raise UserError(
-            f"model.init_from: {folder} holds a {part.config.get('model_type')} for a {kind.__name__}, the model is a "
-            f"{type(model).__name__}, {has}; choose another folder"
+            f"{folder} holds a {part.stack.model_type} for a {kind.__name__}, the model is a {type(model).__name__}, "
+            f"{has}; choose another folder"
         )
-    return _Placed(stack, ours, part)
-
-
-def _config_faults(placed: list[_Placed], folder: str) -> list[str]:
-    faults = [
-        f"{folder} has {fault}, which our {type(one.stack).__name__} does not do; choose another folder"
-        for one in placed
-        for fault in one.part.stack.not_ours(one.part.config)
-    ]
-    try:
-        differences = [(one, *difference) for one in placed for difference in one.differences()]
-        first = placed[0].part.stack.arguments(placed[0].part.config)
-    except (TypeError, ValueError, ZeroDivisionError) as fault:
-        raise UserError(
-            f"model.init_from: config.json in {folder} has a value that is no size ({fault}); restore the file"
-        ) from fault
-    for one, name, built, value in differences:
-        remedy = _remedy(one, name, value, encoder=first.get(name), alone=len(placed) == 1)
-        faults.append(f"{one.ours}{name} is {_as_text(built)}, {folder} has {_as_text(value)}; {remedy}")
-    return faults
+    return _Placed(module, ours, part)
 
 
 def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool) -> str:
@@ -190,7 +190,7 @@ def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool
     if name in REMEDIES:
         return REMEDIES[name].format(_as_text(value))
     if name == "positions":
-        decodes = isinstance(placed.stack, Decoder)
+        decodes = isinstance(placed.module, Decoder)
         return "choose model/position=learned" if decodes else f"take model.{placed.ours}positions away"
     if name == "depth":
         return f"set model.size.{placed.ours.replace('.', '_')}depth={_as_text(value)}"
@@ -206,27 +206,26 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _head_sources(
-    model: nn.Module, architecture: Architecture, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]
-) -> Sources:
-    """Sources of the tensors around the stacks, as far as both sides have them, of as many classes."""
-    heads = architecture.heads.get(type(model))
-    head = {} if heads is None else heads(model, stored)
-    head = {name: source for name, source in head.items() if name in state and all(one in stored for one in source[0])}
+def _head(model: nn.Module, folder: Folder, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> WeightMap:
+    """The tensors around the stacks, as far as both sides have them, of as many classes."""
+    names = folder.architecture.heads.get(type(model))
+    head = _complete(weight_map({} if names is None else names(model), state, stored), stored)
     if "head.weight" in head and any(len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"][0]):
-        return {name: source for name, source in head.items() if not name.startswith("head.")}
+        return {name: weight for name, weight in head.items() if not name.startswith("head.")}
     return head
 
 
+def _complete(weights: WeightMap, stored: Collection[str]) -> WeightMap:
+    return {name: weight for name, weight in weights.items() if all(one in stored for one in weight.names)}
+
+
 def _make(
-    sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str
+    weights: WeightMap, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Folder
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Our tensors made of theirs, and all that is wrong with them."""
     tensors, faults = {}, []
-    for name, (names, make) in sources.items():
+    for name, (names, make, _) in weights.items():
         unfit = list(_unfit(name, names, stored, folder))
-        if name not in state:
-            unfit = [f"the model has no {name}, {folder} has {names[0]}; choose model=pretrained"]
         faults += unfit
         if unfit:
             continue
@@ -243,7 +242,7 @@ def _make(
     return tensors, faults
 
 
-def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: str) -> Iterator[str]:
+def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: Folder) -> Iterator[str]:
     for other in names:
         if other not in stored:
             yield f"{folder} has no {other}, of which {name} is made; fetch it again"
@@ -251,14 +250,10 @@ def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder
             yield f"{other} in {folder} is {stored[other].dtype}; give weights that are not quantised"
 
 
-def _report(sources: Sources, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: str) -> list[str]:
-    taken = {name for names, _ in sources.values() for name in names}
+def _report(weights: WeightMap, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Folder) -> list[str]:
+    taken = {name for names, *_ in weights.values() for name in names}
     left = grouped(stored.keys() - taken, taken)
-    for name, (names, _) in sources.items():
-        rows, kept = len(stored[names[0]]), len(state[name])
-        if name.endswith("positions.weight") and names[0].endswith(TABLES) and kept < rows:
-            left.append(f"rows {kept} to {rows - 1} of {names[0]}")
-    fresh = grouped(state.keys() - sources.keys(), sources.keys())
+    fresh = grouped(state.keys() - weights.keys(), weights.keys())
     lines = [f"{folder}: {len(taken)} tensors taken"]
     lines += [f"{folder}: left over: {', '.join(left)}"] if left else []
     return lines + ([f"model: not in {folder}, stays as it was: {', '.join(fresh)}"] if fresh else [])

@@ -1,31 +1,25 @@
-"""A stack of layers as Hugging Face describes and stores it, in our terms: what each of `architectures` is made of."""
+"""A stack of layers as Hugging Face describes and stores it, in our terms: what an architecture is made of."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm.errors import UserError
+from vlm.models.pretrained.fields import Field, Fields, choice, integer, number, square
 
-# Name of a tensor of ours -> names of theirs, and what makes ours of them.
-Source = tuple[tuple[str, ...], Callable[..., Tensor]]
-Sources = dict[str, Source]
-Names = Collection[str]
-Table = Mapping[
-    str, str | tuple[str, ...]
-]  # module of ours -> module of theirs, or several that lie end to end in ours
-
-ACTIVATION_NAMES = {
+ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
 }
-ACTIVATION_KEYS = ("activation_function", "hidden_act")
-PLAIN = {  # of all of them, unless they say otherwise
+# Arguments of ours that all of theirs have, unless a stack says otherwise.
+PLAIN: dict[str, Any] = {
     "num_kv_heads": None,
     "head_dim": None,
     "norm": "layer",
@@ -33,63 +27,28 @@ PLAIN = {  # of all of them, unless they say otherwise
     "qk_norm": False,
     "bias": True,
     "positions": "learned",
+    "embed_norm": False,
 }
+# Sizes by the names that BERT and ViT share, with the defaults of both; "hidden" is the width of an MLP.
+SIZES: dict[str, Any] = {
+    "dim": integer("hidden_size", 768),
+    "depth": integer("num_hidden_layers", 12, high=1000),
+    "num_heads": integer("num_attention_heads", 12),
+    "hidden": integer("intermediate_size", 3072),
+    "activation": choice("hidden_act", "gelu", ACTIVATIONS),
+    "norm_eps": number("layer_norm_eps", 1e-12),
+}
+IMAGE_SIZES: dict[str, Any] = {
+    "image_size": square("image_size", 224),
+    "patch_size": square("patch_size", 16),
+    "class_token": True,
+    "distillation_token": False,
+    "stem": "PatchEmbed",
+}
+LAYER = re.compile(r"\.(\d+)\.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """An encoder or a decoder of Hugging Face.
-
-    Args:
-        kind: Class of ours that computes the same.
-        stem: Stands before the names of its tensors in a model that has a head.
-        sizes: Arguments of ours, of its part of config.json, which may leave out what is the family's default; an
-            activation that is None is none of ours.
-        sources: Sources of a stack of ours, of it and the names of theirs that there are; without prefix and stem.
-        head: The same of its own head on tokens; names of theirs without prefix.
-        needed: Values in config.json without which ours computes something else; one left out is as needed.
-        regrids: Whether positions of images are interpolated to another grid, as its own model does.
-    """
-
-    kind: type
-    sizes: Callable[[Mapping[str, Any]], dict[str, Any]]
-    sources: Callable[[Any, Names], Sources]
-    stem: str = ""
-    head: Callable[[Any, Names], Sources] = lambda stack, names: {}
-    needed: Mapping[str, Any] = field(default_factory=dict)
-    regrids: bool = False
-
-    def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of ours, positions and stem of images among them.
-
-        Raises:
-            TypeError, ValueError, ZeroDivisionError: A value is not what it should be.
-        """
-        return PLAIN | {name: value for name, value in self.sizes(config).items() if value is not None}
-
-    def not_ours(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yields what a config.json asks for that our layers do not do."""
-        for name, needed in self.needed.items():
-            if config.get(name, needed) != needed:
-                yield f"{name}={config[name]!s:.40}"
-        for name in ACTIVATION_KEYS:
-            if name in config and config[name] not in ACTIVATION_NAMES:
-                yield f"{name}={config[name]!s:.40}"
-
-
-class Part(NamedTuple):
-    """A stack of a folder: its part of config.json, and the prefix of its tensors."""
-
-    stack: Stack
-    config: Mapping[str, Any]
-    prefix: str = ""
-
-
-def same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def end_to_end(*tensors: Tensor) -> Tensor:
+def joined(*tensors: Tensor) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -100,59 +59,151 @@ def tied(embedding: Tensor, head: Tensor) -> Tensor:
     return embedding
 
 
-def modules(
-    table: Table, *, ours: str = "", theirs: str = "", make: Callable[[str, str], Callable[..., Tensor]] | None = None
-) -> Sources:
-    """The weight and bias of each module of a table.
+class Weight(NamedTuple):
+    """What a tensor of ours is stored as.
 
     Args:
-        ours, theirs: Prefixes of the names.
-        make: Of a module's name and "weight" or "bias", what makes ours of theirs; by default they lie end to end.
+        names: Tensors of theirs, "a|b" for the first that there is; "*" is the number of a layer, "{kind}" the last
+            part of our name, "weight" or "bias".
+        read: Makes ours of theirs.
+        write: Makes theirs of ours; by default several lie end to end in it, as queries, keys and values.
     """
-    sources: Sources = {}
-    for name, others in table.items():
-        for kind in ("weight", "bias"):
-            names = tuple(f"{theirs}{other}.{kind}" for other in ((others,) if isinstance(others, str) else others))
-            sources[f"{ours}{name}.{kind}"] = (names, end_to_end if make is None else make(name, kind))
-    return sources
+
+    names: tuple[str, ...]
+    read: Callable[..., Tensor] = joined
+    write: Callable[[Tensor], Tensor] | None = None
 
 
-def layers(blocks: Sized, table: Table, theirs: str) -> Sources:
-    """The modules of all blocks; theirs lie under a name and a number."""
-    sources: Sources = {}
-    for number in range(len(blocks)):
-        sources |= modules(table, ours=f"blocks.{number}.", theirs=f"{theirs}.{number}.")
-    return sources
+# Module of ours -> module of theirs, or several that lie end to end in ours.
+Paths = Mapping[str, str | tuple[str, ...]]
+Names = Mapping[str, str | tuple[str, ...] | Weight]  # the same of modules and tensors
+WeightMap = dict[str, Weight]
 
 
-def prefixed(sources: Sources, ours: str, theirs: str) -> Sources:
-    """Sources with prefixes before both sides' names."""
+def token(name: str) -> Weight:
+    """A learned vector, which theirs has as a sequence of one."""
+    return Weight((name,), torch.flatten, lambda vector: vector[None, None])
+
+
+def table(name: str) -> Weight:
+    """A table of vectors, which theirs has with an axis for the batch."""
+    return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
+
+
+def layers(names: Paths, theirs: str) -> dict[str, Any]:
+    """The names of a layer's modules for all blocks.
+
+    Args:
+        theirs: Name of their list of layers.
+    """
+    paths = {ours: (one,) if isinstance(one, str) else one for ours, one in names.items()}
+    return {f"blocks.*.{ours}": tuple(f"{theirs}.*.{name}" for name in one) for ours, one in paths.items()}
+
+
+def weight_map(names: Names, ours: Iterable[str], stored: Collection[str] = ()) -> WeightMap:
+    """The weights of those tensors of ours that a table of names has."""
+    found: WeightMap = {}
+    for name in ours:
+        number = "".join(LAYER.findall(name)[:1])
+        pattern = LAYER.sub(".*.", name, count=1)
+        module, _, kind = pattern.rpartition(".")
+        entry = names.get(pattern) or names.get(module)
+        if entry is None:
+            continue
+        if not isinstance(entry, Weight):
+            paths = (entry,) if isinstance(entry, str) else entry
+            entry = Weight(paths if pattern in names else tuple(f"{path}.{{kind}}" for path in paths))
+        full = (one.replace("*", number).replace("{kind}", kind) for one in entry.names)
+        found[name] = entry._replace(names=tuple(_first(one, stored) for one in full))
+    return found
+
+
+def _first(name: str, stored: Collection[str]) -> str:
+    alternatives = name.split("|")
+    return next((one for one in alternatives if one in stored), alternatives[0])
+
+
+def prefixed(weights: WeightMap, ours: str, theirs: str) -> WeightMap:
+    """Weights with prefixes before both sides' names."""
     return {
-        f"{ours}{name}": (tuple(f"{theirs}{other}" for other in names), make) for name, (names, make) in sources.items()
+        f"{ours}{name}": one._replace(names=tuple(f"{theirs}{other}" for other in one.names))
+        for name, one in weights.items()
     }
 
 
-def side(size: Any) -> int:
-    """The side of a square that a config states as one number or as two.
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """An encoder or a decoder of Hugging Face.
 
-    Raises:
-        ValueError: It is no square.
+    Args:
+        kind: Class of ours that computes the same.
+        model_type: Theirs, as config.json has it.
+        prefix: Stands before the names of its tensors in a model that has a head.
+        sizes: Arguments of ours: fields of config.json, or values that all of them have.
+        more: Further arguments, of those and the config.
+        names: Its tensors, without prefixes.
+        extra: Tensors that only some folders have.
+        head: Tensors of its own head on tokens, with the prefix where theirs has it.
+        needed: Values in config.json without which ours computes something else.
+        written: Further values for the config.json of an export.
+        transposed: Whether linear layers of blocks are stored as (inputs, outputs).
+        regrids: Whether positions of images are interpolated to another grid, as its own model does.
     """
-    if isinstance(size, list):
-        if len(set(size)) != 1:
-            raise ValueError(f"{size} is no square")
-        return size[0]
-    return size
+
+    kind: type[nn.Module]
+    model_type: str
+    sizes: Mapping[str, Any]
+    names: Names
+    prefix: str = ""
+    more: Callable[[dict[str, Any], Fields], dict[str, Any]] = lambda sizes, config: {}
+    extra: Names = field(default_factory=dict)
+    head: Names = field(default_factory=dict)
+    needed: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    transposed: bool = False
+    regrids: bool = False
+
+    def arguments(self, config: Fields) -> dict[str, Any]:
+        """The arguments of ours, and positions and stem of images.
+
+        Raises:
+            UserError: A value is not what it should be, or asks for what our layers do not do.
+        """
+        config.require(self.needed, f"our {self.kind.__name__}")
+        read = {name: config.read(one) if isinstance(one, Field) else one for name, one in self.sizes.items()}
+        sizes = PLAIN | read
+        hidden = sizes.pop("hidden", None)
+        sizes.setdefault("mlp_ratio", 4.0 if hidden is None else hidden / sizes["dim"])
+        if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:
+            raise config.fault(self.sizes["num_heads"].name, f"which does not divide the width of {sizes['dim']}")
+        if sizes.get("image_size", 0) % sizes.get("patch_size", 1):
+            raise config.fault("patch_size", f"which does not divide image_size={sizes['image_size']}")
+        return sizes | self.more(sizes, config)
+
+    def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
+        """The weights of a stack of ours.
+
+        Args:
+            stored: Names of theirs that there are, without prefixes; of none, all of the table.
+        """
+        own = module.state_dict().keys()
+        found = weight_map(self.names, own, stored)
+        found |= {
+            name: one
+            for name, one in weight_map(self.extra, own, stored).items()
+            if not stored or any(other in stored for other in one.names)
+        }
+        if not self.transposed:
+            return found
+        linear = [name for name in found if name.startswith("blocks.") and "norm" not in name]
+        return found | {
+            name: Weight(found[name].names, torch.t, torch.t) for name in linear if name.endswith(".weight")
+        }
 
 
-def stack_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of a stack of blocks, by the names that BERT and ViT share, with the defaults of both."""
-    dim = config.get("hidden_size", 768)
-    return {
-        "dim": dim,
-        "depth": config.get("num_hidden_layers", 12),
-        "num_heads": config.get("num_attention_heads", 12),
-        "mlp_ratio": config.get("intermediate_size", 3072) / dim,
-        "activation": ACTIVATION_NAMES.get(config.get("hidden_act", "gelu")),
-        "norm_eps": config.get("layer_norm_eps", 1e-12),
-    }
+class Part(NamedTuple):
+    """A stack of a folder: its part of config.json, and the prefix of its tensors."""
+
+    stack: Stack
+    config: Fields
+    prefix: str = ""

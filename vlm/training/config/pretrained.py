@@ -45,9 +45,10 @@ def spell_out(overrides: Sequence[str]) -> list[str]:
 def _of_folder(folder: str, task: str | None, own: Sequence[str]) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
+    from vlm.models.pretrained.folder import Folder
 
     place, folder = folder, str(fetched(folder))
-    specified, about = describe_folder(folder)
+    specified, about = describe_folder(Folder(folder))
     task = task or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)

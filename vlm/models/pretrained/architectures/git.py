@@ -1,55 +1,56 @@
 """GIT (Wang et al. 2022): CLIP's encoder of images, whose states are the prefix of a decoder laid out as BERT's."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, Model
+from vlm.models.pretrained.architecture import Architecture, Model, captioner, spec_of
 from vlm.models.pretrained.architectures import bert
 from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION
-from vlm.models.pretrained.specs import captioner, part_of
-from vlm.models.pretrained.stack import Names, Part, Sources, Stack, modules, same
+from vlm.models.pretrained.fields import Fields, flag, integer, square
+from vlm.models.pretrained.stack import Part, Stack, layers
 
 PROJECTION = "visual_projection.visual_projection"
-DEFAULTS = {"num_hidden_layers": 6, "max_position_embeddings": 1024}
-VISION_DEFAULTS = {"patch_size": 16}
+GIT_VISION = replace(CLIP_VISION, sizes={**CLIP_VISION.sizes, "patch_size": square("patch_size", 16)})
 
 
-def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    args, vision = bert.text_sizes({**DEFAULTS, **config}), _vision(config)
-    own = not config.get("tie_word_embeddings", False)
-    dim, states = args["dim"], CLIP_VISION.sizes(vision)
-    prefix = {"context_dim": states["dim"], "project": True, "norm": True, "norm_eps": states["norm_eps"]}
-    head = part_of("VocabularyHead", dim=dim, vocab_size=args["vocab_size"], tied=not own, bias=True)
-    return args | {"prefix": part_of("Prefix", dim=dim, **prefix), "vocabulary_head": head}
+def vision_config(config: Fields) -> Fields:
+    return config.part("vision_config") if "vision_config" in config else config.part("", {})
 
 
-def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**VISION_DEFAULTS, **(config.get("vision_config") or {})}
-
-
-def sources(decoder: Decoder, names: Names) -> Sources:
-    table = {"prefix.project": f"{PROJECTION}.0", "prefix.norm": f"{PROJECTION}.1"}
-    return bert.text_sources(decoder, bert.LAYERS) | modules(table)
-
-
-def head(decoder: Decoder, names: Names) -> Sources:
-    if decoder.vocabulary_head is not None and decoder.vocabulary_head.own is None:
-        return {"vocabulary_head.bias": (("output.bias",), same)}
-    return modules({"vocabulary_head.own": "output"})
+def prefix_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    dim, states = sizes["dim"], GIT_VISION.arguments(vision_config(config))
+    same = {"dim": dim, "vocab_size": sizes["vocab_size"]}
+    own = not config.read(flag("tie_word_embeddings", False))
+    norm = {"norm": True, "norm_eps": states["norm_eps"]}
+    return {
+        "prefix": spec_of("Prefix", dim=dim, context_dim=states["dim"], project=True, **norm),
+        "vocabulary_head": spec_of("VocabularyHead", tied=not own, bias=True, **same),
+    }
 
 
 GIT_TEXT = Stack(
     kind=Decoder,
-    stem="git.",
-    sizes=sizes,
-    sources=sources,
-    head=head,
-    needed=bert.ABSOLUTE | {"num_image_with_embedding": None},  # which is for films
+    model_type="git",
+    prefix="git.",
+    sizes=bert.TEXT_SIZES
+    | {
+        "depth": integer("num_hidden_layers", 6, high=1000),
+        "max_len": integer("max_position_embeddings", 1024),
+    },
+    more=prefix_and_head,
+    names={
+        **bert.ENTRANCE,
+        **layers(bert.LAYERS, "encoder.layer"),
+        "prefix.project": f"{PROJECTION}.0",
+        "prefix.norm": f"{PROJECTION}.1",
+    },
+    head={"vocabulary_head.own": "output", "vocabulary_head.bias": "output.bias"},
+    needed=bert.NEEDED | {"num_image_with_embedding": None},  # which is for films
 )
 ARCHITECTURE = Architecture(
     parts=lambda config: {
-        "encoder": Part(CLIP_VISION, _vision(config), "git.image_encoder."),
+        "encoder": Part(GIT_VISION, vision_config(config), "git.image_encoder."),
         "decoder": Part(GIT_TEXT, config),
     },
     models={"GitForCausalLM": Model("captioning", captioner)},

@@ -1,16 +1,14 @@
 """GPT-2 (Radford et al. 2019), alone or with cross-attention to an encoder."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from torch import nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, Model
-from vlm.models.pretrained.stack import ACTIVATION_NAMES, Names, Part, Sources, Stack, modules, same, tied
+from vlm.models.pretrained.architecture import Architecture, Export, Model
+from vlm.models.pretrained.export import export_stack
+from vlm.models.pretrained.fields import choice, integer, number
+from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, Weight, layers, tied
 
-LAYERS = {
+LAYERS: Paths = {
     "norm1": "ln_1",
     "attn.qkv": "attn.c_attn",
     "attn.proj": "attn.c_proj",
@@ -18,64 +16,50 @@ LAYERS = {
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
 }
-CROSS_LAYERS = {
+CROSS_LAYERS: Paths = {
     "norm_cross": "ln_cross_attn",
     "cross_attn.q": "crossattention.q_attn",
     "cross_attn.kv": "crossattention.c_attn",
     "cross_attn.proj": "crossattention.c_proj",
 }
-
-
-def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    dim = config.get("n_embd", 768)
-    return {
-        "dim": dim,
-        "depth": config.get("n_layer", 12),
-        "num_heads": config.get("n_head", 12),
-        "mlp_ratio": (config.get("n_inner") or 4 * dim) / dim,
-        "activation": ACTIVATION_NAMES.get(config.get("activation_function", "gelu_new")),
-        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
-        "vocab_size": config.get("vocab_size", 50257),
-        "max_len": config.get("n_positions", 1024),
-    }
-
-
-def sources(decoder: Decoder, names: Names) -> Sources:
-    """Its cross-attention too, where GPT-2 has one; if not, that stays as it is."""
-    crossing = any(".crossattention." in name for name in names)
-    tensors: Sources = {
-        "token_embed.weight": (("wte.weight",), same),
-        # A text that fits has its first positions, however many there are after them.
-        "positions.weight": (("wpe.weight",), lambda table: table[: decoder.max_len]),
-        **modules({"norm": "ln_f"}),
-    }
-    for number, block in enumerate(decoder.blocks):
-        crossed = crossing and getattr(block, "cross_attn", None) is not None
-        table = LAYERS | (CROSS_LAYERS if crossed else {})
-        tensors |= modules(table, ours=f"blocks.{number}.", theirs=f"h.{number}.", make=_transposed)
-    return tensors
-
-
-def _transposed(name: str, kind: str) -> Callable[[Tensor], Tensor]:
-    """GPT-2's linear layers hold their weights transposed."""
-    return torch.t if kind == "weight" and "norm" not in name else same
-
-
-def head(decoder: Decoder, names: Names) -> Sources:
-    if "lm_head.weight" not in names:
-        return {}
-    return {"token_embed.weight": (("transformer.wte.weight", "lm_head.weight"), tied)}
-
-
 GPT2 = Stack(
     kind=Decoder,
-    stem="transformer.",
-    sizes=sizes,
-    sources=sources,
-    head=head,
+    model_type="gpt2",
+    prefix="transformer.",
+    sizes={
+        "dim": integer("n_embd", 768),
+        "depth": integer("n_layer", 12, high=1000),
+        "num_heads": integer("n_head", 12),
+        "hidden": integer("n_inner"),
+        "activation": choice("activation_function", "gelu_new", ACTIVATIONS),
+        "norm_eps": number("layer_norm_epsilon", 1e-5),
+        "vocab_size": integer("vocab_size", 50257),
+        "max_len": integer("n_positions", 1024),
+    },
+    names={
+        "token_embed.weight": "wte.weight",
+        "positions.weight": "wpe.weight",
+        "norm": "ln_f",
+        **layers(LAYERS, "h"),
+    },
+    extra=layers(CROSS_LAYERS, "h"),
+    head={"token_embed.weight": Weight(("transformer.wte.weight", "lm_head.weight"), tied)},
     needed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    written={**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "tie_word_embeddings": True},
+    transposed=True,
 )
+
+
+def export(model: nn.Module) -> Export | None:
+    if type(model) is not Decoder:
+        return None
+    config, tensors = export_stack(GPT2, model, "model")
+    named = {f"{GPT2.prefix}{name}": tensor for name, tensor in tensors.items()}
+    return config | {"architectures": ["GPT2LMHeadModel"]}, named
+
+
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GPT2, config)},
-    models={"GPT2LMHeadModel": Model("language_modeling", lambda config, specs: specs["decoder"])},
+    models={"GPT2LMHeadModel": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    export=export,
 )

@@ -1,17 +1,14 @@
 """The Vision Transformer (Dosovitskiy et al. 2021), bare or with a head of classes."""
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
+from torch import nn
 
 from vlm.models.classifier import Classifier
-from vlm.models.pretrained.architecture import Architecture, Model
-from vlm.models.pretrained.specs import classifier
-from vlm.models.pretrained.stack import Names, Part, Sources, Stack, Table, layers, modules, side, stack_sizes
+from vlm.models.pretrained.architecture import Architecture, Export, Model, classifier
+from vlm.models.pretrained.export import export_classifier
+from vlm.models.pretrained.stack import IMAGE_SIZES, SIZES, Names, Part, Paths, Stack, layers, table, token
 from vlm.models.vit import ViT
 
-LAYERS: Table = {
+LAYERS: Paths = {
     "norm1": "layernorm_before",
     "attn.qkv": tuple(f"attention.attention.{part}" for part in ("query", "key", "value")),
     "attn.proj": "attention.output.dense",
@@ -19,35 +16,38 @@ LAYERS: Table = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
+ENTRANCE: Names = {
+    "class_token": token("embeddings.cls_token"),
+    "positions.weight": table("embeddings.position_embeddings"),
+    "patch_embed": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
 NEEDED = {"qkv_bias": True, "num_channels": 3}
+VIT = Stack(
+    kind=ViT,
+    model_type="vit",
+    prefix="vit.",
+    sizes=SIZES | IMAGE_SIZES,
+    names={**ENTRANCE, **layers(LAYERS, "encoder.layer")},
+    needed=NEEDED,
+)
 
 
-def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    return stack_sizes(config) | {
-        "image_size": side(config.get("image_size", 224)),
-        "patch_size": side(config.get("patch_size", 16)),
-        "class_token": True,
-        "stem": "PatchEmbed",
-    }
-
-
-def sources(vit: ViT, names: Names) -> Sources:
-    return {
-        "class_token": (("embeddings.cls_token",), torch.flatten),
-        "positions.weight": (("embeddings.position_embeddings",), lambda table: table[0]),
-        **modules({"patch_embed": "embeddings.patch_embeddings.projection", "norm": "layernorm"}),
-        **layers(vit.blocks, LAYERS, "encoder.layer"),
-    }
-
-
-def class_head(model: Classifier, names: Names) -> Sources:
+def class_head(model: Classifier) -> Names:
     """The head, where ours reads the class token as theirs does."""
-    return modules({"head": "classifier"}) if model.pool == "class" else {}
+    return {"head": "classifier"} if model.pool == "class" else {}
 
 
-VIT = Stack(kind=ViT, stem="vit.", sizes=sizes, sources=sources, needed=NEEDED)
+def export(model: nn.Module) -> Export | None:
+    if not isinstance(model, Classifier) or type(model.encoder) is not ViT or model.encoder.class_token is None:
+        return None
+    config, tensors = export_classifier(model, VIT, pool="class", head=class_head(model))
+    return config | {"architectures": ["ViTForImageClassification"]}, tensors
+
+
 ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(VIT, config)},
     models={"ViTForImageClassification": Model("classification", classifier("class"))},
     heads={Classifier: class_head},
+    export=export,
 )

@@ -1,0 +1,86 @@
+"""Random mutations of the files of Hugging Face folders: each is read, or refused in a line, and soon."""
+
+import json
+import random
+import re
+import shutil
+import time
+
+import pytest
+import torch
+from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_gpt2
+from transformers import BertForSequenceClassification
+
+from vlm.checkpoint.load import load_model, read
+from vlm.errors import UserError
+
+IMAGES, TOKENS = torch.zeros(1, 3, 24, 24), torch.ones(1, 4, dtype=torch.long)
+# How a folder of each kind is saved, and how its model is used.
+FOLDERS = {
+    "vit_gpt2": (CAPTIONERS["vit_gpt2"], (IMAGES, TOKENS)),
+    "blip": (CAPTIONERS["blip"], (IMAGES, TOKENS)),
+    "git": (CAPTIONERS["git"], (IMAGES, TOKENS)),
+    "gpt2": (saved_gpt2, (TOKENS,)),
+    "bert": (lambda folder: saved_bert(folder, BertForSequenceClassification), (TOKENS,)),
+    "dinov2": (lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (IMAGES,)),
+    "siglip": (lambda folder: saved(folder, CLASSIFIERS["siglip"]()), (IMAGES,)),
+}
+VALUES = [None, True, "", "many", "1e9", [], [1, 2], {}, {"a": 1}, -1, 0, 3, 7, 0.5, 1e9, 10**9, 10**30, float("nan")]
+FILES = ("config.json", "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json")
+SIZES = re.compile("size|num|eps|act|n_|vocab|position|label")  # keys that mostly matter
+MUTATIONS = 36  # a folder
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("folders")
+    for name, (save, _) in FOLDERS.items():
+        save(root / name)
+    return root
+
+
+def places(value, path=()):
+    """The paths of all values in a file."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+def mutated(content, chance):
+    """A file with a value that is another, gone or renamed."""
+    found = [*places(content)]
+    sizes = [one for one in found if SIZES.search(str(one[-1]))]
+    *path, last = chance.choice(sizes if sizes and chance.random() < 0.6 else found)
+    part = content
+    for key in path:
+        part = part[key]
+    if isinstance(part, dict) and chance.random() < 0.2:
+        part.pop(last)
+    else:
+        part[last] = chance.choice(VALUES)
+    return f"{'.'.join(map(str, [*path, last]))}={json.dumps(part.get(last) if isinstance(part, dict) else part[last])}"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FOLDERS)
+def test_any_config_is_read_or_refused_in_a_line(originals, tmp_path, name):
+    chance, read_whole = random.Random(name), 0
+    for number in range(MUTATIONS):
+        folder = shutil.copytree(originals / name, tmp_path / str(number))
+        file = folder / chance.choice([file for file in FILES if (folder / file).is_file()])
+        content = json.loads(file.read_text())
+        what = f"{file.name}: {mutated(content, chance)}"
+        file.write_text(json.dumps(content))
+        started = time.process_time()
+        try:
+            load_model(read(folder))(*FOLDERS[name][1])
+            read_whole += 1
+        except UserError as fault:
+            assert "\n" not in str(fault) and str(folder) in str(fault), what
+            assert "describes no model of ours" not in str(fault), (what, str(fault))
+        except BaseException as fault:
+            pytest.fail(f"{what}: {fault!r}")
+        assert time.process_time() - started < 5, what
+        shutil.rmtree(folder)
+    assert MUTATIONS / 5 < read_whole < MUTATIONS  # most keys are none that a model of ours depends on

@@ -1,0 +1,198 @@
+"""A local folder of Hugging Face, opened once: what all that read it are given."""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vlm.errors import UserError
+from vlm.models.pretrained.architecture import Architecture, architecture_of
+from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.stack import Part
+
+AT_ONCE = 2**26  # bytes of weights that are read before their file is opened anew
+MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
+OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
+CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
+OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # names in folders converted long ago
+NEW_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder of Hugging Face."""
+    return path.is_dir() and (path / CONFIG).exists()
+
+
+class Folder:
+    """A folder as `save_pretrained` writes it. Each file is read when it is first asked for, and once.
+
+    Nothing of it is executed, no pickle is read, and no link out of it is followed.
+
+    Args:
+        path: The folder.
+    Raises:
+        UserError: Whatever is read is missing, damaged, too large, or lies elsewhere.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._files: dict[str, Fields | None] = {}
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @cached_property
+    def config(self) -> Fields:
+        """The description of the model."""
+        config = self.json(CONFIG)
+        if config is None:
+            raise UserError(f"{self} has no {CONFIG}; give a folder that save_pretrained wrote")
+        if "auto_map" in config:
+            raise UserError(f"{self} needs code of its own (auto_map), which is never run; choose another folder")
+        return config
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return architecture_of(self.config)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Part]:
+        """The stacks by their place in a model of ours, "encoder" and "decoder"."""
+        return self.architecture.parts(self.config)
+
+    @property
+    def origin(self) -> str:
+        """The name of the class that saved the folder; its type where that is not said."""
+        named = self.config.values.get("architectures")
+        first = named[0] if isinstance(named, list) and named else self.config.values.get("model_type")
+        return str(first)[:100]
+
+    @cached_property
+    def generation(self) -> Fields:
+        """Options of decoding: of generation_config.json or, in older folders, of config.json."""
+        if self.architecture.generation is not None:
+            return self.architecture.generation(self.config)
+        stated = self.json(GENERATION)
+        inner = self.config.part("decoder").values if "decoder" in self.config else {}
+        older = {**inner, **self.config.values}
+        known = {name: older[name] for name in IDS if older.get(name) is not None}
+        if stated is None or not stated.values:
+            return Fields({**older, **known}, self.config.file)
+        return Fields(known | {name: one for name, one in stated.values.items() if one is not None}, stated.file)
+
+    @cached_property
+    def special_ids(self) -> dict[str, int | None]:
+        """Ids of the tokens that fill a row, begin a text and end it; of an encoder, None for those of its tokenizer.
+
+        Raises:
+            UserError: A text has not one end.
+        """
+        if "decoder" not in self.parts:
+            return dict.fromkeys(("pad", "bos", "eos"))
+        end = self.generation.values.get("eos_token_id")
+        end = end[0] if isinstance(end, list) and len(end) == 1 else end
+        if type(end) is not int:
+            raise self.generation.fault("eos_token_id", "not one token")
+        start, bos, _, pad = (self.generation.read(integer(name, low=0)) if name != IDS[2] else None for name in IDS)
+        begins = next((id for id in (start, bos) if id is not None), end)
+        return {"pad": end if pad is None else pad, "bos": begins, "eos": end}
+
+    def own(self, name: str) -> Any:
+        """A part of our own that the folder holds, if we exported it."""
+        own = self.json(OWN)
+        return None if own is None else own.values.get(name)
+
+    def json(self, name: str) -> Fields | None:
+        """The object in a file of JSON; None where there is no such file."""
+        if name not in self._files:
+            self._files[name] = self._read_json(name)
+        return self._files[name]
+
+    def _read_json(self, name: str) -> Fields | None:
+        content, path = self.text(name), str(self.path / name)
+        if content is None:
+            return None
+        try:
+            values = json.loads(content)
+        except (RecursionError, ValueError) as fault:
+            raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
+        if not isinstance(values, dict):
+            raise UserError(f"{path} cannot be read (it holds no object); restore the file")
+        return Fields(values, path)
+
+    def text(self, name: str) -> str | None:
+        """A file of text, its line ends as they are; None where there is no such file."""
+        path = self.file(name)
+        if not path.is_file():
+            return None
+        try:
+            if path.stat().st_size > MAX_TEXT:
+                raise ValueError(f"it has more than {MAX_TEXT:,} bytes")
+            return path.read_bytes().decode("utf-8")
+        except (OSError, ValueError) as fault:
+            raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
+
+    def file(self, name: str) -> Path:
+        """The path of a file, which may lie among the blobs of a download of huggingface_hub."""
+        path, root = self.path / name, self.path.resolve()
+        blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
+        target = path.resolve()
+        if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
+            raise UserError(f"{path} is a link out of the folder, which is not followed; put the file there")
+        return path
+
+    def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+        """Every tensor of the folder's safetensors by its name, norms named as they are now.
+
+        Args:
+            mapped: Whether they stay in the files, for one who copies them at once: a file that is cut short while its
+                tensors are in use ends the process.
+        """
+        from safetensors import SafetensorError
+
+        tensors: dict[str, Tensor] = {}
+        for path in self._weight_files():
+            try:
+                tensors |= {name: tensor if mapped else tensor.clone() for name, tensor in _tensors(path)}
+            except (OSError, SafetensorError) as fault:
+                raise UserError(f"{path} cannot be read ({fault}); fetch it again") from fault
+        return {OLD_NORMS.sub(lambda match: NEW_NAMES[match[0]], name): tensor for name, tensor in tensors.items()}
+
+    def _weight_files(self) -> list[Path]:
+        whole = self.file("model.safetensors")
+        if whole.is_file():
+            return [whole]
+        if (listed := self.json(INDEX)) is not None:
+            names = listed.part("weight_map").values.values()
+            if not all(isinstance(name, str) for name in names):
+                raise UserError(f"{listed.file} cannot be read (it names no files); fetch it again")
+            return [self.file(Path(name).name) for name in sorted(set(names))]  # a shard lies beside its index
+        if any(self.path.glob("pytorch_model*.bin*")):
+            kind = self.origin if self.origin.isidentifier() else "AutoModel"
+            raise UserError(
+                f"{self} holds only pytorch_model.bin, a pickle, which is not read; convert it:\n"
+                f"  python -c \"import transformers as t; t.{kind}.from_pretrained('{self}')"
+                f".save_pretrained('{self}')\""
+            )
+        raise UserError(f"{self} has no model.safetensors; give a folder that save_pretrained wrote")
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields names and tensors of a file, which take memory once they are read, until all of AT_ONCE are let go."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        names = deque(file.keys())
+    while names:
+        with safe_open(path, framework="pt") as file:
+            read = 0
+            while names and read < AT_ONCE:
+                tensor = file.get_tensor(names[0])
+                read += tensor.nbytes
+                yield names.popleft(), tensor
