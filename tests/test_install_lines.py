@@ -18,19 +18,11 @@ COMMAND = r"\b(?:pipx?|uv)(?:[ \t]+[\w-]+)?[ \t]+(?:install|add|download)"
 STRANGER = re.compile(rf"""{EXTRA}|{COMMAND}(?:[ \t]+[^\s`&;|]+)*?[ \t]+["'\\]*vlm(?![\w.-])""")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "pip install vlm",
-        "`python -m pip install -U vlm`",
-        'pip install -c constraints.txt "vlm==0.1.0"',
-        "says 'needs pip install \"vlm[coco]\" and Java'",
-        'dev = ["vlm[test]"]',
-        "pipx install vlm",
-        "uv pip install vlm",
-        "uv add vlm",
-    ],
-)
+STRANGERS = ["pip install vlm", "`python -m pip install -U vlm`", 'pip install -c constraints.txt "vlm==0.1.0"']
+STRANGERS += ["says 'needs pip install \"vlm[coco]\" and Java'", 'dev = ["vlm[test]"]', "pipx install vlm"]
+
+
+@pytest.mark.parametrize("line", [*STRANGERS, "uv pip install vlm", "uv add vlm"])
 def test_the_stranger_is_known_when_seen(line):
     assert STRANGER.search(line)
 

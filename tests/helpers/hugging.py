@@ -81,13 +81,17 @@ def gpt2(vocab_size, end, **changes):
     return model
 
 
-def saved_captioner(folder, *, side=24, generation=None, processor=None, **options):
+def deit(side=24):
+    return wide(DeiTModel(DeiTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
+
+
+def saved_captioner(folder, *, side=24, generation=None, processor=None, encoder=None, **options):
     """A ViT with a GPT-2, as nlpconnect/vit-gpt2-image-captioning is laid out."""
     tokenizer = byte_pairs()
     end = tokenizer.eos_token_id
-    encoder = wide(ViTModel(ViTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
+    vit = ViTModel(ViTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False)
     decoder = gpt2(len(tokenizer), end, add_cross_attention=True, is_decoder=True)
-    model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    model = VisionEncoderDecoderModel(encoder=encoder or wide(vit), decoder=decoder).eval()
     special = {"decoder_start_token_id": end, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     model.generation_config.update(**special, **(generation or {}))
     processor = processor or ViTImageProcessor(size={"height": side, "width": side})
@@ -124,20 +128,6 @@ def saved_bert(folder, kind, tokenizer=None, **options):
     return model, tokenizer
 
 
-def saved_deit_captioner(folder, *, side=24, **options):
-    """A DeiT with a GPT-2."""
-    tokenizer, processor = byte_pairs(), ViTImageProcessor(size={"height": side, "width": side})
-    end = tokenizer.eos_token_id
-    encoder = wide(DeiTModel(DeiTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
-    decoder = gpt2(len(tokenizer), end, add_cross_attention=True, is_decoder=True)
-    model = VisionEncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
-    ids = {"decoder_start_token_id": end, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    model.generation_config.update(**ids, **options.pop("generation", {}))
-    for part in (tokenizer, processor, model):
-        part.save_pretrained(folder)
-    return model, tokenizer, processor
-
-
 def saved_blip(folder, *, side=24, **options):
     """BLIP's captioner: its tokenizer lacks the two pieces that its own code adds."""
     tokenizer, processor = word_pieces(), BlipImageProcessor(size={"height": side, "width": side})
@@ -165,7 +155,7 @@ def saved_git(folder, *, side=24, tied=False, **options):
 
 CAPTIONERS = {
     "vit_gpt2": saved_captioner,
-    "deit_gpt2": saved_deit_captioner,
+    "deit_gpt2": lambda folder, **options: saved_captioner(folder, encoder=deit(), **options),
     "blip": saved_blip,
     "git": saved_git,
     "git_tied": lambda folder, **options: saved_git(folder, tied=True, **options),

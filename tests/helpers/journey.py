@@ -1,5 +1,6 @@
 """What the journeys' tests compare."""
 
+import json
 import os
 from pathlib import Path
 
@@ -16,6 +17,14 @@ from vlm.training.callbacks.first_batch import ShowFirstBatch
 def only_run(runs: Path) -> Path:
     (folder,) = runs.glob("*/20*")
     return folder
+
+
+def best(run: Path) -> str:
+    return str(run / "checkpoints" / "best.ckpt")
+
+
+def results(folder: Path, name: str = "metrics") -> dict | list:
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 def draw_classes(root: Path, colors: dict[str, tuple[int, int, int]], *, count: int) -> None:

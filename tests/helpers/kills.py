@@ -17,32 +17,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PRELOADED = (
-    "vlm.training.run.run",
-    "vlm.training.run.resume",
-    "vlm.training.run.slurm",
-    "vlm.tasks.captioning.train",
-    "vlm.tasks.classification.train",
-)
-PRELOADED += (
-    "vlm.tasks.language_modeling.train",
-    "vlm.training.step.muon",
-    "vlm.data.shapes.scene_captions",
-    "vlm.data.shapes.scene_classes",
-)
-PRELOADED += (
-    "vlm.data.sources.captions",
-    "vlm.training.data_module",
-    "vlm.data.text.text_field",
-    "vlm.training.callbacks.ema",
-    "torch._dynamo",
-)
-PRELOADED += (
-    "vlm.training.callbacks.first_batch",
-    "vlm.training.callbacks.samples",
-    "vlm.training.callbacks.csv_logger",
-    "matplotlib.figure",
-)
+TRAINING = ("run.run", "run.resume", "run.slurm", "step.muon", "data_module", "callbacks.ema", "callbacks.first_batch")
+PRELOADED = [f"vlm.training.{name}" for name in (*TRAINING, "callbacks.samples", "callbacks.csv_logger")]
+PRELOADED += [f"vlm.tasks.{name}.train" for name in ("captioning", "classification", "language_modeling")]
+PRELOADED += [f"vlm.data.shapes.scene_{name}" for name in ("captions", "classes")]
+PRELOADED += ["vlm.data.sources.captions", "vlm.data.text.text_field", "torch._dynamo", "matplotlib.figure"]
 
 
 @dataclass

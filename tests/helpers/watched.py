@@ -18,39 +18,12 @@ FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".").resolve()
 ROOT = Path(__file__).parent.parent.parent
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.chmod",
-    "os.chown",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
+    f"os.{name}" for name in ("remove", "rename", "mkdir", "rmdir", "chmod", "chown", "link", "symlink", "truncate")
 }
-FOREIGN = {
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "os.forkpty",
-    "subprocess.Popen",
-    "pty.spawn",
-}
-FOREIGN |= {
-    "os.startfile",
-    "webbrowser.open",
-    "shutil.unpack_archive",
-    "pickle.find_class",
-}
-NETWORK = {
-    "socket.connect",
-    "socket.bind",
-    "socket.getaddrinfo",
-    "socket.gethostbyname",
-    "socket.sendto",
-    "urllib.Request",
+FOREIGN = {f"os.{name}" for name in ("system", "exec", "posix_spawn", "spawn", "fork", "forkpty", "startfile")}
+FOREIGN |= {"subprocess.Popen", "pty.spawn", "webbrowser.open", "shutil.unpack_archive", "pickle.find_class"}
+NETWORK = {f"socket.{name}" for name in ("connect", "bind", "getaddrinfo", "gethostbyname", "sendto")} | {
+    "urllib.Request"
 }
 
 seen: list[str] = []

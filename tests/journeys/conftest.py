@@ -1,6 +1,7 @@
 """Runs small enough for a test, through the same entry points that a user has."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,53 +12,27 @@ from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS
 from vlm.training.run.fit import main
 
-QUIET = [
-    "trainer=cpu",
-    "trainer.precision=32-true",  # whatever the processor has: figures are compared to the digit
-    "trainer.log_every_n_steps=1",
-    "callbacks.progress=null",
-    "data.num_workers=0",
-    "data.batch_size=8",
-    "data.eval_batch_size=16",
-    "model.size.dim=32",
-    "model.size.num_heads=2",
-]
+QUIET = shlex.split("""
+trainer=cpu trainer.log_every_n_steps=1 callbacks.progress=null data.num_workers=0 data.batch_size=8
+data.eval_batch_size=16 model.size.dim=32 model.size.num_heads=2
+""")
+QUIET += ["trainer.precision=32-true"]  # whatever the processor has: figures are compared to the digit
 
 # Models of a few thousand weights, each on its task's own data.
-SMALL = [
-    *QUIET,
-    "data.source.train_scenes=48",
-    "data.source.val_scenes=16",
-    "data.source.test_scenes=20",
-    "model.size.encoder_depth=1",
-    "model.size.decoder_depth=1",
-]
-SMALL_CLASSES = [
-    "task=classification",
-    *QUIET,
-    "data.image_size=32",
-    "data.source.colors=[red,green,blue]",
-    "data.source.shapes=[circle,cross]",
-    "data.source.train_scenes=240",
-    "data.source.val_scenes=24",
-    "data.source.test_scenes=36",
-    "model.size.encoder_depth=1",
-    "model.encoder.patch_size=8",
-    "optim.lr=1e-2",
-]
-SMALL_TEXT = [
-    "task=language_modeling",
-    *QUIET,
-    "data.max_len=32",
-    "data.source.train_documents=8",
-    "data.source.val_documents=3",
-    "data.source.test_documents=4",
-    "model.size.depth=1",
-    "task.sampled_batches=3",
-    "task.prompts=[A red]",
-    "task.prompt_tokens=8",
-    "optim.lr=1e-2",
-]
+SMALL = [*QUIET, "model.size.encoder_depth=1", "model.size.decoder_depth=1", "data.source.train_scenes=48"]
+SMALL += ["data.source.val_scenes=16", "data.source.test_scenes=20"]
+SMALL_CLASSES = shlex.split("""
+task=classification data.image_size=32 data.source.colors=[red,green,blue] data.source.shapes=[circle,cross]
+data.source.train_scenes=240 data.source.val_scenes=24 data.source.test_scenes=36
+model.size.encoder_depth=1 model.encoder.patch_size=8 optim.lr=1e-2
+""")
+SMALL_CLASSES += QUIET
+SMALL_TEXT = shlex.split("""
+task=language_modeling data.max_len=32 data.source.train_documents=8 data.source.val_documents=3
+data.source.test_documents=4 model.size.depth=1 task.sampled_batches=3 'task.prompts=[A red]' task.prompt_tokens=8
+optim.lr=1e-2
+""")
+SMALL_TEXT += QUIET
 
 
 @pytest.fixture(scope="session")

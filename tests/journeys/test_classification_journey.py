@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from journey import only_run
+from journey import best, only_run, results
 from torch.nn.functional import cross_entropy
 
 from vlm.checkpoint import load as ckpt
@@ -20,14 +20,6 @@ from vlm.training.run.run import build_data
 
 CPU = ["--device", "cpu"]
 EXACT = [*CPU, "--precision", "fp32"]
-
-
-def best(run: Path) -> str:
-    return str(run / "checkpoints" / "best.ckpt")
-
-
-def results(folder: Path, name: str = "metrics") -> dict | list:
-    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +142,6 @@ def test_wrong_usage_is_status_2(options, said, trained_classifier, pictures, tm
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and said in captured.err and len(captured.err.splitlines()) <= 2
     assert captured.out == ""
-
-
-def test_info_says_what_the_file_holds(trained_classifier: Path, capsys) -> None:
-    assert vlm(["info", "-c", best(trained_classifier)]) == 0
-    said = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
-    assert lines["task"].endswith(" classification") and "ShapeClasses" in lines["data"]
-    assert "red circle, red cross, " in lines["classes"] and "val/accuracy" in lines["scores"]
-    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(best(trained_classifier))).values())
-    assert f"{count:,} parameters" in lines["model"] and "Classifier" in said and "tokenizer" not in lines
 
 
 @pytest.mark.slow

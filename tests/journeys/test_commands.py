@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm import __version__
+from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
 
 RUNS = {"caption": "trained", "classify": "trained_classifier", "generate": "trained_text"}
@@ -69,3 +70,21 @@ def test_a_shell_completes_commands_and_options(line: str, expected: str) -> Non
     program = "import sys; sys.argv = ['vlm']; from vlm.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **asked})
     assert done.stdout.split() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "holds", "lacks"),
+    [
+        ("caption", "captioning|VisionLanguageModel|ViT|SentencePieceTokenizer|Shapes|val/exact_match", "classes"),
+        ("classify", "classification|Classifier|ShapeClasses|red circle, red cross, |val/accuracy", "tokenizer"),
+        ("generate", "language_modeling|Decoder|SceneText|CharTokenizer|val/bits_per_byte", "preprocess"),
+    ],
+)
+def test_info_says_what_the_file_holds(command, holds, lacks, checkpoints, capsys) -> None:
+    assert vlm(["info", "-c", checkpoints[command]]) == 0
+    said = capsys.readouterr().out
+    first = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
+    task, *parts = holds.split("|")
+    assert all(part in said for part in parts) and lacks not in first and first["task"].endswith(f" {task}")
+    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(checkpoints[command])).values())
+    assert f"{count:,} parameters" in first["model"]

@@ -16,13 +16,8 @@ from vlm.training.run.fit import main
 
 CONF = Path(thermometer.__file__).parent / "conf"
 GIVEN = ["trust=thermometer", "--config-dir", str(CONF), "task=thermometer", "trainer=cpu", "callbacks.progress=null"]
-GIVEN += [
-    "trainer.max_epochs=4",
-    "optim.lr=0.05",
-    "schedule=constant",
-    "schedule.warmup=1",
-    "trainer.precision=32-true",
-]
+GIVEN += ["trainer.max_epochs=4", "trainer.precision=32-true", "optim.lr=0.05"]
+GIVEN += ["schedule=constant", "schedule.warmup=1"]
 
 
 @pytest.fixture(scope="module")

@@ -143,18 +143,14 @@ def test_a_training_killed_and_resumed_equals_another(small, files, shards, tmp_
     for name in ("files", "shards"):
         (tmp_path / name).mkdir()
     whole = subprocess.Popen([*command, *files], cwd=tmp_path / "files", stdout=subprocess.DEVNULL)
-    killed = subprocess.Popen(
-        [*command, *of(shards)],
-        cwd=tmp_path / "shards",
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    quiet = {"cwd": tmp_path / "shards", "stdout": subprocess.DEVNULL}
+    killed = subprocess.Popen([*command, *of(shards)], start_new_session=True, **quiet)
     while not (rows := list((tmp_path / "shards").glob("runs/*/*/metrics.csv"))) or rows[0].read_text().count("\n") < 7:
         assert killed.poll() is None
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    subprocess.run([*command[:2], "resume=last"], cwd=tmp_path / "shards", check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command[:2], "resume=last"], check=True, **quiet)
     assert whole.wait() == 0
     last = [only_run(tmp_path / name / "runs") / "checkpoints" / "last.ckpt" for name in ("files", "shards")]
     assert same_weights(*last)

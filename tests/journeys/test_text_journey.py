@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from journey import only_run
+from journey import best, only_run
 from small import COMMON
 
 from vlm.cli.main import run as vlm
@@ -23,10 +23,6 @@ GOOD, BAD = ("a fine film", "fine and warm", "warm fun"), ("a dull film", "dull 
 def train(options: list[str], runs: Path) -> Path:
     assert main([*SMALL, *options, f"runs={runs}"]) == 0
     return only_run(runs)
-
-
-def best(run: Path) -> str:
-    return str(run / "checkpoints" / "best.ckpt")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from journey import only_run
 from kills import Nursery
 from small import command
 
@@ -50,12 +51,7 @@ save.write = counted
 def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cwd = tmp_path_factory.mktemp("whole")
     assert nursery.run(command("classification", "trainer.max_epochs=1"), cwd=cwd).status == 0
-    return run_of(cwd)
-
-
-def run_of(cwd: Path) -> Path:
-    (folder,) = cwd.glob("runs/*/20*")
-    return folder
+    return only_run(cwd / "runs")
 
 
 def files(folder: Path) -> set[str]:
@@ -70,7 +66,7 @@ def test_a_kill_at_any_step_of_a_save_loses_nothing(name, count, when, nursery: 
     args = command("classification", "trainer.max_epochs=1")
     ended = nursery.run(args, cwd=tmp_path, patch=patch, env={"TMPDIR": str(tmp_path / "nowhere")})
     assert ended.status == -signal.SIGKILL, ended.said
-    folder = run_of(tmp_path)
+    folder = only_run(tmp_path / "runs")
     for path in folder.glob("checkpoints/*.ckpt"):
         ckpt.read(path)
     # The loaded one is at most a save behind; stopping it at once leaves what the start itself has done.
@@ -118,9 +114,10 @@ def test_two_are_kept_and_the_folder_of_temporary_files_does_not_matter(nursery:
     cwd = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path  # another file system than the run's
     args = command("language_modeling", "trainer.max_epochs=1")
     assert nursery.run(args, cwd=tmp_path, env={"TMPDIR": str(cwd)}).status == 0
-    assert files(run_of(tmp_path)) == {"last.ckpt", "previous.ckpt", "best.ckpt"}
+    assert files(only_run(tmp_path / "runs")) == {"last.ckpt", "previous.ckpt", "best.ckpt"}
     steps = [
-        ckpt.read(run_of(tmp_path) / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("previous", "last")
+        ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / f"{name}.ckpt")["global_step"]
+        for name in ("previous", "last")
     ]
     assert steps[0] < steps[1]
 
@@ -133,7 +130,7 @@ def test_a_checkpoint_says_nothing_of_the_machine(nursery: Nursery, tmp_path: Pa
     secret = {"USER": "xerxes", "LOGNAME": "xerxes", "HOME": "/home/xerxes", "HOSTNAME": "susa", "API_TOKEN": "tok3n"}
     assert nursery.run(command("captioning", "trainer.max_epochs=1"), cwd=cwd, env=secret).status == 0
     private = ["xerxes", "susa", "tok3n", str(Path(ckpt.__file__).parents[2]), str(tmp_path), "Linux-"]
-    for path in run_of(cwd).glob("checkpoints/*.ckpt"):
+    for path in only_run(cwd / "runs").glob("checkpoints/*.ckpt"):
         content = path.read_bytes() + "\n".join(texts(ckpt.read(path))).encode()
         found = [text for text in private if text.encode() in content]
         assert not found

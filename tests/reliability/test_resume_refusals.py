@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from journey import only_run
 from kills import Nursery
 from small import command
 
@@ -29,13 +30,8 @@ def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path
 def cwd(finished: Path, tmp_path: Path) -> Path:
     """A copy of it, stopped before its end: it was to have two epochs."""
     shutil.copytree(finished, tmp_path / "cwd")
-    change_config(run_of(tmp_path / "cwd"), lambda config: config["trainer"].update(max_epochs=2))
+    change_config(only_run(tmp_path / "cwd"), lambda config: config["trainer"].update(max_epochs=2))
     return tmp_path / "cwd"
-
-
-def run_of(cwd: Path) -> Path:
-    (folder,) = cwd.glob("runs/*/20*")
-    return folder
 
 
 def change_config(folder: Path, change) -> None:
@@ -61,8 +57,8 @@ def listing(cwd: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_data_that_are_not_as_they_were_are_refused(nursery, cwd) -> None:
-    change_config(run_of(cwd), lambda config: config["data"]["source"].update(seed=9))
-    path = run_of(cwd) / "config.yaml"
+    change_config(only_run(cwd / "runs"), lambda config: config["data"]["source"].update(seed=9))
+    path = only_run(cwd / "runs") / "config.yaml"
     own = yaml.safe_load(path.read_text())
     own["data"]["source"]["seed"] = 9
     path.write_text(yaml.safe_dump(own))
@@ -72,7 +68,7 @@ def test_data_that_are_not_as_they_were_are_refused(nursery, cwd) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(nursery, cwd) -> None:
-    path = run_of(cwd) / "config.yaml"
+    path = only_run(cwd / "runs") / "config.yaml"
     path.write_text(path.read_text().replace("seed: 3\n", "seed: 5\n", 1))
     said = refused(nursery, cwd, "resume=last")
     assert "another run" in said and "seed=5" in said and "seed=3" in said
@@ -80,7 +76,7 @@ def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(nurser
 
 @pytest.mark.slow
 def test_a_checkpoint_that_lies_elsewhere_is_refused(nursery, cwd) -> None:
-    shutil.copy(run_of(cwd) / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
+    shutil.copy(only_run(cwd / "runs") / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
     assert "config.yaml" in refused(nursery, cwd, "resume=moved.ckpt")
 
 
@@ -95,7 +91,7 @@ def test_a_run_that_still_goes_on_cannot_be_resumed(nursery, tmp_path) -> None:
     os.kill(pid, signal.SIGKILL)
     assert nursery.ended(pid, 10)
     assert "at least 1" in refused(nursery, tmp_path, "resume=last", "trainer.max_epochs=0")
-    done = ckpt.read(run_of(tmp_path) / "checkpoints" / "last.ckpt")["epoch"]
+    done = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["epoch"]
     ended = nursery.run(["resume=last", f"trainer.max_epochs={done + 2}"], cwd=tmp_path)
     assert ended.status == 0, ended.said
     assert "less than" in refused(nursery, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
@@ -103,7 +99,7 @@ def test_a_run_that_still_goes_on_cannot_be_resumed(nursery, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_moved_goes_on_where_it_is_now(nursery, finished, tmp_path) -> None:
-    shutil.copytree(run_of(finished), tmp_path / "elsewhere" / "run")
+    shutil.copytree(only_run(finished / "runs"), tmp_path / "elsewhere" / "run")
     ended = nursery.run(["resume=elsewhere/run", "trainer.max_epochs=2"], cwd=tmp_path)
     assert ended.status == 0, ended.said
     assert not list((tmp_path / "runs").glob("*/20*"))

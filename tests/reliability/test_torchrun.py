@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from compare import check_same, rows
+from journey import only_run
 from kills import ROOT, Nursery
 from small import command
 from trainings import ddp, places_of
@@ -30,11 +31,6 @@ def watch(event, args):
             os.write(1, f"WROTE {path}\\n".encode())
 sys.addaudithook(watch)
 """
-
-
-def run_of(cwd: Path) -> Path:
-    (folder,) = cwd.glob("runs/*/20*")
-    return folder
 
 
 def torchrun(*args: str, cwd: Path) -> subprocess.Popen:
@@ -61,7 +57,7 @@ def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp
     said = (tmp_path / "stopped" / "torchrun.log").read_text()
     assert "everything is saved" in said, said
     assert torchrun("resume=last", cwd=tmp_path / "stopped").wait(120) == 0
-    check_same(run_of(tmp_path / "stopped"), run_of(tmp_path / "whole"))
+    check_same(only_run(tmp_path / "stopped"), only_run(tmp_path / "whole"))
 
 
 @pytest.mark.slow
@@ -75,7 +71,7 @@ def test_all_ranks_share_a_folder_and_only_the_first_writes(starter, nursery: Nu
     first, second = (nursery.ended(pid, 120) for pid in pids)
     assert first and second and first.status == second.status == 0, (first, second)
     assert "WROTE" in first.said and "WROTE" not in second.said
-    assert ckpt.read(run_of(tmp_path) / "checkpoints" / "last.ckpt")["global_step"] == 8
+    assert ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["global_step"] == 8
 
 
 @pytest.mark.slow
@@ -103,7 +99,7 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
     job |= {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     job |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NODELIST": "localhost"}
     pid = nursery.start(args, cwd=tmp_path / "job", env=job)
-    while not list((tmp_path / "job").glob("runs/*/*/metrics.csv")) or len(rows(run_of(tmp_path / "job"))) < 9:
+    while not list((tmp_path / "job").glob("runs/*/*/metrics.csv")) or len(rows(only_run(tmp_path / "job"))) < 9:
         assert nursery.ended(pid) is None
         time.sleep(0.01)
     os.kill(pid, signum)
@@ -114,8 +110,8 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
     assert asked == ("requeue 4711\n" if signum == signal.SIGUSR1 else "")
     again = nursery.run(args, cwd=tmp_path / "job", env={**job, "SLURM_RESTART_COUNT": "1"})
     assert again.status == 0 and "resuming" in again.said, again.said
-    (run_of(tmp_path / "job") / "slurm_job").unlink()
-    check_same(run_of(tmp_path / "job"), run_of(tmp_path / "whole"))
+    (only_run(tmp_path / "job") / "slurm_job").unlink()
+    check_same(only_run(tmp_path / "job"), only_run(tmp_path / "whole"))
     other = nursery.start(args, cwd=tmp_path / "job", env={**job, "SLURM_JOB_ID": "4712", "SLURM_RESTART_COUNT": "1"})
     os.kill(other, signal.SIGKILL)
     assert nursery.ended(other, 10)

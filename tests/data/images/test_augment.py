@@ -7,11 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.config.build import build
-from vlm.config.check import check
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import Preprocess
-from vlm.errors import UserError
 
 KEY = (0, 3, 17)
 
@@ -141,22 +138,3 @@ def test_one_augmentation_does_not_change_what_another_draws():
     for index in range(20):
         alone, tensor = crop(image, (0, 0, index)), both(image, (0, 0, index))
         assert torch.equal(tensor, alone) or torch.equal(tensor, alone.flip(2))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"min_scale": 0}, "min_scale"),
-        ({"min_scale": 1.1}, "min_scale"),
-        ({"min_ratio": -1}, "min_ratio"),
-        ({"color_jitter": 1}, "color_jitter"),
-        ({"color_jitter": float("nan")}, "color_jitter"),
-        ({"resize": "zoom"}, "crop, crop_down, squash, pad"),
-        ({"image_size": 0}, "image_size"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong, match):
-    node = {"_target_": "vlm.data.images.augment.Augment", "image_size": 32, **wrong}
-    with pytest.raises(UserError, match=match):
-        check({"augment": node})
-        build(node, "augment")

@@ -32,12 +32,6 @@ def everything(policy="randaugment"):
     return ClassAugment(image_size=32, policy=policy, erase=0.5, pad_crop=3, **crop)
 
 
-@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
-def test_all_off_is_preprocess(resize):
-    plain = Preprocess(image_size=32, resize=resize)(noise())
-    assert torch.equal(ClassAugment(image_size=32, resize=resize)(noise(), KEY), plain)
-
-
 def test_what_augment_has_stays_as_it_draws():
     options = {"image_size": 32, "min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
     for index in range(10):
@@ -152,22 +146,25 @@ def test_the_tiniest_images_survive(size):
         assert augment(noise(), (0, 0, index)).shape == (3, size, size)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"policy": "randaug"}, "choose one of randaugment"),
-        ({"num_ops": 0}, "num_ops"),
-        ({"magnitude": 31}, "magnitude"),
-        ({"erase": 1.5}, "erase"),
-        ({"erase": float("nan")}, "erase"),
-        ({"pad_crop": -1}, "pad_crop"),
-        ({"pad_crop": 32}, "pad_crop"),
-        ({"min_scale": 0}, "min_scale"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong, match):
-    node = {"_target_": "vlm.data.images.class_augment.ClassAugment", "image_size": 32, **wrong}
-    with pytest.raises(UserError, match=match):
+OF_BOTH = {"min_scale": [0, 1.1], "min_ratio": [-1], "color_jitter": [1, float("nan")], "image_size": [0]}
+OF_CLASSES = {
+    "policy": ["randaug"],
+    "num_ops": [0],
+    "magnitude": [31],
+    "erase": [1.5, float("nan")],
+    "pad_crop": [-1, 32],
+}
+KNOWN = {"resize": "crop, crop_down, squash, pad", "policy": "choose one of randaugment"}
+FAULTS = [
+    ("augment.Augment", name, value) for name, values in (OF_BOTH | {"resize": ["zoom"]}).items() for value in values
+]
+FAULTS += [("class_augment.ClassAugment", name, value) for name, values in OF_CLASSES.items() for value in values]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), FAULTS)
+def test_wrong_arguments_are_named(kind, name, value):
+    node = {"_target_": f"vlm.data.images.{kind}", "image_size": 32, name: value}
+    with pytest.raises(UserError, match=KNOWN.get(name, name)):
         check({"augment": node})
         build(node, "augment")
 

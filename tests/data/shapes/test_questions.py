@@ -8,12 +8,8 @@ import pytest
 from vlm.data.shapes.scene_questions import NUMBERS, SceneQuestions
 from vlm.data.shapes.scenes import relations
 
-OPTIONS = {
-    "seed": 3,
-    "shapes": ["circle", "triangle", "cross"],
-    "colors": ["red", "green", "blue", "yellow"],
-    "sizes": ["small", "large"],
-}
+LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
+OPTIONS = {"seed": 3, **LOOKS, "sizes": ["small", "large"]}
 
 
 @pytest.fixture(scope="module")

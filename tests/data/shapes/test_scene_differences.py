@@ -7,12 +7,8 @@ import pytest
 from vlm.data.shapes.scene_differences import SceneDifferences
 from vlm.data.shapes.scenes import draw
 
-OPTIONS = {
-    "seed": 3,
-    "shapes": ["circle", "triangle", "cross"],
-    "colors": ["red", "green", "blue", "yellow"],
-    "sizes": ["small", "large"],
-}
+LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
+OPTIONS = {"seed": 3, **LOOKS, "sizes": ["small", "large"]}
 
 
 @pytest.fixture(scope="module")

@@ -376,11 +376,6 @@ def test_wrong_settings_are_told_by_their_key(changes, told):
         shapes(**changes)
 
 
-def test_an_unknown_split_is_told():
-    with pytest.raises(UserError, match="no split 'dev'; there are train, val, test"):
-        shapes().split("dev")
-
-
 def test_main_tells_faults_in_a_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path / "file")]) == 1

@@ -1,6 +1,5 @@
 """Shards are read where they lie, each sample found by its place; what is hostile in them is refused or told."""
 
-import io
 import json
 import os
 import shutil
@@ -167,35 +166,6 @@ def header(name, **about):
     for key, value in about.items():
         setattr(member, key, value)
     return member
-
-
-def hostile(path, *members):
-    """A tar of these and one good sample, headers as they are."""
-    with tarfile.open(path, "w") as archive:
-        for member in members:
-            archive.addfile(member)
-        for name, data in (("good.png", png()), ("good.txt", b"good")):
-            archive.addfile(header(name, size=len(data)), io.BytesIO(data))
-
-
-def test_nothing_hostile_is_followed(tmp_path):
-    secret = tmp_path / "secret.png"
-    secret.write_bytes(png())
-    hostile(
-        tmp_path / "0.tar",
-        header("/etc/a.png"),
-        header("../b.png"),
-        header("c/../../d.png"),
-        header("e.png", type=tarfile.SYMTYPE, linkname=str(secret)),
-        header("f.png", type=tarfile.LNKTYPE, linkname="good.png"),
-        header("g.png", type=tarfile.CHRTYPE),
-        header("h.png", type=tarfile.FIFOTYPE),
-        header("i\\j.png"),
-    )
-    before = sorted(os.listdir(tmp_path))
-    source = shards(tmp_path)
-    assert content(source) == {"train": {"0.tar/good.png": ["good"]}} and source.skipped == []
-    assert sorted(os.listdir(tmp_path)) == [*before[:1], "0.tar.index", *before[1:]]
 
 
 def _pax(path, size):

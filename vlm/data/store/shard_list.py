@@ -13,7 +13,6 @@ from vlm.errors import UserError
 MANIFEST = "shards.json"
 FORMAT = 1
 MAX_MANIFEST = 2**28
-_PIECE = 2**22
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,9 @@ class Shard:
         """The fault of the content by its checksum, a line; the whole shard is read."""
         if self.sha256 is None:
             return None
-        digest = hashlib.sha256()
         try:
             with storage.open_file(self.path) as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
+                digest = hashlib.file_digest(file, "sha256")
         except OSError as fault:
             return f"{self.path}: cannot be read ({fault.strerror or fault})"
         return None if digest.hexdigest() == self.sha256 else f"{self.path}: is not what {MANIFEST} has the checksum of"
