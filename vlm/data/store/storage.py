@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
 
@@ -75,10 +75,10 @@ def stamp(path: str) -> str:
         return "absent"
 
 
-def open_file(path: str) -> BinaryIO:
+def open_file(path: str) -> io.BufferedReader:
     """A file for reading, which can be sought in; an OSError is raised where there is none."""
     if is_url(path):
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path), buffer_size=PIECE))
+        return io.BufferedReader(_RemoteFile(path), buffer_size=PIECE)
     return open(path, "rb")
 
 
