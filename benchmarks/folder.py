@@ -3,8 +3,8 @@
     python benchmarks/folder.py --images FOLDER --checkpoint FILE.ckpt [--count 2000] [--out FILE.json]
 
 One process, so that neither side counts start-up and both meet the same machine: the checkpoint is loaded once, then
-whole runs over the same photos alternate. `engine` is `Captioner.stream` on pixels that were read and resized before
-the clock starts; `folder` is `caption_files`, all that `vlm caption FOLDER --format jsonl --out FILE` does after
+whole runs over the same photos alternate. `engine` is `Captioner.results` on pixels that were read and resized before
+the clock starts; `folder` is `write_results`, all that `vlm caption FOLDER --format jsonl --out FILE` does after
 loading: reading, decoding, resizing, captioning, writing. It is run with the default workers and without any. The
 captions of all three must be equal. Times are medians over rounds; ratios are to the engine's of the same round.
 """
@@ -20,24 +20,26 @@ from pathlib import Path
 from torch import Tensor
 
 from vlm.data.images.image import load_image
-from vlm.decoding.options import Decoding
 from vlm.inference.inputs import default_workers, find_images
+from vlm.inference.use import write_results
 from vlm.io.output import Output, Records
-from vlm.tasks.captioning.predict import Captioner, caption_files
+from vlm.tasks.captioning.predict import Captioner, CaptionOptions
 
 Run = Callable[[], list[str]]
 
 
-def engine(captioner: Captioner, pixels: Sequence[Tensor], decoding: Decoding, batch: int) -> list[str]:
+def engine(captioner: Captioner, pixels: Sequence[Tensor], options: CaptionOptions) -> list[str]:
+    batch = options.batch_size
     batches = (pixels[start : start + batch] for start in range(0, len(pixels), batch))
-    return [texts[0].text for texts in captioner.stream(batches, decoding, rows=batch)]
+    found = dict(captioner.results(batches, options))
+    return [found[place][0].text for place in range(len(pixels))]
 
 
-def folder(captioner: Captioner, paths: Sequence[str], decoding: Decoding, batch: int, workers: int) -> list[str]:
+def folder(captioner: Captioner, paths: Sequence[str], options: CaptionOptions) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         with Output(f"{place}/captions.jsonl") as output:
             records = Records(form="jsonl", fields=(), output=output)
-            caption_files(captioner, paths, records, batch_size=batch, decoding=decoding, workers=workers)
+            write_results(captioner, paths, options, records)
         return [json.loads(line)["caption"] for line in Path(f"{place}/captions.jsonl").read_text().splitlines()]
 
 
@@ -65,13 +67,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args()
-    captioner, decoding = Captioner(args.checkpoint), Decoding(beam=args.beam)
-    paths, batch, workers = find_images([args.images])[: args.count], args.batch_size, default_workers()
+    captioner, workers = Captioner(args.checkpoint), default_workers()
+    paths = find_images([args.images])[: args.count]
+    options, alone = (
+        CaptionOptions(beam=args.beam, batch_size=args.batch_size, workers=count) for count in (workers, 0)
+    )
     pixels = [captioner.pixels(load_image(path)) for path in paths]
     runs: dict[str, Run] = {
-        "engine": lambda: engine(captioner, pixels, decoding, batch),
-        f"folder, {workers} workers": lambda: folder(captioner, paths, decoding, batch, workers),
-        "folder, 0 workers": lambda: folder(captioner, paths, decoding, batch, 0),
+        "engine": lambda: engine(captioner, pixels, options),
+        f"folder, {workers} workers": lambda: folder(captioner, paths, options),
+        "folder, 0 workers": lambda: folder(captioner, paths, alone),
     }
     times, rows = timed(runs, args.rounds), {}
     print(f"{len(paths)} photos\n{'':<22}{'seconds':>9}{'ms/photo':>10}{'ratio':>8}{'min':>8}{'max':>8}")

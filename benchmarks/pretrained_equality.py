@@ -224,7 +224,6 @@ def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Texts of ours, of the image files where float32 is compared and of the same pixels where float64 is."""
     from vlm.data.images.image import load_image
-    from vlm.inference.options import DecodingOptions
     from vlm.tasks.captioning.predict import Captioner
 
     captioner = Captioner(str(folder / "model"), dtype=TYPES[draw])
@@ -233,9 +232,9 @@ def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
         captioner.encode = lambda inputs: captioner.model.encode(known["pixels"].double())  # type: ignore[method-assign]
     results: dict[str, Any] = {"texts": {}, "pixels": captioner.preprocess.normalize(torch.stack(images))}
     for beam in BEAMS:
-        settled = DecodingOptions(beam=beam, max_tokens=TOKENS - 1).settle(captioner.decoding)
-        decoding = settled.search(settled.rules(captioner.tokenizer), sample=False)
-        results["texts"][beam] = [texts[0].text for texts in captioner.stream([images], decoding, rows=len(images))]
+        options = captioner.options(beam=beam, max_tokens=TOKENS - 1, batch_size=len(images))
+        found = dict(captioner.results([images], options))
+        results["texts"][beam] = [found[place][0].text for place in range(len(images))]
     return results
 
 

@@ -5,14 +5,15 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import vlm
 from vlm.inference import ranking, writing
 from vlm.inference.attention.drawing import AttentionPicture
-from vlm.inference.options import DecodingOptions
+from vlm.inference.options import DecodingOptions, declared
+from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, resolve
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling
@@ -31,8 +32,8 @@ RESULTS = (
     language_modeling.Continuation,
     tagging.Tagged,
     masked_language_modeling.Filled,
-    image_questions.Answer,
-    span_answering.Answer,
+    image_questions.ImageAnswer,
+    span_answering.SpanAnswer,
     AttentionPicture,
 )
 
@@ -45,8 +46,8 @@ def page() -> str:
     parts += ["## Model\n", described(vlm.Model)]
     parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
     for name, task in TASKS.items():
-        method, use = task.commands[0].name, resolve(task.predictor).use
-        parts += entry(f"model.{method}", use, 3, f", of {name.replace('_', ' ')}")
+        for command in task.commands:
+            parts += method(command.name, resolve(command.predictor), name.replace("_", " "))
     parts += ["### Options of decoding\n", options(), "## Run\n", described(vlm.Run)]
     parts += entry("run.evaluate", vlm.Run.evaluate, 3)
     parts.append("## Results\n")
@@ -58,6 +59,27 @@ def page() -> str:
 def module_title(kind: type) -> str:
     """The task of a result, or the module of one that several tasks share."""
     return kind.__module__.removesuffix(".predict").rpartition(".")[2].replace("_", " ")
+
+
+def method(name: str, kind: type[Predictor], task: str) -> list[str]:
+    """A task's method: what it takes, and its own options in a table."""
+    own = [one for one in fields(kind.options) if one.name not in DecodingOptions.__dataclass_fields__]
+    declared_options = declared(kind.options)
+    own = [one for one in own if declared_options[one.name].scope != "command"]
+    takes = ["inputs", "*"]
+    takes += [one.name if one.default is MISSING else f"{one.name}={_shown(one.default)}" for one in own]
+    decoding = issubclass(kind.options, DecodingOptions)
+    rows = [f"- `{one.name}`: {declared_options[one.name].help}" for one in own]
+    rows += ["- and the options of decoding below"] if decoding else []
+    code = textwrap.fill(f"{name}({', '.join(takes + ['**decoding'] * decoding)})", 116, subsequent_indent="    ")
+    inputs = described(kind.arguments)
+    return [
+        f"### model.{name}, of {task}\n",
+        f"```python\n{code}\n```\n",
+        described(kind),
+        f"Inputs: {inputs}",
+        "\n".join([*rows, ""]),
+    ]
 
 
 def member(name: str) -> Any:

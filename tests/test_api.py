@@ -102,7 +102,7 @@ def test_questions_are_answered(tmp_path: Path) -> None:
         answer = spans.answer(text, question=record["question"])
         assert (answer.text, answer.start) == (record["answer"], record["start"])
         assert answer.probability == pytest.approx(record["probability"], rel=1e-3)
-    with pytest.raises(vlm.Error, match=r"question: missing; give a question"):
+    with pytest.raises(vlm.Error, match=r"question: missing; answer needs it"):
         model.answer(IMAGES)
 
 
@@ -262,8 +262,8 @@ def test_the_page_is_current() -> None:
         ("classification", "classify", {"top": 0}, r"top: 0 is out of range"),
         ("image_questions", "answer", {"question": 3}, r"question: 3 is int, expected str"),
         ("image_questions", "answer", {"question": ["a?", " "]}, r"question: is empty; give a question"),
-        ("contrastive", "classify", {}, r"label: missing; give label=\[CLASS, CLASS, \.\.\.\]"),
-        ("text_classification", "classify", {}, r"pair: this model reads pairs of texts"),
+        ("contrastive", "classify", {}, r"label: missing; name the classes"),
+        ("text_classification", "classify", {}, r"a: this model reads pairs of texts"),
     ],
 )
 def test_values_that_an_option_does_not_take_are_refused(task, use, options, message) -> None:

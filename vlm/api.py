@@ -3,19 +3,17 @@
 Whatever a user can put right is raised as `vlm.Error`, whose one or two lines are those that the commands print.
 """
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from vlm.errors import Range, did_you_mean, nearest
 from vlm.errors import UserError as Error
-from vlm.inference.options import DecodingOptions, ModelOptions, Option
-from vlm.inference.tasks import commands_of
+from vlm.inference.options import ModelOptions, checked
+from vlm.inference.tasks import commands_of, resolve, tasks_of
 from vlm.tuning import tune
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ class Model:
     """A trained model of any task, ready to use.
 
     It has one method that is named as the task's command: `caption`, `classify`, `generate`, `translate`, `tag`,
-    `answer` or `fill`. One input gives one result, a list gives a list. Options have the names of the command's own.
+    `answer` or `fill`. One input gives one result, a list gives a list. Options are those of the command.
 
     Args:
         path: As in `load`.
@@ -68,33 +66,38 @@ class Model:
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """The result of one input, or a list of those of many, whatever the task: what its own method does."""
-        several, alone = self._predictor.several(inputs)
-        self._check(self._predictor.use, options)
-        if not self._plain:
-            self._predictor.prepack(len(several) * (options.get("beam") or 1), more=self._used)
-            self._used = True
-        results = self._predictor.use(several, **options)
-        return results[0] if alone else results
+        return self._use(self._predictor, self._commands[0], inputs, options)
 
     def attention(self, image: Any, **options: Any) -> "AttentionPicture":
         """A picture of where a captioner looked while it wrote each word; `show` shows it, `save` writes it.
 
         Args:
             image: A path, an image of Pillow, or an array (H, W, 3).
-            options: Options of decoding.
+            options: Options of captioning.
         """
         draw = getattr(self._predictor, "attention", None)
         if draw is None:
             raise NoSuchUse(f"attention: a model for {self.task} has none that is drawn; load a captioner")
-        self._check(draw, options)
-        return draw(image, **options)
+        return draw(image, checked(self._predictor.options, options, use="attention"))
+
+    def _use(self, predictor: "Predictor", name: str, inputs: Any, values: Mapping[str, Any]) -> Any:
+        from vlm.inference.use import answers
+
+        options = checked(predictor.options, values, use=name)
+        several, alone = predictor.arguments.several(inputs)
+        results = answers(predictor, several, options, prepack=None if self._plain else self._used)
+        self._used = True
+        return results[0] if alone and len(results) == 1 else results
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._commands:
             raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{self._commands[0]}")
-        return self.predict
+        if name == self._commands[0]:
+            return self.predict
+        kind = resolve(tasks_of(name)[self.task].predictor)
+        return lambda inputs, **options: self._use(kind.around(self._predictor), name, inputs, options)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._commands]
@@ -103,34 +106,9 @@ class Model:
         return f"vlm.load({self._options.checkpoint!r})  # model.{self._commands[0]}"
 
     @cached_property
-    def _commands(self) -> list[str]:
+    def _commands(self) -> tuple[str, ...]:
         """The names of the task's commands; of a task of the user's own, that of any."""
         return commands_of(self.task)
-
-    def _check(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        """Refuses options that a use does not have, and values that are not of their type or out of their range."""
-        from vlm.config.types import describe_mismatch, fits, hints
-
-        known = inspect.signature(function).parameters
-        names = [name for name, one in known.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
-            names += DecodingOptions.__dataclass_fields__
-        for name in options:
-            if name not in names:
-                raise Error(f"{name}: unknown to {self._commands[0]}{did_you_mean(nearest(name, names))}")
-        declared = {**get_type_hints(DecodingOptions, include_extras=True), **hints(function)}
-        for name, option in options.items():
-            value, hint = list(option) if isinstance(option, tuple) else option, _bounded(declared.get(name, Any))
-            if not fits(value, hint):
-                raise Error(f"{name}: {describe_mismatch(value, hint)}")
-
-
-def _bounded(hint: Any) -> Any:
-    """The annotation of an option with its range, as the check of a config reads it."""
-    for option in getattr(hint, "__metadata__", ()):
-        if isinstance(option, Option) and (option.least, option.most) != (None, None):
-            return Annotated[hint, Range(option.least, option.most)]
-    return hint
 
 
 class Run:

@@ -13,9 +13,8 @@ from vlm.data.images.image import load_image
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.inference.info import describe
-from vlm.inference.options import DecodingOptions
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.language_modeling.predict import Generator, generate
+from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
 
 @pytest.fixture
@@ -26,9 +25,8 @@ def folder(tmp_path):
 def texts_of(captioner, paths, **options):
     """Captions of files by the folder's own options, unless others are stated."""
     pixels = [captioner.pixels(load_image(path)) for path in paths]
-    settled = DecodingOptions(**options).resolve(captioner.decoding)
-    decoding = settled.search(settled.rules(captioner.tokenizer), sample=bool(settled.sample))
-    return [texts[0].text for texts in captioner.stream([pixels], decoding, rows=4)]
+    found = dict(captioner.results([pixels], captioner.options(**options, batch_size=4)))
+    return [found[place][0].text for place in range(len(paths))]
 
 
 @torch.no_grad()
@@ -100,7 +98,7 @@ def test_preprocessing_is_theirs(folder, tmp_path, resample, normalize):
 @torch.no_grad()
 def test_a_language_model_writes_the_same(folder):
     theirs, tokenizer = saved_gpt2(folder)
-    ours = Generator(folder)
+    ours = TextGenerator(folder)
     prompts = ["a man in", "the children don't", "two dogs run over the"]
     assert [ours.tokenizer.encode(text) for text in TEXTS] == [tokenizer(text).input_ids for text in TEXTS]
     found = generate(ours.model, ours.tokenizer, prompts, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
@@ -130,5 +128,7 @@ def test_a_checkpoint_of_a_folder_is_complete(folder, tmp_path):
 def test_options_of_the_user_go_first(folder):
     saved_captioner(folder, generation={"num_beams": 4, "max_length": 16, "do_sample": False})
     captioner = Captioner(folder)
-    assert captioner.usual() == Decoding(beam=4, max_tokens=15, end_counts=True, early_stopping=False)
+    assert captioner.searching(captioner.options()) == Decoding(
+        beam=4, max_tokens=15, end_counts=True, early_stopping=False
+    )
     assert json.loads(json.dumps(captioner.decoding)) == captioner.decoding

@@ -19,7 +19,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.data.text.passages import encode_passage
 from vlm.errors import UserError
-from vlm.inference.text.text_rows import rows_of
+from vlm.inference.text.text_rows import encoded_rows
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.span_answering.predict import SpanAnswerer, span_scores
 from vlm.tasks.tagging.predict import Tagger
@@ -70,7 +70,7 @@ def test_texts_and_pairs_are_classified_alike(folder, capsys):
     pairs = [(first, second) for first, second in zip(TEXTS, reversed(TEXTS), strict=True)]
     for samples in ([(text,) for text in TEXTS], pairs):
         truth = theirs(**tokenizer(*map(list, zip(*samples, strict=True)), padding=True, return_tensors="pt")).logits
-        close(ours.classify(samples), truth.softmax(-1))
+        close(ours.probabilities(samples), truth.softmax(-1))
     assert run(["classify", "--text", "a man", "--pair", "a big cat", "-c", folder, "--precision", "fp32"]) == 0
     assert run(["classify", "--text", "a man\twith a tab", "-c", folder, "--precision", "fp32"]) == 0
     logits = theirs(**tokenizer("a man", "a big cat", return_tensors="pt")).logits
@@ -102,7 +102,7 @@ def test_answers_are_found_alike(folder, tmp_path, capsys):
     offsets = ids.pop("offset_mapping")[0].tolist()
     assert window.row.ids == ids.input_ids[0].tolist() and window.row.types == ids.token_type_ids[0].tolist()
     truth = theirs(**ids)
-    scores = span_scores(ours.model, rows_of([[window.row]], 0, "cpu"))[0]
+    scores = span_scores(ours.model, encoded_rows([[window.row]], 0, "cpu"))[0]
     places = list(window.row.places)
     close(scores[places], torch.stack([truth.start_logits[0], truth.end_logits[0]], -1)[places])
     # The best span of words by brute force over their logits.

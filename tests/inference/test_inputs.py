@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.data.images.image import Preprocess, load_image
-from vlm.inference.inputs import read_images
+from vlm.data.images.image import ImageError, Preprocess
+from vlm.inference.inputs import open_image, read_ahead
 
 COUNT = 40
 
@@ -26,53 +26,52 @@ def paths(tmp_path_factory):
     return [str(path) for path in found]
 
 
-def everything(paths, workers, batch_size, capsys):
-    found = list(read_images(paths, Preprocess(image_size=8), batch_size=batch_size, workers=workers))
-    return found, capsys.readouterr().err
+def pixels_of(source):
+    return Preprocess(image_size=8)(open_image(source))
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_change_nothing(paths, workers, batch_size, capsys):
-    alone, errors = everything(paths, 0, batch_size, capsys)
-    found, said = everything(paths, workers, batch_size, capsys)
-    assert said == errors and [name in said for name in ("03.png", "17.png", "39.png")] == [True] * 3
-    assert [batch[0] for batch in found] == [batch[0] for batch in alone]
-    assert [batch[2] for batch in found] == [batch[2] for batch in alone]
-    for (_, pixels, _), (_, others, _) in zip(found, alone, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(pixels, others, strict=True))
+def test_workers_change_nothing(paths, workers):
+    alone = list(read_ahead(paths, pixels_of, 0, ahead=14))
+    found = list(read_ahead(paths, pixels_of, workers, ahead=14))
+    faults = [place for place, one in enumerate(alone) if isinstance(one, ImageError)]
+    assert faults == [3, 17, COUNT - 1] and all(paths[place] in str(alone[place]) for place in faults)
+    for one, other in zip(found, alone, strict=True):
+        same = str(one) == str(other) if isinstance(other, ImageError) else torch.equal(one, other)
+        assert same
 
 
-def test_no_more_than_two_batches_are_read_ahead(paths):
+def test_no_more_is_read_ahead_than_asked_for(paths):
     count, lock = 0, threading.Lock()
 
-    def pixels(image):
+    def prepare(path):
         nonlocal count
         with lock:
             count += 1
         return torch.zeros(1)
 
-    batches = read_images(paths[4:16] * 20, pixels, batch_size=4, workers=2)
-    for taken in range(1, 6):
-        next(batches)
-        time.sleep(0.05)
-        assert count <= 4 * taken + 2 * 4 + 8  # and what the last chunk holds besides
-    batches.close()
+    values = read_ahead(paths[4:16] * 20, prepare, 2, ahead=8)
+    for taken in range(1, 21):
+        next(values)
+        if taken % 4 == 0:
+            time.sleep(0.05)
+            assert count <= taken + 2 * 4 + 8  # and what the last chunk holds besides
+    values.close()
 
 
 def test_who_stops_does_not_wait_for_what_was_asked_for(paths):
-    stopped, turn, free = threading.Event(), itertools.count(), load_image(paths[4]).tobytes()
+    stopped, turn = threading.Event(), itertools.count()
 
-    def pixels(image):
-        if image.tobytes() != free:
+    def prepare(path):
+        if path != paths[4]:
             stopped.wait(60)
         next(turn)
         return torch.zeros(1)
 
     threads, begun = threading.active_count(), time.monotonic()
-    batches = read_images([paths[4]] * 8 + [paths[5]] * 500, pixels, batch_size=8, workers=2)
-    next(batches)
-    batches.close()  # as an interrupt does
+    values = read_ahead([paths[4]] * 8 + [paths[5]] * 500, prepare, 2, ahead=8)
+    next(values)
+    values.close()  # as an interrupt does
     assert time.monotonic() - begun < 30
     stopped.set()
     while threading.active_count() > threads and time.monotonic() - begun < 60:
@@ -82,9 +81,9 @@ def test_who_stops_does_not_wait_for_what_was_asked_for(paths):
 
 
 def test_what_is_no_fault_of_an_image_is_not_hidden(paths):
-    def pixels(image):
+    def prepare(path):
         raise ZeroDivisionError
 
     for workers in (0, 2):
         with pytest.raises(ZeroDivisionError):
-            next(read_images(paths, pixels, batch_size=4, workers=workers))
+            next(read_ahead(paths, prepare, workers, ahead=8))

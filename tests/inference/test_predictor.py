@@ -10,7 +10,8 @@ import torch
 
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.inference.predictor import Predictor, choose_device
+from vlm.inference.device import choose_device
+from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, resolve
 
 COMMANDS = sorted({command.name for task in TASKS.values() for command in task.commands})
@@ -25,10 +26,11 @@ class Counter(Predictor):
     def restore(self, about):
         self.unit = about["unit"]
 
-    def predict(self, inputs, records, *, batch_size):
-        for text in inputs:
-            records.write({"text": text, "count": len(text), "unit": self.unit})
-        return 0
+    def predict(self, batch, options):
+        return map(len, batch)
+
+    def record(self, source, result, options, *, form="jsonl"):
+        return [{"text": source, "count": result, "unit": self.unit}]
 
 class Counting:
     predictor = Counter
@@ -38,9 +40,10 @@ class Counting:
 def test_each_task_has_a_folder_a_command_and_a_predictor():
     assert {*TASKS} == {path.parent.name for path in (ROOT / "vlm" / "tasks").glob("*/train.py")}
     for name, task in TASKS.items():
-        predictor = resolve(task.predictor)
-        assert issubclass(predictor, Predictor) and predictor.task == name
-        assert all(callable(resolve(command.function)) for command in task.commands)
+        for command in task.commands:
+            predictor = resolve(command.predictor)
+            assert issubclass(predictor, Predictor) and predictor.task == name
+            assert command.function is None or callable(resolve(command.function))
 
 
 def test_help_names_all_commands_without_torch():
@@ -100,7 +103,7 @@ def test_info_of_a_task_of_ones_own(counting, capsys):
 
 def test_a_prompt_that_is_no_utf8_is_refused(capsys):
     assert run(["generate", "--prompt", "caf\udce9", "-c", "none.ckpt"]) == 2
-    assert capsys.readouterr().err == r"error: prompt caf\udce9: is not UTF-8; give text in UTF-8" + "\n"
+    assert capsys.readouterr().err == r"error: text caf\udce9: is not UTF-8; give text in UTF-8" + "\n"
 
 
 def test_auto_takes_a_gpu_then_apples_device_then_the_cpu(monkeypatch):

@@ -168,8 +168,8 @@ def test_the_command_and_python_caption_in_each_language(run, best, photos, caps
 def test_the_words_of_a_caption_have_its_whole_probability(best, photos):
     captioner = Captioner(best)
     pixels = captioner.pixels(load_image(photos[0]))
-    context, search = captioner.encode([pixels]), captioner.searching(DecodingOptions(), language="de")
-    ((text,),) = captioner.stream([[pixels]], search, rows=1)
+    context = captioner.encode([pixels])
+    ((_, (text,)),) = captioner.results([[pixels]], captioner.options(language="de"))
     words = word_probabilities(captioner, context, text.tokens)
     assert [word for word, _ in words] == text.text.split()
     read = torch.tensor([[captioner.tokenizer.bos_id, *text.tokens]])

@@ -7,7 +7,7 @@ import pytest
 
 from vlm.cli.main import run as vlm
 from vlm.tasks.image_questions import train as image_questions
-from vlm.tasks.image_questions.predict import Answer
+from vlm.tasks.image_questions.predict import ImageAnswer
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoint" / "files" / "image_questions.ckpt"
 
@@ -18,7 +18,7 @@ def images_are_named(monkeypatch):
 
     def answer(model, tokenizer, context, questions, *, max_tokens):
         names = [f"{states.sum():.2f}" for states in context.states]
-        return [[Answer(name)] * len(asked) for name, asked in zip(names, questions, strict=True)]
+        return [[ImageAnswer(name)] * len(asked) for name, asked in zip(names, questions, strict=True)]
 
     monkeypatch.setattr(image_questions, "answer_questions", answer)
 

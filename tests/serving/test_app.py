@@ -16,6 +16,7 @@ from zlib import crc32
 import pytest
 from listening import listening
 from tiny_checkpoints import FILES, IMAGES, ROOT
+from used import used
 
 from vlm.inference.options import DecodingOptions, ModelOptions
 from vlm.inference.predictor import load_predictor
@@ -49,7 +50,7 @@ def client(
 def truth() -> list[dict]:
     """The records of `vlm caption`."""
     model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32")
-    texts = model.load(load_predictor).use(IMAGES)
+    texts = used(model.load(load_predictor), IMAGES)
     return [vars(text) for text in texts]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
+from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
@@ -21,7 +22,7 @@ from vlm.inference.predictor import Predictor, load_predictor
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts, samples_of
 from vlm.serving.demo_uses import Form, Values, form_of
-from vlm.tasks.span_answering.predict import Answer
+from vlm.tasks.span_answering.predict import SpanAnswer
 
 CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTO = load_image(IMAGES[1])
@@ -46,7 +47,7 @@ def test_a_caption_has_its_words_with_bars_and_lights(captioner):
     form = form_of(captioner)
     assert (form.photos, form.texts, form.ways, form.streams) == (1, {}, WRITING, False)
     shown = last(form, photos=[PHOTO])
-    (text,) = captioner.use([PHOTO])
+    (text,) = used(captioner, [PHOTO])
     assert re.findall(r"<b>(\w+)</b>", shown) == text.text.split()
     assert f"confidence {text.confidence:.1%}, log-probability {text.logprob:.2f}" in shown
     assert shown.count('class="v-light"') == len(text.text.split()) == shown.count("tabindex")
@@ -54,7 +55,7 @@ def test_a_caption_has_its_words_with_bars_and_lights(captioner):
 
 
 def test_a_light_is_bright_where_the_model_looked(captioner):
-    (text,) = captioner.use([PHOTO])
+    (text,) = used(captioner, [PHOTO])
     reading = (captioner.model, captioner.tokenizer, captioner.preprocess, captioner.pixels(PHOTO))
     _, weights = read_attention(*reading, text.tokens).words[3]
     corner = np.zeros_like(weights)
@@ -67,7 +68,7 @@ def test_a_light_is_bright_where_the_model_looked(captioner):
 
 def test_beams_are_listed_and_drawn_as_a_tree(captioner):
     form = form_of(captioner)
-    texts = captioner.use([PHOTO], beam=3, results=3)[0]
+    texts = used(captioner, [PHOTO], beam=3, results=3)[0]
     shown = last(form, photos=[PHOTO], way="beams", count=3)
     lines = [" ".join(re.findall(r"<b>(\w+)</b>", part)) for part in shown.split('<p class="v-text">')[1:]]
     assert lines == [text.text for text in texts]
@@ -85,38 +86,38 @@ def test_beams_are_listed_and_drawn_as_a_tree(captioner):
 QUESTION = "how many circles are there?"
 TEXTS = ["a red circle", "a blue cross"]
 CASES = {
-    "classification": (1, {}, {"photos": [PHOTO]}, lambda it: it.use([PHOTO], top=10)[0].top),
+    "classification": (1, {}, {"photos": [PHOTO]}, lambda it: used(it, [PHOTO], top=10)[0].top),
     "contrastive": (
         *(1, {"label": "\n".join(TEXTS)}, {"photos": [PHOTO]}),
-        lambda it: it.use([PHOTO], label=TEXTS, top=10)[0].top,
+        lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
     "image_questions": (
         *(1, {"question": QUESTION}, {"photos": [PHOTO]}),
-        lambda it: [(answer := it.use([PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],
+        lambda it: [(answer := used(it, [PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],
     ),
     "masked_language_modeling": (
         *(0, {"text": "a [MASK] red circle"}, {}),
-        lambda it: [(one := it.use(["a [MASK] red circle"], top=10)[0]).text, *one.gaps[0].items()],
+        lambda it: [(one := used(it, ["a [MASK] red circle"], top=10)[0]).text, *one.gaps[0].items()],
     ),
     "photo_translation": (
         *(1, {"text": TEXTS[0]}, {"photos": [PHOTO]}),
-        lambda it: it.use([TEXTS[0]], image=PHOTO)[0].text.split(),
+        lambda it: used(it, [TEXTS[0]], image=PHOTO)[0].text.split(),
     ),
     "span_answering": (
         *(0, {"text": STORY, "question": "what is left of the cross?"}, {}),
-        lambda it: [it.use([STORY], question="what is left of the cross?")[0].text or "no answer"],
+        lambda it: [used(it, [STORY], question="what is left of the cross?")[0].text or "no answer"],
     ),
     "tagging": (
         0,
         {"text": "a small red circle"},
         {},
-        lambda it: [one.tag for one in it.use(["a small red circle"])[0]],
+        lambda it: [one.tag for one in used(it, ["a small red circle"])[0]],
     ),
     "text_classification": (
         *(0, {"text": TEXTS[0], "pair": TEXTS[1]}, {}),
-        lambda it: it.use([TEXTS[0]], pair=[TEXTS[1]], top=10)[0].top,
+        lambda it: used(it, [TEXTS[0]], pair=[TEXTS[1]], top=10)[0].top,
     ),
-    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: it.use([TEXTS[0]])[0].text.split()),
+    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, [TEXTS[0]])[0].text.split()),
 }
 SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in CASES if task != "tagging"]
 
@@ -144,7 +145,7 @@ def test_a_language_model_writes_piece_by_piece():
     form = form_of(model)
     assert form.streams and form.optional == ("text",)
     pieces = list(form.answer(Values(texts={"text": "A large"}, way="greedy", tokens=16)))
-    (whole,) = model.use(["A large"], max_tokens=16, sample=False)
+    (whole,) = used(model, ["A large"], max_tokens=16, sample=False)
     assert len(pieces) > 8 and html.flowing("A large", whole.text) == pieces[-1]
     assert all(one.startswith(html.flowing("A large", "").removesuffix("</div>")) for one in pieces)
 
@@ -161,9 +162,11 @@ def test_a_task_of_ones_own_has_a_form_too():
         def restore(self, about):
             pass
 
-        def predict(self, inputs, records, *, batch_size):
-            records.write({"text": inputs[0], "length": len(inputs[0])})
-            return 0
+        def predict(self, batch, options):
+            return [{"text": text, "length": len(text)} for text in batch]
+
+        def record(self, source, result, options, *, form="jsonl"):
+            return [result]
 
     form = form_of(Own())
     assert (form.photos, form.texts) == (0, {"text": "Text"})
@@ -183,7 +186,7 @@ HOSTILE = '<img src=x onerror="alert(1)">&\x1b'
         html.refusal(HOSTILE),
         html.bars([(HOSTILE, 0.5)]),
         html.flowing(HOSTILE, HOSTILE),
-        html.span(Answer(HOSTILE, 0, 0.5), HOSTILE),
+        html.span(SpanAnswer(HOSTILE, 0, 0.5), HOSTILE),
         html.tagged([html.Tagged(HOSTILE, HOSTILE, 0.5)]),
         html.written([html.Written(-1.0, 0.5, [(HOSTILE, 0.5)], [np.eye(3)])], "data:", HOSTILE),
         html.tree([{"id": 0, "parent": None, "kept": True, "token": HOSTILE, "total": 0.0}], end="</s>"),
@@ -196,8 +199,8 @@ def test_texts_are_no_markup(shown):
 
 
 def test_an_answer_is_marked_where_it_stands():
-    assert html.span(Answer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
-    assert "no answer" in html.span(Answer("", -1, 0.5), "a b")
+    assert html.span(SpanAnswer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
+    assert "no answer" in html.span(SpanAnswer("", -1, 0.5), "a b")
 
 
 def test_examples_are_those_of_the_runs_folder(tmp_path):

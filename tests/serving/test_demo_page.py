@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from listening import listening
 from tiny_checkpoints import FILES, IMAGES, ROOT
+from used import used
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
@@ -32,7 +33,7 @@ def page_of(path: str, **limits):
 
     from vlm.serving.demo import make_app
 
-    model = ModelOptions(checkpoint=path, device="cpu", precision="fp32", batch_size=1)
+    model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
     app = make_app(model, **{"local": True, "queue": 4, "max_bytes": 100_000, "rate": 100} | limits)
     return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
@@ -78,7 +79,7 @@ def http():
 def test_a_photo_is_captioned(http):
     model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32").load(load_predictor)
     shown = answers(http, PHOTO, *OPTIONS)[-1]
-    assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == model.use([IMAGES[1]])[0].text
+    assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == used(model, [IMAGES[1]])[0].text
     assert "log-probability" in answers(http, PHOTO, "beams", 3, 1.0, 0, 128)[-1]
 
 

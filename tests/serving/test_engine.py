@@ -7,6 +7,7 @@ from threading import Event
 
 import pytest
 from tiny_checkpoints import FILES, IMAGES, ROOT
+from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
@@ -34,7 +35,7 @@ def test_each_of_many_clients_gets_its_own_caption(captions, options):
     """Clients come at different times, so that most of their images join a batch that runs."""
     ours = engine("captioning", **options) if options else captions
     images = [load_image(path) for path in IMAGES]
-    truth = ours.predictor.use(images, **options)
+    truth = used(ours.predictor, images, **options)
     pixels = [ours.predictor.pixels(image) for image in images]
 
     def client(number: int) -> list:
@@ -105,7 +106,7 @@ def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeyp
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(captions.predictor, "ended", broken)
+        patch.setattr(captions.predictor, "decoded", broken)
         jobs = captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))] * 9)
         for job in jobs:
             with pytest.raises(MemoryError):
@@ -127,7 +128,7 @@ def test_other_tasks_answer_as_from_python(task):
     ours = engine(task)
     inputs = [load_image(path) for path in IMAGES] if task == "classification" else ["a red circle", "a blue cross"]
     answers = [job.answer.result(60) for job in ours.submit(inputs)]
-    for one, other in zip(answers, ours.predictor.use(inputs), strict=True):
+    for one, other in zip(answers, used(ours.predictor, inputs), strict=True):
         assert getattr(one, "name", None) == getattr(other, "name", None)
         assert getattr(one, "text", None) == getattr(other, "text", None) and type(one) is type(other)
 
@@ -135,7 +136,7 @@ def test_other_tasks_answer_as_from_python(task):
 def test_an_input_at_fault_keeps_no_other_from_its_answer():
     ours = engine("masked_language_modeling")
     good, bad, other = ours.submit(["a [MASK] circle", "no gap", "a red [MASK]"])
-    assert good.answer.result(60) == ours.predictor.use(["a [MASK] circle"])[0] and other.answer.result(60)
+    assert good.answer.result(60) == used(ours.predictor, ["a [MASK] circle"])[0] and other.answer.result(60)
     with pytest.raises(UserError):
         bad.answer.result(60)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_checkpoints import FILES, IMAGES, ROOT
+from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import Preprocess, decoding_cost, load_image
@@ -78,7 +79,7 @@ def test_images_wait_as_the_model_reads_them():
     assert [tuple(one.shape) for one in inputs] == [(3, size, size)] and inputs[0].dtype == torch.uint8
     assert ours.reader.budget.used == 0 and body == b""
     answer = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
-    assert answer[0]["name"] == ours.engine.predictor.use([IMAGES[0]])[0].name
+    assert answer[0]["name"] == used(ours.engine.predictor, [IMAGES[0]])[0].name
 
 
 async def read(ours, kind: str, body: bytearray):

@@ -16,6 +16,7 @@ from vlm.errors import UserError, is_out_of_memory, print_error
 from vlm.inference.tasks import TASKS
 from vlm.tuning import tune
 
+PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -30,7 +31,9 @@ def app(argv: Sequence[str]) -> typer.Typer:
     for name, help in {one.name: one.help for task in TASKS.values() for one in task.commands}.items():
         function = as_typer(use.command_of(name)) if name in argv[:1] else lambda: None
         program.command(name, help=help)(function)
-    for function in (use.predict, use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
+    predict = as_typer(use.predict_of(argv)) if "predict" in argv[:1] else lambda: None
+    program.command("predict", help=PREDICT)(predict)
+    for function in (use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
         program.command(function.__name__)(as_typer(function))
     program.command("check-data")(as_typer(data.check_data))
     program.command("shard")(as_typer(data.shard))

@@ -47,6 +47,7 @@ def _parameters(command: Callable[..., int]) -> Iterator[inspect.Parameter]:
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     kind, option = get_args(hint)
+    kind = kind if option.typed is None else option.typed
     if option.positional:
         argument: Any = typer.Argument(help=option.help, metavar=option.metavar)
     else:

@@ -1,107 +1,173 @@
 """The commands that use a model: each task's own, `vlm predict` for any, `vlm serve`, `vlm demo` and `vlm info`."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from vlm.errors import UserError
 from vlm.inference.options import (
     BatchSize,
     Checkpoint,
     DecodingOptions,
-    Device,
     Language,
     ModelOptions,
     Option,
-    Precision,
-    Trust,
+    OutputOptions,
+    declared,
 )
-from vlm.inference.tasks import commands_of, resolve, tasks_of
+from vlm.inference.tasks import TASKS, commands_of, resolve, task_name, tasks_of
+
+if TYPE_CHECKING:
+    from vlm.inference.predictor import Predictor
+
+Words = Annotated[
+    list[str] | None,
+    Option("Images, texts or files, as the model reads them; a model of texts reads lines of stdin.", positional=True),
+]
 
 
 def command_of(name: str) -> Callable[..., int]:
-    """The function of a task's command; its modules import torch.
+    """The function of a task's command; torch is imported.
 
-    Where several tasks share its name, it has the options of all, and the checkpoint's task says whose function runs.
+    Where several tasks share the name, it has the options of all, and the checkpoint's task says which apply.
     """
-    functions = {task: resolve(command.function) for task, command in tasks_of(name).items()}
-    if len(functions) == 1:
-        return functions.popitem()[1]
+    commands = tasks_of(name)
+    kinds = {task: resolve(command.predictor) for task, command in commands.items()}
+    if len(kinds) > 1:
+        return _shared(kinds)
+    (kind,), (command,) = kinds.values(), commands.values()
+    if command.function is not None:
+        return resolve(command.function)
 
-    def run(model: ModelOptions, **values: Any) -> int:
-        from vlm.inference.predictor import task_of
+    def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
+        return use(kind, arguments, model, output, options)
 
-        task = task_of(model.checkpoint)
-        if task not in functions:
-            other, kinds = commands_of(task)[0], " or ".join(functions)
-            raise UserError(f"{model.checkpoint}: holds a model for {task}, not for {kinds}; use `vlm {other}`")
-        return functions[task](model=model, **own_values(functions[task], values, task, hints))
-
-    merged: dict[str, inspect.Parameter] = {}
-    for function in functions.values():
-        merged |= inspect.signature(function).parameters
-    for name, parameter in merged.items():
-        if parameter.default is inspect.Parameter.empty and name != "model":  # another task does without it
-            merged[name] = parameter.replace(default=None)
-    hints: dict[str, Any] = {}
-    for function in functions.values():
-        hints |= get_type_hints(function, include_extras=True)
-    keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in merged.values()]
-    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
-    run.__annotations__ = hints
+    run.__annotations__ |= {"arguments": kind.arguments, "options": kind.options}
     return run
 
 
-def own_values(
-    function: Callable[..., int], values: Mapping[str, Any], task: str, hints: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The options of a function, out of those of all tasks that share its command.
+def predict_of(argv: Sequence[str]) -> Callable[..., int]:
+    """The function of `vlm predict`, with the options of all tasks, and of the user's own that the words name."""
+    kinds = {task: resolve(entry.predictor) for task, entry in TASKS.items()}
+    checkpoint, trust = _value(argv, "-c", "--checkpoint"), _value(argv, "--trust")
+    if checkpoint is not None and trust is not None:
+        from vlm.inference.predictor import predictor_of
+
+        kind = predictor_of(checkpoint, trust=trust)
+        kinds.setdefault(kind.task, kind)
+    return _shared(kinds, any_task=True)
+
+
+def _value(argv: Sequence[str], *names: str) -> str | None:
+    """The value of an option in the words of a command line."""
+    for place, word in enumerate(argv):
+        for name in names:
+            if word == name:
+                return next(iter(argv[place + 1 :]), None)
+            if word.startswith(f"{name}=") or (len(name) == 2 and word.startswith(name)):
+                return word.removeprefix(name).removeprefix("=")
+    return None
+
+
+def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -> Callable[..., int]:
+    """A command of several tasks, with the options of all.
 
     Args:
-        hints: The annotation of each.
+        kinds: The predictor of each task.
+        any_task: Whether its arguments are words that each task reads in its own way.
+    """
+    options = _merged("Options", [kind.options for kind in kinds.values()])
+    named = make_dataclass("Arguments", [("inputs", Words, field(default=None))], kw_only=True)
+    arguments = named if any_task else _merged("Arguments", [kind.arguments for kind in kinds.values()])
+
+    def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
+        from vlm.checkpoint.load import read
+        from vlm.checkpoint.verify import refusing
+        from vlm.inference.predictor import predictor_of
+
+        loaded = model.load(lambda path, dtype, **others: read(path, dtype=dtype))
+        with refusing(model.checkpoint):
+            task = task_name(loaded["vlm"]["task"])
+        if task not in kinds and not any_task:
+            other = commands_of(task)[0]
+            raise UserError(
+                f"{model.checkpoint}: holds a model for {task}, not for {' or '.join(kinds)}; use `vlm {other}`"
+            )
+        kind = kinds[task] if task in kinds else predictor_of(model.checkpoint, trust=model.trust, task=task)
+        own = _own(kind.options, options, task)
+        words = kind.arguments.of(arguments.inputs or []) if any_task else _own(kind.arguments, arguments, task)
+        return use(kind, words, model, output, own, loaded=loaded)
+
+    run.__annotations__ |= {"arguments": arguments, "options": options}
+    return run
+
+
+def _merged(name: str, kinds: Sequence[type]) -> type:
+    """A dataclass with the fields of several; what one of them needs is optional, since others do without it."""
+    merged: dict[str, tuple[str, Any, Any]] = {}
+    for kind in kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        for one in fields(kind):
+            default = None if one.default is MISSING else one.default
+            merged.setdefault(one.name, (one.name, hints[one.name], field(default=default)))
+    return make_dataclass(name, merged.values(), kw_only=True)
+
+
+def _own(kind: type, given: Any, task: str) -> Any:
+    """The options of a task, out of those of all that share its command.
+
     Raises:
         UserError: One that it needs is missing, or one of another task is set.
     """
-    known = inspect.signature(function).parameters
-    for name, parameter in known.items():
-        if parameter.default is inspect.Parameter.empty and not values.get(name, True):
-            raise UserError(f"{_typed(name, hints[name])}: missing; a model for {task} needs it")
-    for name in values:
-        if name not in known and values[name]:
-            raise UserError(f"{_typed(name, hints[name])}: a model for {task} takes none; leave it out")
-    return {name: value for name, value in values.items() if name in known}
+    known, everything = declared(kind), declared(type(given))
+    values = vars(given)
+    for one in fields(kind):
+        if one.default is MISSING and not values[one.name]:
+            raise UserError(f"{_typed(one.name, everything)}: missing; a model for {task} needs it")
+    for one in fields(given):
+        if one.name not in known and values[one.name] and values[one.name] != one.default:
+            raise UserError(f"{_typed(one.name, everything)}: a model for {task} takes none; leave it out")
+    return kind(**{name: values[name] for name in known})
 
 
-def _typed(name: str, hint: Any) -> str:
-    """A parameter as the command line has it."""
-    _, option = get_args(hint)
-    return name.upper() if option.positional else f"--{name.replace('_', '-')}"
+def _typed(name: str, options: Mapping[str, Option]) -> str:
+    """A field as the command line has it."""
+    return name.upper() if options[name].positional else f"--{name.replace('_', '-')}"
 
 
-def predict(
-    inputs: Annotated[list[str], Option("Images, or prompts for a language model.", positional=True)],
+def use(
+    kind: type["Predictor"],
+    arguments: Any,
     model: ModelOptions,
+    output: OutputOptions,
+    options: Any,
+    *,
+    loaded: Mapping[str, Any] | None = None,
 ) -> int:
-    """Use a model of any task, also of your own package (--trust): what its own command does by default."""
-    from vlm.inference.predictor import predictor_of
+    """Uses a model as a command says; returns the exit status.
+
+    Args:
+        loaded: What the checkpoint holds, where it has been read.
+    """
+    from vlm.inference.use import write_results
+    from vlm.inference.writing import Trace
     from vlm.io.output import Output, Records
 
-    kind = predictor_of(model.checkpoint, trust=model.trust)
-    chosen = kind.inputs(inputs)
-    output = Output(model.out, inputs=[*chosen, model.checkpoint])
-    records = Records(form=model.form, fields=kind.fields, output=output)
-    predictor = model.load(kind)
-    with output:
-        return predictor.predict(chosen, records, batch_size=model.batch_size)
+    inputs = arguments.read()
+    read = [*arguments.paths(inputs), *options.files(), model.checkpoint]
+    out = Output(output.out, inputs=read)
+    records = Records(form=output.form, fields=kind.columns(options), output=out)
+    predictor = model.load(kind, loaded=loaded)
+    predictor.check_options(options)
+    trace = Trace(getattr(options, "trace", None), predictor, options, inputs=read, out=output.out)
+    with out, trace:
+        return write_results(predictor, inputs, options, records, trees=trace.trees)
 
 
 def serve(
-    checkpoint: Checkpoint,
+    model: ModelOptions,
     decoding: DecodingOptions,
-    device: Device = "auto",
-    precision: Precision = "auto",
     batch_size: BatchSize = 32,
-    trust: Trust = None,
     language: Language = None,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
@@ -115,16 +181,12 @@ def serve(
     """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /openapi.json."""
     from vlm.serving.serve import serve
 
-    model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=batch_size, trust=trust)
     limits: Any = {"queue": queue, "max_mb": max_mb, "timeout": timeout, "allow_origin": allow_origin or ()}
-    return serve(model, decoding, language=language, host=host, port=port, **limits)
+    return serve(model, decoding, rows=batch_size, language=language, host=host, port=port, **limits)
 
 
 def demo(
-    checkpoint: Checkpoint,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    trust: Trust = None,
+    model: ModelOptions,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
     port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
     queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,
@@ -134,7 +196,6 @@ def demo(
     """Try a model of any task on a page in the browser."""
     from vlm.serving.demo import demo
 
-    model = ModelOptions(checkpoint=checkpoint, device=device, precision=precision, batch_size=1, trust=trust)
     return demo(model, host=host, port=port, queue=queue, max_mb=max_mb, rate=rate)
 
 

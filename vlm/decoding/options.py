@@ -112,15 +112,16 @@ class Hypothesis:
     score: float
 
 
-def shortfall(counts: Iterable[int], decoding: Decoding) -> str | None:
+def shortfall(counts: Iterable[int], results: int) -> str | None:
     """A line for the user where inputs have fewer texts than results were asked for.
 
     Args:
         counts: Texts of each input.
+        results: Texts that were asked for.
     """
     counts = list(counts)
-    fewer = sum(count < decoding.results for count in counts)
+    fewer = sum(count < results for count in counts)
     if not fewer:
         return None
     few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
-    return f"note: fewer texts than --results {decoding.results} for {few}; more --beam may find others"
+    return f"note: fewer texts than --results {results} for {few}; more --beam may find others"

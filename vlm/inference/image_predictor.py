@@ -2,18 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
+from vlm.inference.arguments import Arguments, ImageArguments
 from vlm.inference.info import preprocess_line
+from vlm.inference.inputs import open_image
+from vlm.inference.options import ImageOptions
 from vlm.inference.predictor import Predictor
 
 
 class ImagePredictor(Predictor):
     """A predictor that prepares images as its model was trained on them; arguments as in Predictor."""
+
+    options: ClassVar[Any] = ImageOptions
+    arguments: ClassVar[type[Arguments]] = ImageArguments
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)  # type: ignore[safe-super]  # of the class beside this one
@@ -23,6 +29,9 @@ class ImagePredictor(Predictor):
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield from super().describe(about)
         yield preprocess_line(about["preprocess"])
+
+    def prepare(self, source: Any, options: Any) -> Any:
+        return self.pixels(open_image(source))
 
     def pixels(self, image: Image.Image | Tensor) -> Tensor:
         """An image as the model reads it, uint8 (3, H, W); a tensor is one already."""

@@ -7,7 +7,7 @@ from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.base import ADAPTERS
 from vlm.checkpoint.verify import refusing
 from vlm.errors import printable
-from vlm.inference.tasks import TASKS, resolve
+from vlm.inference.tasks import TASKS, resolve, task_name
 
 
 def describe(path: str) -> str:
@@ -23,7 +23,7 @@ def describe(path: str) -> str:
 
 def _lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
-    task = TASKS.get(str(about["task"]))
+    task = TASKS.get(task_name(about["task"]))
     predictor = None if task is None else resolve(task.predictor)
     count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}

@@ -1,9 +1,9 @@
-"""Image files that arguments name, read ahead of the model that takes them."""
+"""Image files that arguments name, and inputs read ahead of the model that takes them."""
 
 import glob
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -13,12 +13,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vlm.data.images.image import SUFFIXES, ImageError, load_image
-from vlm.errors import UserError, print_error
-from vlm.io.files import listed, progress
-
-Read = Tensor | ImageError
-Pixels = Callable[[Image.Image], Tensor]  # makes of an image what the model reads; called from several threads
+from vlm.data.images.image import SUFFIXES, load_image
+from vlm.errors import UserError
+from vlm.io.files import listed
 
 CHUNK = 8  # images that a worker reads at once: handing them over one by one costs as much as reading a small one
 
@@ -105,81 +102,46 @@ def _no_image(value: Any) -> UserError:
     )
 
 
-def image_batches(sources: Sequence[Any], pixels: Pixels, *, batch_size: int, workers: int) -> Iterator[list[Tensor]]:
-    """Batches of images, each as the model reads it.
+def read_ahead(
+    sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
+) -> Generator[Any, None, None]:
+    """Each source as `prepare` makes it, in their order, or the `UserError` that it raises.
+
+    Order, values and faults do not depend on the number of workers.
 
     Args:
-        sources: As `open_image` takes them.
-        workers: As in `read_images`.
-    Raises:
-        ImageError, UserError: As `open_image`, for the first that is at fault.
+        prepare: Called from several threads.
+        workers: Threads that read ahead; 0 prepares each source when it is asked for.
+        ahead: Sources that are read ahead, at most.
     """
-    images = _read_ahead(sources, pixels, workers, ahead=2 * batch_size) if workers else _read(sources, pixels)
-    batch: list[Tensor] = []
-    try:
-        for place, one in enumerate(images, start=1):
-            if isinstance(one, ImageError):
-                raise one
-            batch.append(one)
-            if len(batch) == batch_size or place == len(sources):
-                yield batch
-                batch = []
-    finally:
-        images.close()
+    return _read_ahead(sources, prepare, workers, ahead=ahead) if workers else _read(sources, prepare)
 
 
-def read_images(
-    paths: Sequence[Any], pixels: Pixels, *, batch_size: int, workers: int = 0
-) -> Iterator[tuple[list[Any], list[Tensor], int]]:
-    """Reads image files in batches; a file that cannot be read is named on stderr and left out.
-
-    Order, pixels and messages do not depend on the number of workers.
-
-    Args:
-        paths: Paths, or other sources as `open_image` takes them.
-        workers: Threads that read ahead, by at most two batches; 0 reads each batch when it is asked for.
-    Yields:
-        The paths of a batch, their pixels, and how many could not be read; never an empty batch but for failures.
-    """
-    starts = range(0, len(paths), batch_size)
-    images = _read_ahead(paths, pixels, workers, ahead=2 * batch_size) if workers else _read(paths, pixels)
-    try:
-        for start in progress(starts, len(starts), "batches"):
-            batch = paths[start : start + batch_size]
-            good, read = [], []
-            for path, one in zip(batch, images, strict=False):  # the batch ends first
-                if isinstance(one, ImageError):
-                    print_error(one)
-                else:
-                    good.append(path)
-                    read.append(one)
-            yield good, read, len(batch) - len(good)
-    finally:
-        images.close()
-
-
-def _read(sources: Sequence[Any], pixels: Pixels, stopped: Event | None = None) -> Generator[Read, None, None]:
+def _read(
+    sources: Sequence[Any], prepare: Callable[[Any], Any], stopped: Event | None = None
+) -> Generator[Any, None, None]:
     for source in sources:
         if stopped is not None and stopped.is_set():
             return
         try:
-            yield pixels(open_image(source))
-        except ImageError as fault:
-            yield fault
+            value = prepare(source)
+        except UserError as fault:
+            value = fault
+        yield value
 
 
-def _read_ahead(sources: Sequence[Any], pixels: Pixels, workers: int, *, ahead: int) -> Generator[Read, None, None]:
-    """The yield of `_read`, made by threads: decoding and resizing let others run meanwhile.
-
-    Processes were measured too: no faster on small images, slower on large ones, which must come through a pipe.
-    """
+def _read_ahead(
+    sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
+) -> Generator[Any, None, None]:
+    # Decoding and resizing release the GIL. Processes were measured too: no faster on small images, slower on large
+    # ones, which must come through a pipe.
     chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
-    stopped, waiting = Event(), deque[Future[list[Read]]]()
+    stopped, waiting = Event(), deque[Future[list[Any]]]()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
     try:
         for start in range(0, len(sources), chunk):
             part = sources[start : start + chunk]
-            waiting.append(pool.submit(lambda part: list(_read(part, pixels, stopped)), part))
+            waiting.append(pool.submit(lambda part: list(_read(part, prepare, stopped)), part))
             if chunk * len(waiting) >= ahead:
                 yield from waiting.popleft().result()
         while waiting:

@@ -1,13 +1,13 @@
-"""Options of the commands that use a model, each declared once. Nothing of torch is imported before a command runs."""
+"""Options of the uses of a model, each declared once. Nothing of torch is imported before a command runs."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
 from vlm.checkpoint.runs import in_run
-from vlm.errors import UserError, excerpt
+from vlm.errors import Range, UserError, did_you_mean, excerpt, nearest
 
 if TYPE_CHECKING:
     from vlm.decoding.constraints import Rules
@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from vlm.decoding.sampling import Sampling
 
 Loaded = TypeVar("Loaded")
+OptionsType = TypeVar("OptionsType", bound="Options")
+Kind = Literal["text", "image"]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command, apart from its type and default.
+    """An option, apart from its type and default: it stands in the annotation of a dataclass's field.
 
     Args:
         help: Its line in --help.
-        flags: Its names, such as "-c"; by default the parameter's.
+        flags: Its names, such as "-c"; by default the field's.
         least, most: Its range.
         metavar: The name of its value in --help.
-        positional: Whether it has no name and stands where it stands.
+        positional: Whether the command line has it as an argument without a name.
+        typed: Its type on the command line, where that differs from the annotation.
+        beside: What it is, where it is a part of the input (a question, a second text, a photo) and not a setting.
+        scope: Who may set it: anyone; "machine", whoever runs the model, from a command or Python, and no client of a
+            service; "command", the command line alone.
     """
 
     help: str
@@ -35,6 +41,9 @@ class Option:
     most: int | None = None
     metavar: str | None = None
     positional: bool = False
+    typed: Any = None
+    beside: Kind | None = None
+    scope: Literal["anyone", "machine", "command"] = "anyone"
 
 
 MOST_TEXTS = 1024  # of an input that are decoded side by side: memory and time of a step grow with them
@@ -51,43 +60,68 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
 Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device is faster in it.")]
-BatchSize = Annotated[int, Option("Inputs at a time.", least=1)]
+BatchSize = Annotated[int, Option("Inputs at a time.", least=1, scope="machine")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
-Images = Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
-Files = Annotated[list[str], Option("Images, or text files where the model reads texts.", positional=True)]
-Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
-Prefix = Annotated[str, Option("Beginning of every text.")]
-Language = Annotated[str | None, Option("Language of the captions, of a model of several; by default its first.")]
-TraceFile = Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE")]
-Workers = Annotated[
-    int | None, Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64)
+Form = Annotated[
+    str, Option("text, jsonl, csv; html for captions, parquet for those of shards.", ("--format",), metavar="FORMAT")
 ]
+Language = Annotated[str | None, Option("Language of the captions, of a model of several; by default its first.")]
+Question = Annotated[
+    str | list[str],
+    Option("Question about each input; may be repeated.", typed=list[str], beside="text", metavar="TEXT"),
+]
+Top = Annotated[int, Option("Classes of an input, the likeliest first.", least=1)]
 
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """Options of every command that uses a model."""
+    """Which model is used, and where."""
 
     checkpoint: Checkpoint
     device: Device = "auto"
     precision: Precision = "auto"
-    batch_size: BatchSize = 32
-    form: Annotated[str, Option("text, jsonl, csv; html for captions, parquet for those of shards.", ("--format",))] = (
-        "text"
-    )
-    out: Out = None
     trust: Trust = None
 
     def __post_init__(self) -> None:
         self.checkpoint = os.fspath(in_run(self.checkpoint))  # the file, which no output may replace
 
-    def load(self, kind: Callable[..., Loaded]) -> Loaded:
+    def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """The predictor of the checkpoint, on the device and in the precision of the options."""
-        from vlm.inference.predictor import choose_device, choose_precision
+        from vlm.inference.device import choose_device, choose_precision
 
         device = choose_device(self.device)
-        return kind(self.checkpoint, device=device, dtype=choose_precision(self.precision, device), trust=self.trust)
+        dtype = choose_precision(self.precision, device)
+        return kind(self.checkpoint, device=device, dtype=dtype, trust=self.trust, **options)
+
+
+@dataclass(kw_only=True)
+class OutputOptions:
+    """Where a command writes its records, and how."""
+
+    form: Form = "text"
+    out: Out = None
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Options of every use of a model; the base of each task's own."""
+
+    batch_size: BatchSize = 32
+
+    def files(self) -> list[str]:
+        """The files that the options name and that are read; none of them may be written to."""
+        return []
+
+
+@dataclass(kw_only=True)
+class ImageOptions(Options):
+    """Options of every use of a model that reads images."""
+
+    workers: Annotated[
+        int | None,
+        Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64, scope="machine"),
+    ] = None
 
 
 # Values of options that neither the user nor the checkpoint sets.
@@ -138,7 +172,7 @@ class DecodingOptions:
     seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
-        """Fills in what the user leaves open: the checkpoint's own defaults, else plain ones.
+        """A copy in which what the user leaves open is filled in: the checkpoint's own defaults, else plain ones.
 
         Args:
             stored: Values by the names of the options, which a folder of Hugging Face comes with.
@@ -151,29 +185,30 @@ class DecodingOptions:
         searched = (self.beam or 1) > 1
         # A way of writing that is asked for excludes the others.
         out = {"beam"} if self.sample is not None else {"sample"} if searched else set()
+        it = copy(self)
         for name, value in [*stored.items(), *PLAIN.items()]:
-            if name not in out and getattr(self, name, None) is None:
-                setattr(self, name, value)
-        if self.beam is None or (self.sample and not searched):
-            self.beam = 1
-        drawn = draws and self.beam == 1 if self.sample is None else self.sample
+            if name not in out and getattr(it, name, None) is None:
+                setattr(it, name, value)
+        if it.beam is None or (it.sample and not searched):
+            it.beam = 1
+        drawn = draws and it.beam == 1 if it.sample is None else it.sample
         if drawing and not drawn:
             raise UserError(f"--{drawing[0].replace('_', '-')}: is of tokens that are drawn; add --sample")
-        if penalised and self.beam == 1:
+        if penalised and it.beam == 1:
             raise UserError("--length-penalty: ranks the texts of a beam search; add --beam N, more than 1")
-        return self
+        return it
 
-    def rules(self, tokenizer: Any, **begin: Any) -> "Rules":
+    def rules(self, tokenizer: Any, *, begin: Sequence[int] = ()) -> "Rules":
         """Rules of the texts, their words encoded.
 
         Args:
-            begin: Prefix, and tokens before it, as in `rules_of_words`.
+            begin: Tokens before the prefix.
         """
         from vlm.decoding.constraints import Rules
         from vlm.inference.text.words import rules_of_words
 
         words: Any = {"ban": self.ban or (), "require": self.require or ()}
-        return rules_of_words(tokenizer, **begin, **words, **self._shared(Rules))
+        return rules_of_words(tokenizer, begin=begin, **words, **self._shared(Rules))
 
     def sampling(self) -> "Sampling":
         """The tokens among which draws are made."""
@@ -182,19 +217,25 @@ class DecodingOptions:
         return Sampling(**self._shared(Sampling))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
-        """A search under these rules, or draws; one that takes long is noted on stderr."""
+        """A search under these rules, or draws."""
         from vlm.decoding.options import Decoding
 
-        search = Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
-        if search.columns >= MANY_TEXTS:
-            line = f"note: {search.columns:,} texts of each input are decoded side by side; an input takes as long as"
-            print(line, "so many by greedy search, or longer", file=sys.stderr)
-        return search
+        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
 
     def _shared(self, kind: type) -> dict[str, Any]:
         """The options that a dataclass has under the same names."""
         names = {field.name for field in fields(kind)}
         return {name: value for name, value in vars(self).items() if name in names}
+
+
+@dataclass(kw_only=True)
+class WritingOptions(DecodingOptions, Options):
+    """Options of a model that writes texts of its inputs."""
+
+    prefix: Annotated[str, Option("Beginning of every text.")] = ""
+    trace: Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE", scope="command")] = (
+        None
+    )
 
 
 def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,8 +252,53 @@ def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
+def declared(kind: type) -> dict[str, Option]:
+    """The options that a dataclass declares, by the names of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: next(iter(hints[field.name].__metadata__)) for field in fields(kind)}
+
+
+def needed(kind: type) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [field.name for field in fields(kind) if field.default is MISSING]
+
+
+def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, client: bool = False) -> OptionsType:
+    """Options of values that come from Python or from a client, not from a command line.
+
+    Args:
+        kind: The task's options dataclass.
+        values: The values by name.
+        use: The name of the task's command, for messages.
+        client: Whether they come from a client of a service, who may not set what is the machine's own.
+    Raises:
+        UserError: A name is unknown, a value is not of its type or out of its range, or one that is needed is missing.
+    """
+    from vlm.config.types import describe_mismatch, fits
+
+    closed = ("machine", "command") if client else ("command",)
+    known = {name: one for name, one in declared(kind).items() if one.scope not in closed}
+    hints = get_type_hints(kind, include_extras=True)
+    for name, given in values.items():
+        if name not in known:
+            raise UserError(f"{name}: unknown to {use}{did_you_mean(nearest(name, known))}")
+        value, option = list(given) if isinstance(given, tuple) else given, known[name]
+        hint: Any = Annotated[hints[name], Range(option.least, option.most)]
+        if not fits(value, hint):
+            raise UserError(f"{name}: {describe_mismatch(value, hint)}")
+    if missing := [name for name in needed(kind) if name not in values]:
+        raise UserError(f"{missing[0]}: missing; {use} needs it")
+    return kind(**values)
+
+
+def settings(options: OptionsType) -> OptionsType:
+    """Options without what stands beside an input: inputs whose settings are equal may share a batch."""
+    beside = [name for name, option in declared(type(options)).items() if option.beside]
+    return replace(options, **dict.fromkeys(beside)) if beside else options  # type: ignore[arg-type]
+
+
 def refuse(use: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that a use of a command has no part for.
+    """Refuses options that do not go with a use of a command.
 
     Raises:
         UserError: One of them is set.
@@ -221,33 +307,30 @@ def refuse(use: str, options: Mapping[str, Any]) -> None:
         raise UserError(f"{name}: does not go with {use}; leave one of them out")
 
 
-def choose_workers(count: int | None) -> int:
-    """Threads that read images, of --workers."""
-    from vlm.inference.inputs import default_workers
-
-    return default_workers() if count is None else count
+def as_list(value: Any) -> list[Any]:
+    """A value that may be one or several, as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def questions_of(question: str | Sequence[str], *, option: str = "question") -> list[str]:
+def questions_of(question: str | Sequence[str]) -> list[str]:
     """The questions of an option: one, or several.
 
     Raises:
-        UserError: There is none, or one is empty or no UTF-8.
+        UserError: There is none, or one is empty or not UTF-8.
     """
-    questions = [question] if isinstance(question, str) else list(question)
+    questions = as_list(question)
     if not questions or not all(map(str.strip, questions)):
-        what = "is empty" if questions else "missing"
-        raise UserError(f"{option}: {what}; give a question, or several")
+        raise UserError(f"--question: {'is empty' if questions else 'missing'}; give a question, or several")
     refuse_undecoded(questions)
     return questions
 
 
-def refuse_undecoded(prompts: Sequence[str]) -> None:
-    """Refuses prompts that are no UTF-8, which no tokenizer can read.
+def refuse_undecoded(texts: Sequence[str]) -> None:
+    """Refuses texts that are not UTF-8, which no tokenizer can read.
 
     Raises:
-        UserError: One is none.
+        UserError: One is not.
     """
-    for prompt in prompts:
-        if any("\udc80" <= char <= "\udcff" for char in prompt):
-            raise UserError(f"prompt {excerpt(prompt)}: is not UTF-8; give text in UTF-8")
+    for text in texts:
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise UserError(f"text {excerpt(text)}: is not UTF-8; give text in UTF-8")

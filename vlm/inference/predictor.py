@@ -1,10 +1,43 @@
-"""Trained models, ready to use: the base of all tasks' predictors."""
+"""Trained models, ready to use: the base of all tasks' predictors.
+
+A task says once how a model of it is used, in its `predict.py`:
+
+    options                          a dataclass, one field a setting, each annotated with an `Option` (help, range)
+    arguments                        what the inputs are, and how a command line names them (`inference/arguments.py`)
+    sources(inputs, options)         each input with what stands beside it: a question, a second text, a photo
+    prepare(source, options)         a source as the model takes it: pixels, ids of tokens
+    results(batches, options)        the results, as soon as each is ready
+    record(source, result, options)  what is written of a result
+
+The command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` are made of these, all
+in the same four steps:
+
+    options = checked(kind.options, values, use=...)     a command line is checked by typer instead
+    sources = predictor.sources(inputs, options)
+    values = [predictor.prepare(source, options) for source in sources]
+    for place, result in predictor.results([values], options): ...
+
+- Inputs are what `arguments.read` or `arguments.several` returns: texts, or images (a path, a picture of Pillow, an
+  array, or a function that opens one).
+- Fields whose `Option` says `beside` are parts of the input and reach the model through `sources`. `results` does not
+  read them. So inputs of several requests share a call of `results` where `settings(options)` are equal.
+- `prepare` is called from several threads. A `UserError` that it raises is of that source alone.
+- `results` takes batches as the model has room for more, and is a generator: who closes it stops the model. A batch is
+  a list of prepared sources; None says that none waits now: a model that still writes asks again as rows fall free, one
+  that has nothing left to do ends. Yielded places count the inputs of all batches from 0.
+- `watch(place, texts)`, an argument of `results`, is shown the tokens of each text so far, by models that write token
+  by token; others never call it. Where it returns False, that input ends there.
+- `answer(result, options)` is what Python and a client get: one text where one was asked for, else a list.
+- `check_options(options)` refuses options that do not go with this model, before anything is computed.
+
+`inference/use.py` takes these steps for a command and for Python.
+"""
 
 import importlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +45,15 @@ from torch import Tensor, nn
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.verify import refusing
 from vlm.data.images.image import Preprocess
-from vlm.errors import Count, UserError
-from vlm.inference.tasks import TASKS, commands_of, resolve
-from vlm.io.output import RecordList, Records
+from vlm.errors import UserError
+from vlm.inference.arguments import Arguments, WordArguments
+from vlm.inference.options import Options
+from vlm.inference.tasks import TASKS, commands_of, resolve, task_name
 from vlm.models.pretrained.folder import is_folder
-from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack
+
+# Is shown the place of an input and the tokens of its texts so far; returns False where nobody wants them any more.
+Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
 class Predictor(ABC):
@@ -26,6 +62,8 @@ class Predictor(ABC):
     Attributes:
         task: The task's name in checkpoints: short for one of vlm, package.module.Class for one of a user's own.
         fields: The fields of a record that a line of text shows.
+        options: The dataclass of its options.
+        arguments: What its inputs are.
     Args:
         path: The checkpoint.
         device: The device that it runs on.
@@ -38,6 +76,8 @@ class Predictor(ABC):
 
     task: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
+    options: ClassVar[Any] = Options
+    arguments: ClassVar[type[Arguments]] = WordArguments
 
     def __init__(
         self,
@@ -52,7 +92,7 @@ class Predictor(ABC):
         self.device, self.dtype = device, dtype
         with refusing(path):
             about = loaded["vlm"]
-            held = str(about["task"])
+            held = task_name(about["task"])
             if held != self.task:
                 other = commands_of(held)[0]
                 raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {other}`")
@@ -74,31 +114,84 @@ class Predictor(ABC):
         """
         return None
 
-    @staticmethod
-    def inputs(arguments: Sequence[str]) -> list[str]:
-        """The inputs that the arguments of `vlm predict` name."""
-        return list(arguments)
+    def check_options(self, options: Any) -> None:
+        """Refuses options that do not go with this model.
 
-    @abstractmethod
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        """Writes a record for each input, as its own command does by default; returns the exit status."""
+        Raises:
+            UserError: One does not.
+        """
+        return None
 
-    @classmethod
-    def several(cls, inputs: Any) -> tuple[list[Any], bool]:
-        """The inputs that an argument of `use` stands for, and whether it is one alone."""
-        alone = isinstance(inputs, str | os.PathLike) or not isinstance(inputs, Iterable)
-        return ([inputs], True) if alone else (list(inputs), False)
+    def sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
+        """Each input with what the options say stands beside it; by default an input alone.
 
-    def use(self, inputs: Sequence[Any], *, batch_size: Count = 32) -> list[Any]:
-        """The records that `vlm predict` writes.
+        Raises:
+            UserError: Something is missing beside them, or their numbers do not fit.
+        """
+        return list(inputs)
+
+    def prepare(self, source: Any, options: Any) -> Any:
+        """A source as the model takes it.
+
+        Raises:
+            UserError: It cannot be read or used.
+        """
+        return source
+
+    def results(
+        self, batches: Iterable[Sequence[Any] | None], options: Any, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """The place of an input and its result, as soon as it is ready.
 
         Args:
-            inputs: Inputs as on the command line.
-            batch_size: Inputs at a time.
+            batches: Prepared sources, taken as there is room for more; None where none waits now.
+            watch: Is shown the texts of each input as they grow, by models that write token by token.
         """
-        records = RecordList()
-        self.predict(self.inputs(inputs), records, batch_size=batch_size)
-        return records.rows
+        # One batch after another; models that take inputs while they write others override this.
+        some = (batch or () for batch in takewhile(bool, batches))
+        yield from enumerate(chain.from_iterable(self.predict(batch, options) for batch in some))
+
+    def predict(self, batch: Sequence[Any], options: Any) -> Iterable[Any]:
+        """The results of a batch of prepared sources."""
+        raise NotImplementedError
+
+    def answer(self, result: Any, options: Any) -> Any:
+        """A result as Python and clients get it: one text, where one was asked for, and no list of one."""
+        return result
+
+    @abstractmethod
+    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+        """The records of a result.
+
+        Args:
+            source: As `sources` returned it.
+            form: "jsonl", "csv" or "text"; of text only `columns` are shown.
+        """
+
+    def name_of(self, source: Any) -> str:
+        """A source as its records name it."""
+        return str(source)
+
+    def gathered(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
+        """Sources with their results, as they are written; one that compares all inputs returns others."""
+        return results
+
+    @classmethod
+    def columns(cls, options: Any) -> tuple[str, ...]:
+        """The fields of a record that a line of text shows."""
+        return cls.fields
+
+    def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
+        """Lines for the user before the results, on sources that are not read whole; a UserError is a failure."""
+        yield from ()
+
+    def terminal(self, sources: Sequence[Any]) -> Any:
+        """Shows texts on a terminal as they grow, where the task has a form of its own for that: a `TerminalWriter`."""
+        return None
+
+    def width(self, options: Any) -> int:
+        """Rows that an input takes while it is computed."""
+        return 1
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
         """Lays the weights out for use on a CPU; values stay, but the model can be trained no more.
@@ -109,6 +202,13 @@ class Predictor(ABC):
         """
         if more or rows > 1:
             prepack(self.model)
+
+    @classmethod
+    def around(cls, other: "Predictor") -> Self:
+        """The same loaded model, used for another command of its task."""
+        it = cls.__new__(cls)
+        vars(it).update(vars(other))
+        return it
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -127,7 +227,7 @@ def task_of(path: str) -> str:
 
 def _task(path: str, loaded: Mapping[str, Any]) -> str:
     with refusing(path):
-        return str(loaded["vlm"]["task"])
+        return task_name(loaded["vlm"]["task"])
 
 
 def load_predictor(
@@ -182,31 +282,3 @@ def check_outputs(logits: Tensor, count: int, unit: str) -> None:
     """
     if logits.shape[-1] != count:
         raise UserError(f"the checkpoint has {count} {unit}, its model {logits.shape[-1]}; use another checkpoint")
-
-
-def choose_device(name: str) -> str:
-    """The device of --device.
-
-    Raises:
-        UserError: It is unknown, or this machine has none.
-    """
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return next(device for device, there in here.items() if there)
-    if name not in here:
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu, cuda or mps")
-    if not here[name]:
-        raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
-    return name
-
-
-def choose_precision(name: str, device: str) -> torch.dtype:
-    """The type of numbers of --precision; auto takes bfloat16 where the device is faster in it.
-
-    Raises:
-        UserError: It is unknown.
-    """
-    if name not in ("auto", "fp32", "bf16"):
-        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32 or bf16")
-    low = name == "bf16" or (name == "auto" and has_bfloat16(device))
-    return torch.bfloat16 if low else torch.float32

@@ -4,8 +4,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-ANSWER_IMAGES = "Answer questions about images: one line an image and question, PATH<TAB>QUESTION<TAB>ANSWER."
-ANSWER_TEXTS = "Answer questions about text files by a part of them: PATH<TAB>QUESTION<TAB>ANSWER."
+ANSWER = "Answer questions about images, or about text files: one line each, PATH<TAB>QUESTION<TAB>ANSWER."
 CAPTION = 'Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
 CLASSIFY = "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."
 FILL = 'Fill in the gaps of texts such as "a [MASK] circle": one line a text.'
@@ -20,14 +19,16 @@ class Command:
     """A command of a task.
 
     Args:
-        name: Its name on the command line.
+        name: Its name on the command line; the method of the Python API has the same.
         help: Its line in --help.
-        function: "module:name" of the function whose parameters are its options.
+        predictor: "module:Class" of the `Predictor`.
+        function: "module:name" of a function that runs the command, where it does more than the others.
     """
 
     name: str
     help: str
-    function: str
+    predictor: str
+    function: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,37 +36,51 @@ class Task:
     """A task.
 
     Args:
-        predictor: "module:name" of the class that uses a model of it.
-        commands: Its commands, the main one first.
+        main: Its command.
+        more: Further commands that its models have.
     """
 
-    predictor: str
-    commands: tuple[Command, ...]
+    main: Command
+    more: tuple[Command, ...] = ()
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        return self.main, *self.more
+
+    @property
+    def predictor(self) -> str:
+        return self.main.predictor
 
 
-def _task(predictor: str, name: str, help: str, *more: Command) -> Task:
-    module = predictor.partition(":")[0]
-    return Task(predictor, (Command(name, help, f"{module}:command"), *more))
+def _task(name: str, help: str, predictor: str, *more: Command, function: str | None = None) -> Task:
+    return Task(Command(name, help, predictor, function), more)
 
 
+_CAPTION = "vlm.tasks.captioning.predict"
+_CONTRASTIVE = "vlm.tasks.contrastive.predict"
 TASKS = {
-    "captioning": _task("vlm.tasks.captioning.predict:Captioner", "caption", CAPTION),
-    "classification": _task("vlm.tasks.classification.predict:ImageClassifier", "classify", CLASSIFY),
+    "captioning": _task("caption", CAPTION, f"{_CAPTION}:Captioner", function=f"{_CAPTION}:caption"),
+    "classification": _task("classify", CLASSIFY, "vlm.tasks.classification.predict:ImageClassifier"),
     "contrastive": _task(
-        "vlm.tasks.contrastive.predict:DualClassifier",
-        "classify",
-        CLASSIFY,
-        Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:retrieve"),
+        *("classify", CLASSIFY, f"{_CONTRASTIVE}:DualClassifier"),
+        Command("retrieve", RETRIEVE, f"{_CONTRASTIVE}:ImageRetriever"),
     ),
-    "image_questions": _task("vlm.tasks.image_questions.predict:Answerer", "answer", ANSWER_IMAGES),
-    "language_modeling": _task("vlm.tasks.language_modeling.predict:Generator", "generate", GENERATE),
-    "masked_language_modeling": _task("vlm.tasks.masked_language_modeling.predict:GapFiller", "fill", FILL),
-    "photo_translation": _task("vlm.tasks.photo_translation.predict:PhotoTranslator", "translate", TRANSLATE),
-    "span_answering": _task("vlm.tasks.span_answering.predict:SpanAnswerer", "answer", ANSWER_TEXTS),
-    "tagging": _task("vlm.tasks.tagging.predict:Tagger", "tag", TAG),
-    "text_classification": _task("vlm.tasks.text_classification.predict:TextClassifier", "classify", CLASSIFY),
-    "translation": _task("vlm.tasks.translation.predict:Translator", "translate", TRANSLATE),
+    "image_questions": _task("answer", ANSWER, "vlm.tasks.image_questions.predict:ImageQuestionAnswerer"),
+    "language_modeling": _task("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator"),
+    "masked_language_modeling": _task("fill", FILL, "vlm.tasks.masked_language_modeling.predict:GapFiller"),
+    "photo_translation": _task("translate", TRANSLATE, "vlm.tasks.photo_translation.predict:PhotoTranslator"),
+    "span_answering": _task("answer", ANSWER, "vlm.tasks.span_answering.predict:SpanAnswerer"),
+    "tagging": _task("tag", TAG, "vlm.tasks.tagging.predict:Tagger"),
+    "text_classification": _task("classify", CLASSIFY, "vlm.tasks.text_classification.predict:TextClassifier"),
+    "translation": _task("translate", TRANSLATE, "vlm.tasks.translation.predict:Translator"),
 }
+# Names that checkpoints of earlier versions hold, with those of today.
+ALIASES: dict[str, str] = {}
+
+
+def task_name(held: Any) -> str:
+    """The name of a task today, of the one that a checkpoint holds."""
+    return ALIASES.get(str(held), str(held))
 
 
 def resolve(path: str) -> Any:
@@ -74,9 +89,9 @@ def resolve(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def commands_of(task: str) -> list[str]:
-    """Names of a task's commands; those of a task of a user's own package: predict."""
-    return [command.name for command in TASKS[task].commands] if task in TASKS else ["predict"]
+def commands_of(task: str) -> tuple[str, ...]:
+    """Names of a task's commands; a task of a user's own package has `predict`."""
+    return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
 
 
 def tasks_of(command: str) -> dict[str, Command]:

@@ -1,11 +1,9 @@
-"""Texts that a trained encoder-decoder writes of its inputs, whatever these are: what all such commands share."""
+"""Texts that a trained encoder-decoder writes of its inputs: what all such tasks share."""
 
 import json
 import os
-import sys
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp
@@ -15,16 +13,16 @@ import torch
 
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import Chunk, Watch, decode
-from vlm.decoding.options import Decoding, Hypothesis, shortfall
+from vlm.decoding.loop import Chunk, decode
+from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.errors import UserError
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import DecodingOptions, stored_options
-from vlm.inference.predictor import Predictor
+from vlm.inference.options import MANY_TEXTS, DecodingOptions, WritingOptions, stored_options
+from vlm.inference.predictor import Predictor, Watch
 from vlm.inference.text.words import rules_of_words
-from vlm.io.output import Output, Records
+from vlm.io.output import Output
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -45,11 +43,6 @@ class Text:
     logprob: float
     confidence: float
     tokens: list[int] = field(default_factory=list)
-
-
-# Is shown an input (its name, and as the model reads it) with its texts before they are written; returns what it has to
-# add to the record of each.
-Observer = Callable[[str, Any, Sequence[Text]], Sequence[dict[str, Any]]]
 
 
 @torch.inference_mode()
@@ -97,6 +90,7 @@ class Writer(Predictor):
     """
 
     names: ClassVar[tuple[str, str]]
+    options: ClassVar[Any] = WritingOptions
     model: EncoderDecoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -110,92 +104,64 @@ class Writer(Predictor):
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Context:
-        """The context of a batch of inputs."""
+        """The context of a batch of prepared sources."""
 
     @abstractmethod
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
-        """Keys of inputs by which texts of them are drawn: their content, wherever it is stored."""
+        """Keys of prepared sources by which texts of them are drawn: their content, wherever it is stored."""
 
     def rules(self, **options: Any) -> Rules:
         """Rules with words as people write them, as in `rules_of_words`."""
         return rules_of_words(self.tokenizer, **options)
 
-    def usual(self) -> Decoding:
-        """The search that the checkpoint comes with; the likeliest token at each step where it says nothing."""
-        return self.searching(DecodingOptions())
-
-    def searching(self, options: DecodingOptions, prefix: str = "", language: str | None = None) -> Decoding:
+    def searching(self, options: WritingOptions) -> Decoding:
         """The search of some options; what they leave open is as the checkpoint comes with it.
 
-        Args:
-            prefix: Beginning of every text.
-            language: As in `Tokenizer.begin`.
         Raises:
             UserError: The options ask for more tokens than a text has room for.
         """
-        options.resolve(self.decoding)
-        rules = options.rules(self.tokenizer, prefix=prefix, begin=self.tokenizer.begin(language))
-        search = options.search(rules, sample=bool(options.sample))
+        chosen = options.resolve(self.decoding)
+        language = getattr(options, "language", None)
+        rules = chosen.rules(self.tokenizer, begin=self.tokenizer.begin(language))
+        search = chosen.search(rules, sample=bool(chosen.sample))
         replace(search, max_tokens=search.max_tokens or self.max_tokens).longest_text(self.model.decoder.max_len)
         return search
 
-    def written(self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int) -> list[Any]:
-        """The text of each input of a queue, or its texts, best first, where several are asked for.
+    def check_options(self, options: WritingOptions) -> None:
+        self.searching(options)
+
+    def results(
+        self,
+        batches: Iterable[Sequence[Any] | None],
+        options: WritingOptions,
+        *,
+        watch: Watch | None = None,
+        trees: dict[int, Any] | None = None,
+    ) -> Iterator[tuple[int, list[Text]]]:
+        """The texts of inputs, best first; inputs join while others are written. Arguments as in `Predictor.results`.
 
         Args:
-            batches: As in `stream`.
-            rows: Inputs at a time.
+            trees: Takes the tree of each input's beam search, by its place.
         """
-        results = list(self.stream(batches, decoding, rows=rows))
-        if (line := shortfall(map(len, results), decoding)) is not None:
-            warnings.warn(line, stacklevel=4)
-        return results if decoding.results > 1 else [texts[0] if texts else None for texts in results]
+        decoding = self.searching(options)
+        return self.decoded(batches, decoding, rows=options.batch_size, watch=watch, trees=trees)
 
-    def prepack(self, rows: int, *, more: bool = True) -> None:
-        if more or rows > 1:
-            prepack(self.model.encoder)
-            prepack_for_decoding(self.model.decoder, rows=rows)
-
-    def write(self, inputs: Sequence[Any]) -> list[Text]:
-        """The likeliest text of each input of a batch."""
-        return likeliest(self.model, self.tokenizer, self.encode(inputs), Decoding(max_tokens=self.max_tokens))
-
-    def stream(
-        self, batches: Iterable[Sequence[Any]], decoding: Decoding, *, rows: int, trees: dict[int, Any] | None = None
-    ) -> Iterator[list[Text]]:
-        """The texts of each input of a queue, in its order, best first.
-
-        Args:
-            batches: Inputs as `encode` takes them; taken as there is room for more.
-            rows: Inputs at a time.
-            trees: As in `decode`.
-        """
-        waiting, turn = {}, 0
-        for place, texts in self.ended(batches, decoding, rows=rows, trees=trees):
-            waiting[place] = texts
-            while turn in waiting:
-                yield waiting.pop(turn)
-                turn += 1
-
-    def ended(
+    def decoded(
         self,
         batches: Iterable[Sequence[Any] | None],
         decoding: Decoding,
         *,
         rows: int,
-        trees: dict[int, Any] | None = None,
         watch: Watch | None = None,
+        trees: dict[int, Any] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
-        """The place of an input in a queue and its texts, best first, as soon as they are written.
+        """The texts that a search finds, as `results`.
 
         Args:
-            batches: As in `stream`; None where no input waits now, as an empty chunk of `decode`.
-            rows, trees: As in `stream`.
-            watch: As in `decode`; it is shown tokens as `Text` has them.
+            rows: Inputs at a time.
         """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
-        shown = None if watch is None else partial(self._show, watch, decoding)
         for place, texts in decode(
             self.model.decoder,
             self._encoded(batches, decoding),
@@ -205,7 +171,7 @@ class Writer(Predictor):
             rows=rows,
             device=self.device,
             trees=trees,
-            watch=shown,
+            watch=None if watch is None else partial(self._show, watch, decoding),
         ):
             yield place, [_text(self.tokenizer, decoding, text) for text in texts]
 
@@ -220,75 +186,81 @@ class Writer(Predictor):
                 keys = range(len(batch)) if decoding.sampling is None else self.keys(batch)
                 yield keys, self.encode(batch)
 
+    def answer(self, result: list[Text], options: WritingOptions) -> Any:
+        return one_or_list(result, options)
 
-def write_texts(
-    writer: Writer,
-    batches: Iterable[tuple[Sequence[str], Sequence[Any]]],
-    records: Records,
-    *,
-    count: int,
-    batch_size: int,
-    decoding: Decoding,
-    trees: dict[str, Any] | None = None,
-    observer: Observer | None = None,
-) -> None:
-    """Writes a record for each text of a queue of inputs, as they come.
+    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+        scores = [{"logprob": text.logprob, "confidence": text.confidence} for text in result]
+        name = {self.names[0]: self.name_of(source)}
+        return [
+            {**name, **rank, self.names[1]: text.text, **score}
+            for rank, text, score in zip(ranks(result, options), result, scores, strict=True)
+        ]
 
-    Args:
-        batches: Names of inputs, and the inputs as `Writer.encode` takes them.
-        count: How many inputs there are, at most.
-        batch_size: Inputs at a time; texts do not depend on it.
-        trees: Takes the tree of each input's beam search, ready to be written as JSON.
-        observer: Is shown each input with its texts before they are written.
-    """
-    names: list[str] = []
-    shown: dict[int, Any] = {}
+    def notes(self, sources: Sequence[Any], options: WritingOptions) -> Iterator[str | UserError]:
+        yield from note_width(self.width(options))
 
-    def inputs() -> Iterator[Sequence[Any]]:
-        for batch, values in batches:
-            if observer is not None:
-                shown.update(enumerate(values, start=len(names)))
-            names.extend(batch)
-            yield values
+    def width(self, options: WritingOptions) -> int:
+        return self.searching(options).columns
 
-    counts: list[int] = []
-    traces = None if trees is None else dict[int, Any]()
-    writer.prepack(min(batch_size, count) * decoding.columns, more=count > 1)
-    for place, texts in enumerate(writer.stream(inputs(), decoding, rows=batch_size, trees=traces)):
-        added = [{}] * len(texts) if observer is None else observer(names[place], shown.pop(place), texts)
-        for rank, (text, more) in enumerate(zip(texts, added, strict=True), start=1):
-            records.write(_record(writer.names, names[place], rank if decoding.results > 1 else 0, text) | more)
-        if trees is not None and traces is not None:
-            trees[names[place]] = as_json(traces.pop(place), writer.tokenizer.piece)
-        counts.append(len(texts))
-    if (line := shortfall(counts, decoding)) is not None:
-        print(line, file=sys.stderr)
+    def prepack(self, rows: int, *, more: bool = True) -> None:
+        if more or rows > 1:
+            prepack(self.model.encoder)
+            prepack_for_decoding(self.model.decoder, rows=rows)
+
+    def write(self, inputs: Sequence[Any]) -> list[Text]:
+        """The likeliest text of each of a batch of prepared sources."""
+        return likeliest(self.model, self.tokenizer, self.encode(inputs), Decoding(max_tokens=self.max_tokens))
 
 
-def _record(names: tuple[str, str], name: str, rank: int, text: Text) -> dict[str, Any]:
-    ranked = {"rank": rank} if rank else {}
-    scores = {"logprob": text.logprob, "confidence": text.confidence}
-    return {names[0]: name, **ranked, names[1]: text.text, **scores}
+def one_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
+    """The texts of an input; the best alone, or None, where one is asked for."""
+    return texts if options.results > 1 else next(iter(texts), None)
+
+
+def ranks(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
+    """The rank of each text as a record has it; none where one text is asked for."""
+    return [{"rank": rank} if options.results > 1 else {} for rank, _ in enumerate(texts, start=1)]
+
+
+def note_width(texts: int) -> Iterator[str]:
+    """A line on a search that takes long."""
+    if texts >= MANY_TEXTS:
+        line = f"note: {texts:,} texts of each input are decoded side by side; an input takes as long as so many by"
+        yield f"{line} greedy search, or longer"
 
 
 class Trace(Output):
-    """The file of --trace, written with all trees at the end; arguments as in Output.
+    """The file of --trace: the trees of beam searches as JSON, written at the end.
 
+    Attributes:
+        trees: Takes the tree of each input's search by the input's name; None where no trace is asked for.
     Args:
+        path: The file, if any.
+        predictor: The model.
+        options: Its options.
+        inputs: Files that are read.
         out: The file of --out.
     Raises:
-        UserError: No beam is searched, or the file is that of --out.
+        UserError: No beam is searched, or the file is that of --out or is read.
     """
 
-    def __init__(self, path: str | None, *, beam: int | None, inputs: Iterable[str], out: str | None) -> None:
-        if path is not None and beam == 1:
+    def __init__(
+        self, path: str | None, predictor: Any, options: Any, *, inputs: Iterable[str], out: str | None
+    ) -> None:
+        if path is not None and predictor.searching(options).beam == 1:
             raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
         if path is not None and out is not None and os.path.realpath(path) == os.path.realpath(out):
             raise UserError(f"--trace {path}: is the file of --out, too; choose another")
         super().__init__(path, option="--trace", inputs=inputs)
+        self.predictor = predictor
         self.trees: dict[str, Any] | None = None if path is None else {}
 
-    def finish(self) -> None:
-        """Writes the trees that there are."""
-        if self.trees:
-            self.write(json.dumps(self.trees, ensure_ascii=False))
+    def __exit__(self, *fault: Any) -> None:
+        try:
+            if self.trees:
+                piece = self.predictor.tokenizer.piece
+                nodes = {name: as_json(tree, piece) for name, tree in self.trees.items() if tree is not None}
+                self.write(json.dumps(nodes, ensure_ascii=False))
+        finally:
+            super().__exit__(*fault)

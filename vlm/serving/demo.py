@@ -53,7 +53,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
     from vlm.serving.demo_uses import form_of
 
     predictor = model.load(load_predictor)
-    predictor.prepack(model.batch_size)
+    predictor.prepack(1)
     path, form = Path(model.checkpoint), form_of(predictor)
     samples = samples_of(path)
     name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # and no path of this machine

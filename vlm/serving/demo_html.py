@@ -15,7 +15,7 @@ from vlm.inference.ranking import Classes
 from vlm.io.page import data_uri, escape
 from vlm.tasks.language_modeling.predict import Continuation
 from vlm.tasks.masked_language_modeling.predict import Filled
-from vlm.tasks.span_answering.predict import Answer as Span
+from vlm.tasks.span_answering.predict import SpanAnswer as Span
 from vlm.tasks.tagging.predict import Tagged
 
 LIT = 48  # pixels of a light's side; the browser makes it as large as the photo

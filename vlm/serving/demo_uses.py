@@ -1,6 +1,5 @@
 """Forms of the page of `vlm demo`, one for any task: what a model reads, by its predictor, and its answers as HTML."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,16 +12,17 @@ from vlm.decoding.sampling import Sampling
 from vlm.decoding.trace import as_json
 from vlm.inference.attention.maps import read_attention
 from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.options import DecodingOptions, questions_of
+from vlm.inference.options import declared
 from vlm.inference.predictor import Predictor
 from vlm.inference.text.text_words import word_probabilities
+from vlm.inference.use import answers
 from vlm.inference.writing import Text, Writer
 from vlm.io.page import thumbnail
 from vlm.models.context import Context
 from vlm.serving import demo_html as html
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.image_questions.predict import Answerer
-from vlm.tasks.language_modeling.predict import Generator, stream
+from vlm.tasks.image_questions.predict import ImageQuestionAnswerer
+from vlm.tasks.language_modeling.predict import TextGenerator, stream
 
 TOP = 10  # classes, and words of a gap
 SHOWN = 448  # pixels of the side of a photo that is lit
@@ -87,18 +87,18 @@ class Form:
 
 def form_of(predictor: Predictor) -> Form:
     """The form of a model, as the signature of its predictor's `use` has it."""
-    parameters = inspect.signature(predictor.use).parameters
+    parameters = declared(predictor.options)
     beside_photo = "image" in parameters  # a text is the input, and a photo stands beside it
     reads_photo = beside_photo or isinstance(predictor, ImagePredictor)
     texts = {} if reads_photo and not beside_photo else {"text": "Text"}
     texts |= {name: label for name, label in LABELS.items() if name in parameters}
     if getattr(predictor, "pairs", True) is False:
         texts.pop("pair")
-    photos = predictor.images if isinstance(predictor, Answerer) else int(reads_photo)
+    photos = predictor.images if isinstance(predictor, ImageQuestionAnswerer) else int(reads_photo)
     optional = ("pair",) if getattr(predictor, "pairs", True) is None else ()
-    if isinstance(predictor, Generator):
+    if isinstance(predictor, TextGenerator):
         return Form(0, {"text": "Text to go on from"}, ("samples", WAYS[0]), ("text",), partial(_continue, predictor))
-    if isinstance(predictor, Answerer):
+    if isinstance(predictor, ImageQuestionAnswerer):
         return Form(photos, texts, (), optional, partial(_answer, predictor))
     if isinstance(predictor, Writer):
         languages = tuple(predictor.tokenizer.languages)
@@ -109,44 +109,42 @@ def form_of(predictor: Predictor) -> Form:
 
 def _use(predictor: Predictor, values: Values) -> Iterator[str]:
     """The result of a model that writes no text of its own."""
-    parameters, texts = inspect.signature(predictor.use).parameters, values.texts
+    parameters, texts = declared(predictor.options), values.texts
     options: dict[str, Any] = {"top": TOP} if "top" in parameters else {}
     options |= {name: texts[name] for name in ("pair", "question") if texts.get(name)}
     if "label" in texts:
         options["label"] = [line.strip() for line in texts["label"].splitlines() if line.strip()]
     inputs = list(values.photos) if values.photos else [texts["text"]]
-    yield html.result(predictor.use(inputs, **options)[0], texts.get("text", ""))
+    yield html.result(answers(predictor, inputs, predictor.options(**options))[0], texts.get("text", ""))
 
 
-def _answer(answerer: Answerer, values: Values) -> Iterator[str]:
-    photos = answerer.records([answerer.pixels(photo) for photo in values.photos])
-    questions = questions_of(values.texts["question"])
-    yield html.result(answerer.answer(photos, questions)[0][0])
+def _answer(answerer: ImageQuestionAnswerer, values: Values) -> Iterator[str]:
+    options = answerer.options(question=values.texts["question"])
+    yield html.result(answers(answerer, list(values.photos), options)[0])
 
 
-def _continue(generator: Generator, values: Values) -> Iterator[str]:
+def _continue(generator: TextGenerator, values: Values) -> Iterator[str]:
     """A prompt's continuation, as it comes where it is written token by token."""
     prompt, options = values.texts["text"], {**values.options(), "max_tokens": values.tokens}
-    plan = generator.planned(DecodingOptions(**options))
+    plan, _ = generator.planned(generator.options(**options))
     if not isinstance(plan, Sampling):
-        yield html.result(generator.use([prompt], **options)[0])
+        yield html.result(answers(generator, [prompt], generator.options(**options))[0])
         return
-    text = ""
     drawing: Any = {"max_tokens": values.tokens, "seed": values.seed, "sampling": plan}
-    for _, piece, _ in stream(generator.model, generator.tokenizer, [prompt], **drawing):
-        text += piece
-        yield html.flowing(prompt, text)
+    for (grown,) in stream(generator.model, generator.tokenizer, [prompt], **drawing):
+        yield html.flowing(prompt, generator.tokenizer.decode(grown.tokens).rstrip("\ufffd"))
 
 
 def _write(writer: Writer, values: Values) -> Iterator[str]:
     """The texts of a model that reads a photo, a text, or both."""
     results = 1 if values.way == WAYS[0] else max(2, values.count)
-    search = writer.searching(DecodingOptions(**values.options(), results=results), language=values.language)
+    own: Any = {} if values.language is None else {"language": values.language}
+    search = writer.searching(writer.options(**values.options(), **own, results=results))
     pixels = [writer.pixels(photo) for photo in values.photos] if isinstance(writer, ImagePredictor) else []
     inputs = [*values.texts.values(), *pixels]
     source: Any = tuple(inputs) if len(inputs) > 1 else inputs[0]
     trees: dict[int, Any] = {}
-    (texts,) = writer.stream([[source]], search, rows=1, trees=trees if values.way == "beams" else None)
+    ((_, texts),) = writer.decoded([[source]], search, rows=1, trees=trees if values.way == "beams" else None)
     context = writer.encode([source])
     shown = [_shown(writer, source, context, text) for text in texts]
     photo = _photo(writer, values.photos[0]) if isinstance(writer, Captioner) else None

@@ -9,6 +9,7 @@ from typing import Any
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.predictor import Predictor
+from vlm.inference.use import answers
 from vlm.inference.writing import Writer
 from vlm.serving.job import Job, Texts
 
@@ -89,7 +90,7 @@ class Engine:
         def watch(place: int, texts: Texts) -> bool:
             return taken[place].show(texts)
 
-        for place, texts in writer.ended(self._arrivals(taken), search, rows=self.rows, watch=watch):
+        for place, texts in writer.decoded(self._arrivals(taken), search, rows=self.rows, watch=watch):
             self.running -= 1
             job = taken.pop(place)
             job.note([text.tokens for text in texts])
@@ -116,7 +117,7 @@ class Engine:
         taken |= enumerate(self._take(self.rows))
         inputs = [job.content for job in taken.values()]
         try:
-            results = self.predictor.use(inputs, batch_size=self.rows)
+            results = self._answers(inputs)
         except UserError:
             if len(inputs) == 1:
                 raise
@@ -126,9 +127,12 @@ class Engine:
         for place, result in enumerate(results):
             taken.pop(place).answer.set_result(result)
 
+    def _answers(self, inputs: list[Any]) -> list[Any]:
+        return answers(self.predictor, inputs, self.predictor.options(batch_size=self.rows))
+
     def _answer_alone(self, job: Job) -> None:
         try:
-            job.answer.set_result(self.predictor.use([job.content], batch_size=self.rows)[0])
+            job.answer.set_result(self._answers([job.content])[0])
         except Exception as fault:
             job.answer.set_exception(fault)
 

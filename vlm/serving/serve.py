@@ -1,11 +1,10 @@
 """A model as an HTTP service: what is loaded, how it is bound, and how a signal ends it."""
 
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 
 from vlm.errors import UserError, print_error
-from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.options import DecodingOptions, ModelOptions, declared
 from vlm.inference.predictor import Predictor, load_predictor
 from vlm.inference.writing import Writer
 from vlm.serving.engine import Engine
@@ -20,6 +19,7 @@ def serve(
     model: ModelOptions,
     decoding: DecodingOptions,
     *,
+    rows: int,
     language: str | None,
     host: str,
     port: int,
@@ -31,6 +31,7 @@ def serve(
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
     Args:
+        rows: Inputs at a time.
         language: As in `make_engine`.
         host, port: The address that it listens on.
         queue: Inputs that may wait.
@@ -49,7 +50,7 @@ def serve(
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin)
     predictor = model.load(load_predictor)
-    engine = make_engine(predictor, decoding, language=language, rows=model.batch_size, most=queue)
+    engine = make_engine(predictor, decoding, language=language, rows=rows, most=queue)
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     app = make_app(Service(engine, max_bytes=max_mb * 10**6, timeout=timeout, key=key, sites=sites))
@@ -80,10 +81,11 @@ def make_engine(
     Raises:
         UserError: An input of it is not one image or one text, or options of decoding are set for one without.
     """
-    for need in {"question", "image", "label"} & inspect.signature(predictor.use).parameters.keys():
+    for need in {"question", "image", "label"} & {*declared(predictor.options)}:
         raise UserError(f"vlm serve: a model for {predictor.task} takes more than its input ({need}); use vlm demo")
     if isinstance(predictor, Writer):
-        search = predictor.searching(decoding, language=language)
+        own = {} if language is None else {"language": language}
+        search = predictor.searching(predictor.options(**vars(decoding), **own))
         return Engine(predictor, search=search, rows=rows, most=most)
     if decoding != DecodingOptions() or language is not None:
         raise UserError(f"vlm serve: a model for {predictor.task} is served with its own options; leave others out")

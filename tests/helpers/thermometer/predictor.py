@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm.inference.predictor import Predictor
-from vlm.io.output import Records
 
 
 class Reader(Predictor):
@@ -18,10 +18,12 @@ class Reader(Predictor):
     def restore(self, about: Mapping[str, Any]) -> None:
         self.unit = str(about["degrees"])
 
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        for text in inputs:
-            numbers = torch.tensor([[float(part) for part in text.split(",")]]).to(self.dtype)
-            with torch.inference_mode():
-                value = self.model(numbers)[0].item()
-            records.write({"readings": text, "temperature": f"{value:.3f} {self.unit}"})
-        return 0
+    def prepare(self, source: str, options: Any) -> Tensor:
+        return torch.tensor([float(part) for part in source.split(",")]).to(self.dtype)
+
+    @torch.inference_mode()
+    def predict(self, batch: Sequence[Tensor], options: Any) -> list[float]:
+        return self.model(torch.stack(list(batch)).to(self.device))[0].tolist()
+
+    def record(self, source: str, result: float, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+        return [{"readings": source, "temperature": f"{result:.3f} {self.unit}"}]

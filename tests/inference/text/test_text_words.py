@@ -8,7 +8,7 @@ from tiny_checkpoints import FILES, IMAGES, ROOT
 from vlm.data.images.image import load_image
 from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
-from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
 from vlm.inference.text.text_words import word_probabilities, words_of
 from vlm.inference.text.words import rules_of_words
@@ -61,8 +61,7 @@ def test_the_probabilities_of_words_are_those_of_the_search(task):
     writer = ModelOptions(checkpoint=str(path), device="cpu", precision="fp32").load(load_predictor)
     source = writer.pixels(load_image(IMAGES[0])) if task == "captioning" else "a small red circle"
     trees: dict = {}
-    search = writer.searching(DecodingOptions(beam=3, results=3))
-    (texts,) = writer.stream([[source]], search, rows=1, trees=trees)
+    ((_, texts),) = writer.results([[source]], writer.options(beam=3, results=3), trees=trees)
     nodes = [node for step in trees[0] for node in step if node.kept]
     for text in texts:
         shares = word_probabilities(writer, writer.encode([source]), text.tokens)

@@ -99,7 +99,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_ranked(tmp_pat
         (["classify", *tiny.IMAGES, "--label", "x", "--prompt", "a photo"], "--prompt a photo: has no {}"),
         (["classify", "--label", "x"], "IMAGES: missing"),
         (["classify", *tiny.IMAGES, "--label", "x", "--pair", "y"], "--pair: a model for contrastive takes none"),
-        (["predict", *tiny.IMAGES], "use vlm classify IMAGES --label CLASS"),
+        (["predict", *tiny.IMAGES], "--label: missing"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_a_line(arguments, said, capsys):

@@ -1,7 +1,6 @@
 """Continuing prompts by search and under rules, with a small model that was never trained."""
 
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
+from vlm.inference.use import write_results
+from vlm.io.output import RecordList
 from vlm.models.decoder import Decoder
-from vlm.tasks.language_modeling.predict import Generator, generate, search_prompts, search_texts
+from vlm.tasks.language_modeling.predict import TextGenerator, generate, search_prompts
 
 
 class Letters:
@@ -33,7 +34,8 @@ class Letters:
 
 @pytest.fixture
 def generator(scramble):
-    it = Generator.__new__(Generator)
+    it = TextGenerator.__new__(TextGenerator)
+    it.decoding, it.device = {}, "cpu"
     it.tokenizer = Letters()
     it.model = scramble(Decoder(vocab_size=it.tokenizer.vocab_size, max_len=16, dim=12, depth=2, num_heads=3))
     return it
@@ -159,10 +161,9 @@ def test_predict_goes_on_as_the_command_does(tmp_path, capsys):
 
 
 def test_fewer_results_than_asked_for_are_named(generator, capsys):
-    decoding = Decoding(beam=4, results=4, max_tokens=0)  # cut to nothing, all texts are the same
-    records = []
-    writer = SimpleNamespace(live=False, write=records.append)
-    search_texts(generator, ["a", "d"], writer, batch_size=2, decoding=decoding)
+    options = generator.options(beam=9, results=9, max_tokens=1)  # there are fewer texts of a letter than 9
+    records = RecordList()
+    assert write_results(generator, ["a", "d"], options, records) == 0
     printed = capsys.readouterr()
-    assert {record["prompt"] for record in records} == {"a", "d"}
-    assert printed.err.startswith("note: fewer texts than --results 4 for 2 of 2 inputs;")
+    assert {record["prompt"] for record in records.rows} == {"a", "d"}
+    assert printed.err.startswith("note: fewer texts than --results 9 for 2 of 2 inputs;")

@@ -84,6 +84,6 @@ def test_wrong_use_is_named(arguments, checkpoint, named, capsys):
     assert named in capsys.readouterr().err
 
 
-def test_predict_names_the_command(capsys):
+def test_predict_names_what_is_missing(capsys):
     assert run(["predict", "a circle", "-c", CHECKPOINT, "--device", "cpu"]) == 2
-    assert "use vlm translate --image FILE" in capsys.readouterr().err
+    assert "--image: missing" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from vlm.inference.attention.drawing import AttentionDrawing
 
 
 class AttentionFolder:
-    """Draws each caption of an image, as the observer of `caption_files`.
+    """Draws each caption of an image, as an observer of `write_results`.
 
     A picture is in its place, whole, before its caption is written: what a killed run has left needs no second look.
 
@@ -36,9 +35,10 @@ class AttentionFolder:
         for line in self.drawing.missing:
             print(f"--attention: {line}", file=sys.stderr)
 
-    def __call__(self, path: str, pixels: Tensor, captions: Sequence[Any]) -> list[dict[str, Any]]:
-        shown, names = self._shown(path, pixels), []
-        for rank, caption in enumerate(captions, start=1):
+    def __call__(self, outcome: Any) -> list[dict[str, Any]]:
+        path, pixels, names = str(outcome.source), outcome.value, []
+        shown = self._shown(path, pixels)
+        for rank, caption in enumerate(outcome.result, start=1):
             name = picture_name(path, rank)
             self._write(name, self.drawing.png(pixels, caption, shown))
             names.append({"attention": str(self.folder / name)})

@@ -1,46 +1,64 @@
 """Continuations of prompts, and how they come on a terminal."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from vlm.errors import printable_lines
 
 
 @dataclass
 class Continuation:
-    """Text after a prompt, and its log-probability in nats."""
+    """Text after a prompt.
+
+    Args:
+        logprob: Log-probability in nats.
+        tokens: Its tokens; the end token is none of them.
+    """
 
     prompt: str
     text: str
     logprob: float
+    tokens: list[int] = field(default_factory=list)
 
 
 class TerminalWriter:
-    """Writes continuations to the terminal in the order of their prompts, the foremost one as it comes.
+    """Writes continuations to the terminal in the order of their prompts, the foremost one as it grows.
 
     Args:
         prompts: Written before what continues them.
-        first: Whether nothing has been written before.
+        decode: Makes text of tokens.
     """
 
-    def __init__(self, prompts: Sequence[str], *, first: bool) -> None:
-        self.prompts = prompts
-        self.current, self.written = 0, 0
-        self._put(prompts[0] if first else f"---\n{prompts[0]}")
+    def __init__(self, prompts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self.prompts, self.decode = prompts, decode
+        self.current = self.texts = self.written = 0
+        self._begin()
 
-    def type(self, done: Sequence[Continuation]) -> None:
-        text = done[self.current].text
+    def watch(self, place: int, texts: Sequence[Sequence[int]]) -> bool:
+        """Writes what is new of the foremost text; the others wait."""
+        if place == self.current and len(texts) == 1:
+            self._grow(self.decode(texts[0]).rstrip("\ufffd"))  # the bytes of a character may be spread over tokens
+        return True
+
+    def finish(self, texts: Sequence[Continuation]) -> None:
+        """Writes the texts of the foremost prompt to their ends."""
+        for number, one in enumerate(texts):
+            if number:
+                self._begin()
+            self._grow(one.text)
+            self._put("\n")
+        self.current += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.current < len(self.prompts):
+            self._put(("---\n" if self.texts else "") + self.prompts[self.current])
+            self.texts, self.written = self.texts + 1, 0
+
+    def _grow(self, text: str) -> None:
         self._put(text[self.written :])
-        self.written = len(text)
-
-    def finish(self, done: Sequence[Continuation]) -> None:
-        for place in range(self.current, len(done)):
-            self.current, self.written = place, self.written if place == self.current else 0
-            if place:
-                self._put(f"\n---\n{self.prompts[place]}")
-            self.type(done)
-        self._put("\n")
+        self.written = max(self.written, len(text))
 
     def _put(self, text: str) -> None:
         sys.stdout.write(printable_lines(text))

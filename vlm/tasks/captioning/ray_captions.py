@@ -136,7 +136,8 @@ def _anywhere(plan: Plan) -> Plan:
     """A plan whose files have names that hold in whatever folder a worker runs."""
     model = plan.model
     checkpoint = os.path.abspath(model.checkpoint) if os.path.exists(model.checkpoint) else model.checkpoint
-    return replace(plan, model=replace(model, checkpoint=checkpoint, out=_absolute(plan.out)))
+    output = replace(plan.output, out=_absolute(plan.out))
+    return replace(plan, model=replace(model, checkpoint=checkpoint), output=output)
 
 
 def _absolute(path: str) -> str:

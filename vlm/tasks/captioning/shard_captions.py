@@ -23,9 +23,10 @@ from vlm.data.store.shard_scan import open_index
 from vlm.data.store.shards import Opened
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError, print_error
-from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.options import ModelOptions, OutputOptions
+from vlm.inference.use import Use
 from vlm.io.atomic import remove_unfinished
-from vlm.io.output import RecordList, output_folder
+from vlm.io.output import output_folder
 from vlm.tasks.captioning.shard_files import chosen_form, encoded
 
 SETTINGS = "settings.json"
@@ -66,23 +67,20 @@ class Plan:
 
     Args:
         kind: The class of the captioner.
-        caption: Captions images into records, as `caption_files` does; returns the exit status.
     """
 
     model: ModelOptions
-    options: DecodingOptions
-    prefix: str
-    language: str | None
+    output: OutputOptions
+    options: Any
     kind: Callable[..., Any]
-    caption: Callable[..., int]
 
     @property
     def out(self) -> str:
-        return str(self.model.out)
+        return str(self.output.out)
 
     @property
     def suffix(self) -> str:
-        return f".{self.model.form}"
+        return f".{self.output.form}"
 
     def done(self) -> set[str]:
         """Names of the files that are there."""
@@ -98,9 +96,9 @@ class ShardCaptioner:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.captioner = plan, plan.model.load(plan.kind)
-        self.search = self.captioner.searching(plan.options, plan.prefix, plan.language)
-        _settle(self.captioner, self.search, plan.out, begun=bool(plan.done()))
-        self.captioner.prepack(plan.model.batch_size * self.search.columns)
+        search = self.captioner.searching(plan.options)
+        _settle(self.captioner, search, plan.out, begun=bool(plan.done()))
+        self.captioner.prepack(plan.options.batch_size * search.columns)
 
     def caption(self, tar: str, name: str) -> tuple[int, str]:
         """Writes the file of a shard; returns 1 if an image cannot be read, and a line for the user.
@@ -108,14 +106,21 @@ class ShardCaptioner:
         Raises:
             Unreadable: The shard cannot be read; there is no file.
         """
-        plan, records = self.plan, RecordList()
-        bad = plan.caption(self.captioner, _members(tar), records, decoding=self.search)
-        data = encoded(plan.model.form, records.rows, ranked=self.search.results > 1)
+        plan, rows, bad = self.plan, list[Mapping[str, Any]](), 0
+        for outcome in Use(self.captioner, _members(tar), plan.options).outcomes():
+            if isinstance(outcome.result, Unreadable):
+                raise outcome.result
+            if isinstance(outcome.result, UserError):
+                print_error(outcome.result)
+                bad = 1
+            else:
+                rows += self.captioner.record(outcome.source, outcome.result, plan.options)
+        data = encoded(plan.output.form, rows, ranked=plan.options.results > 1)
         path = storage.join(plan.out, name)
         if not storage.is_url(plan.out):
             _answered(plan.out, remove_unfinished, Path(plan.out), name)  # by a process that was killed
         _answered(plan.out, storage.write_file, path, data)
-        return bad, f"{path}\t{len(records.rows):,} captions"
+        return bad, f"{path}\t{len(rows):,} captions"
 
 
 def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, Mapping[str, str]], int]) -> int:
@@ -127,14 +132,14 @@ def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, M
     Raises:
         UserError: There is no place for the files, or those that are there were written with other options.
     """
-    form = chosen_form(plan.model.form)
+    form = chosen_form(plan.output.form)
     results = _results(_expanded(tars), f".{form}")
-    if plan.model.out is None:
+    if plan.output.out is None:
         raise UserError("shards: captions are written into a file a shard; give --out DIR")
-    out = storage.local(plan.model.out)
+    out = storage.local(plan.output.out)
     if not storage.is_url(out):
         output_folder(out)
-    return engine(replace(plan, model=replace(plan.model, out=out, form=form)), results)
+    return engine(replace(plan, output=OutputOptions(out=out, form=form)), results)
 
 
 def caption_by_rank(plan: Plan, results: Mapping[str, str]) -> int:

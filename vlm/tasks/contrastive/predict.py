@@ -1,35 +1,36 @@
 """Comparing images with texts by a trained dual encoder: zero-shot `classify`, and `retrieve`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import Count, UserError
-from vlm.inference.info import preprocess_line, tokenizer_line
-from vlm.inference.inputs import find_images, read_images
-from vlm.inference.options import Images, ModelOptions, Option, Workers, choose_workers, refuse_undecoded
+from vlm.errors import UserError
+from vlm.inference.arguments import read_texts
+from vlm.inference.image_predictor import ImagePredictor
+from vlm.inference.info import tokenizer_line
+from vlm.inference.options import ImageOptions, Option, Top, as_list, refuse_undecoded
 from vlm.inference.predictor import check_outputs, normalized
-from vlm.inference.ranking import Classes
-from vlm.inference.text.text_rows import read_texts, rows_of
-from vlm.io.output import Output, Records
+from vlm.inference.ranking import Classes, ranked, ranked_record
+from vlm.inference.text.text_rows import encoded_rows
 from vlm.models.dual_encoder import DualEncoder
-from vlm.nn.step.packed import prepack
-from vlm.tasks.classification.predict import ImageClassifier, classify_files
 
-COMMAND_RETRIEVE = {
-    "name": "retrieve",
-    "help": "Rank images by a text: one line each, TEXT<TAB>PATH<TAB>SIMILARITY.",
-    "function": "retrieve",
-}
 PLACE = "{}"  # of a class in a prompt
 ROWS = 256  # texts that are embedded at a time
+KEPT = 16  # lists of classes whose embeddings are kept
+
+Texts = tuple[str, ...]
+Repeated = str | list[str] | None
 
 
 @torch.inference_mode()
@@ -47,153 +48,143 @@ def embed_rows(model: DualEncoder, rows: InputRows) -> Tensor:
         return model.embed_texts(rows.tokens, rows.segments, rows.places)
 
 
-class DualClassifier(ImageClassifier):
-    """A trained dual encoder, ready to use; arguments as in Predictor. It classifies once `name_classes` was called."""
+@dataclass(kw_only=True)
+class LabelOptions(ImageOptions):
+    """Options of classifying images among classes that are named."""
+
+    label: Annotated[
+        Repeated,
+        Option("A class of a model that was trained on captions; repeat it.", typed=list[str], beside="text"),
+    ] = None
+    labels: Annotated[str | None, Option("Such classes, a line each.", metavar="FILE", scope="command")] = None
+    prompt: Annotated[
+        Repeated, Option(f"Text around such a class: 'a photo of a {PLACE}'.", typed=list[str], beside="text")
+    ] = None
+    top: Top = 1
+
+    def files(self) -> list[str]:
+        return [] if self.labels is None else [self.labels]
+
+
+class DualPredictor(ImagePredictor):
+    """A trained dual encoder of images and texts; arguments as in Predictor."""
 
     task = "contrastive"
     model: DualEncoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.preprocess = Preprocess.from_state(about["preprocess"])
+        super().restore(about)
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.embedded = lru_cache(KEPT)(self.embed_texts)
 
     def check(self) -> None:
         check_outputs(self.model.text_encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
-        self.name_classes(["a", "b"])
-        super().check()
-
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        raise UserError("vlm predict: this model needs the names of classes; use vlm classify IMAGES --label CLASS")
+        blank = self.pixels(Image.new("RGB", (1, 1)))
+        check_outputs(self.embed_images([blank]), self.embed_texts(("a",)).shape[-1], "values of an embedding")
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield tokenizer_line(about["tokenizer"])
-        yield preprocess_line(about["preprocess"])
-
-    def name_classes(self, classes: Sequence[str], prompts: Sequence[str] = (PLACE,)) -> None:
-        """Sets the classes that images are of; one that is named again counts once.
-
-        Args:
-            prompts: Texts with a place for a class; the mean of their embeddings is taken (Radford et al. 2021, 3.1.4).
-        Raises:
-            UserError: A prompt has no place for a class.
-        """
-        if wrong := [prompt for prompt in prompts if PLACE not in prompt]:
-            raise UserError(f"--prompt {wrong[0]}: has no {PLACE}; put it where the class is to stand")
-        self.classes = list(dict.fromkeys(classes))
-        texts = [prompt.replace(PLACE, name) for name in self.classes for prompt in prompts]
-        means = self.embed_texts(texts).unflatten(0, (len(self.classes), len(prompts))).mean(1)  # (C, E)
-        self.heads = F.normalize(means, dim=-1)
-
-    def use(
-        self,
-        inputs: Sequence[Any],
-        *,
-        label: Sequence[str] = (),
-        prompt: Sequence[str] = (PLACE,),
-        top: Count = 1,
-        batch_size: Count = 32,
-        workers: Workers = None,
-    ) -> list[Classes]:
-        """The likeliest classes of each image, of those that are named.
-
-        Args:
-            inputs: Paths, images of Pillow, or arrays (H, W, 3).
-            label: Names of the classes.
-            prompt: Texts around a class, such as ["a photo of a {}"].
-            top: Classes of an image.
-            batch_size: Images at a time.
-            workers: Threads that read images ahead; by default one a CPU, up to 8.
-        """
-        if not label or isinstance(label, str):
-            raise UserError("label: missing; give label=[CLASS, CLASS, ...]")
-        self.name_classes(label, [prompt] if isinstance(prompt, str) else prompt)
-        return super().use(inputs, top=top, batch_size=batch_size, workers=workers)
+        yield from super().describe(about)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embeddings (T, E) of texts, as far as the model reads them."""
         max_len = self.model.text_encoder.max_len
         rows = [[encode_text(self.tokenizer, max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
-        embeddings = [embed_rows(self.model, rows_of(part, self.tokenizer.pad_id, self.device)) for part in parts]
+        embeddings = [embed_rows(self.model, encoded_rows(part, self.tokenizer.pad_id, self.device)) for part in parts]
         return torch.cat(embeddings)
 
     def embed_images(self, pixels: Sequence[Tensor]) -> Tensor:
         """Embeddings (B, E) of a batch of images that `pixels` made."""
         return embed_pixels(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
 
-    def classify(self, pixels: Sequence[Tensor]) -> Tensor:
+    def prepare(self, source: tuple[Any, Any], options: Any) -> tuple[Tensor, Any]:
+        image, texts = source
+        return super().prepare(image, options), texts
+
+    def predict(self, batch: Sequence[tuple[Tensor, Any]], options: Any) -> Iterator[Any]:
+        for texts, group in groupby(batch, lambda one: one[1]):
+            yield from self.compare(self.embed_images([pixels for pixels, _ in group]), texts, options)
+
+    def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Any]:
+        """The results of images, by their embeddings (B, E), beside the same texts."""
+        raise NotImplementedError
+
+    def name_of(self, source: tuple[Any, Any]) -> str:
+        return str(source[0])
+
+
+class DualClassifier(DualPredictor):
+    """Classifies images among classes that are named: the likeliest of each; arguments as in Predictor."""
+
+    fields = ("image", "classes")
+    options = LabelOptions
+
+    def sources(self, inputs: Sequence[Any], options: LabelOptions) -> list[tuple[Any, tuple[Texts, Texts]]]:
+        labels, prompts = as_list(options.label or []), as_list(options.prompt or [PLACE])
+        if options.labels is not None:
+            labels += read_texts([options.labels], [])
+        classes = tuple(dict.fromkeys(filter(str.strip, labels)))  # one that is named again counts once
+        if not classes:
+            raise UserError("--label: missing; name the classes by --label CLASS, repeated, or by --labels FILE")
+        refuse_undecoded([*classes, *prompts])
+        if wrong := [prompt for prompt in prompts if PLACE not in prompt]:
+            raise UserError(f"--prompt {wrong[0]}: has no {PLACE}; put it where the class is to stand")
+        return [(one, (classes, tuple(prompts))) for one in inputs]
+
+    def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:
+        classes, prompts = texts
         scale = self.model.scale.detach().float()
-        return (scale * self.embed_images(pixels) @ self.heads.T).double().softmax(-1).cpu()
+        logits = scale * images @ self.class_embeddings(classes, prompts).T
+        return ranked(classes, logits.double().softmax(-1).cpu(), top=options.top)
+
+    def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
+        """Embeddings (C, E) of classes: the mean of those in each prompt (Radford et al. 2021, section 3.1.4)."""
+        texts = tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
+        means = self.embedded(texts).unflatten(0, (len(classes), len(prompts))).mean(1)
+        return F.normalize(means, dim=-1)
+
+    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+        return [ranked_record(form, {"image": self.name_of(source)}, result)]
 
 
-def retrieve_files(
-    encoder: DualClassifier,
-    paths: Sequence[str],
-    texts: Sequence[str],
-    records: Records,
-    *,
-    batch_size: int,
-    top: int,
-    workers: int = 0,
-) -> int:
-    """Writes the images that are most similar to each text, the most similar first; returns the exit status.
+@dataclass(kw_only=True)
+class RetrievalOptions(ImageOptions):
+    """Options of ranking images by texts."""
 
-    Args:
-        top: Images of a text that are written.
-        workers: As in `read_images`.
-    """
-    queries = encoder.embed_texts(texts)
-    prepack(encoder.model)
-    names: list[str] = []
-    parts: list[Tensor] = []
-    for good, pixels, _ in read_images(paths, encoder.pixels, batch_size=batch_size, workers=workers):
-        names += good
-        parts += [encoder.embed_images(pixels) @ queries.T] if good else []  # (B, T)
-    for text, column in zip(texts, torch.cat(parts).T if parts else [], strict=False):
-        values, places = column.topk(min(top, len(names)))
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            records.write({"text": text, "image": names[place], "similarity": round(value, 4)})
-    return 1 if len(names) < len(paths) else 0
+    text: Annotated[
+        str | list[str], Option("Text that images are ranked by; may be repeated.", typed=list[str], beside="text")
+    ]
+    top: Annotated[int, Option("Images of a text, the most similar first.", least=1)] = 10
 
 
-def command(
-    images: Images,
-    model: ModelOptions,
-    label: Annotated[list[str] | None, Option("A class of a model that was trained on captions; repeat it.")] = None,
-    labels: Annotated[str | None, Option("Such classes, a line each.", metavar="FILE")] = None,
-    prompt: Annotated[list[str] | None, Option(f"Text around such a class: 'a photo of a {PLACE}'.")] = None,
-    top: Annotated[int, Option("Classes of an input that are written.", least=1)] = 1,
-    workers: Workers = None,
-) -> int:
-    """Classifies images among the classes of the options; returns the exit status."""
-    refuse_undecoded(prompt or ())
-    classes = [*filter(str.strip, read_texts([labels] if labels else [], label or []))] if label or labels else []
-    if not classes:
-        raise UserError("--label: missing; name the classes by --label CLASS --label CLASS ..., or by --labels FILE")
-    paths = find_images(images)
-    output = Output(model.out, inputs=[*paths, model.checkpoint, *([labels] if labels else [])])
-    records = Records(form=model.form, fields=DualClassifier.fields, output=output)
-    classifier = model.load(DualClassifier)
-    classifier.name_classes(classes, prompt or [PLACE])
-    options: Any = {"batch_size": model.batch_size, "top": top, "workers": choose_workers(workers)}
-    with output:
-        return classify_files(classifier, paths, records, **options)
+class ImageRetriever(DualPredictor):
+    """Ranks images by their similarity to texts: the most similar images of each text; arguments as in Predictor."""
 
+    fields = ("text", "image", "similarity")
+    options = RetrievalOptions
 
-def retrieve(
-    images: Images,
-    model: ModelOptions,
-    text: Annotated[list[str], Option("Text that images are ranked by; may be repeated.")],
-    top: Annotated[int, Option("Images of a text that are written.", least=1)] = 10,
-    workers: Workers = None,
-) -> int:
-    """Ranks images by texts as the options say; returns the exit status."""
-    refuse_undecoded(text)
-    paths = find_images(images)
-    output = Output(model.out, inputs=[*paths, model.checkpoint])
-    records = Records(form=model.form, fields=("text", "image", "similarity"), output=output)
-    encoder = model.load(DualClassifier)
-    options: Any = {"batch_size": model.batch_size, "top": top, "workers": choose_workers(workers)}
-    with output:
-        return retrieve_files(encoder, paths, text, records, **options)
+    def sources(self, inputs: Sequence[Any], options: RetrievalOptions) -> list[tuple[Any, Texts]]:
+        texts = tuple(as_list(options.text))
+        refuse_undecoded(texts)
+        return [(one, texts) for one in inputs]
+
+    def compare(self, images: Tensor, texts: Texts, options: RetrievalOptions) -> Iterable[Tensor]:
+        return (images @ self.embedded(texts).T).cpu()
+
+    def gathered(
+        self, results: Iterable[tuple[Any, Tensor]], options: RetrievalOptions
+    ) -> Iterator[tuple[str, list[tuple[Any, float]]]]:
+        """Texts with the images that are most similar to each."""
+        sources, similarities = zip(*results, strict=True) if (results := list(results)) else ((), ())
+        for number, text in enumerate(sources[0][1] if sources else ()):
+            column = torch.stack([row[number] for row in similarities])  # (images,)
+            values, places = column.topk(min(options.top, len(sources)))
+            best = [sources[place][0] for place in places.tolist()]
+            yield text, list(zip(best, values.tolist(), strict=True))
+
+    def record(
+        self, source: str, result: list[tuple[Any, float]], options: Any, *, form: str = "jsonl"
+    ) -> Sequence[Mapping[str, Any]]:
+        return [{"text": source, "image": str(image), "similarity": round(value, 4)} for image, value in result]

@@ -1,28 +1,29 @@
-"""Answering questions about images with a trained model: load, preprocess, predict, format; the command `answer`."""
+"""Answering questions about images with a trained model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
-from vlm.errors import Count, UserError
-from vlm.inference.inputs import find_images, image_batches, read_images
-from vlm.inference.options import Files, ModelOptions, Option, Workers, choose_workers, questions_of
+from vlm.errors import UserError
+from vlm.inference.arguments import ImageFileArguments
+from vlm.inference.info import tokenizer_line
+from vlm.inference.inputs import open_image
+from vlm.inference.options import ImageOptions, Question, questions_of
 from vlm.inference.text.text_rows import note_cut
-from vlm.io.output import Output, Records
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.tasks.captioning.predict import Captioner
+from vlm.tasks.captioning.predict import ImageTextPredictor, encode_pixels
 
 
 @dataclass
-class Answer:
-    """An answer, with its log-probability in nats."""
+class ImageAnswer:
+    """An answer about an image, with its log-probability in nats."""
 
     text: str = ""
     logprob: float = 0.0
@@ -36,7 +37,7 @@ def answer_questions(
     questions: Sequence[Sequence[str]],
     *,
     max_tokens: int,
-) -> list[list[Answer]]:
+) -> list[list[ImageAnswer]]:
     """The likeliest answer to each question of each image, token by token; evaluation and `vlm answer` go through here.
 
     Of a question that leaves no room for an answer, the beginning is cut.
@@ -49,7 +50,7 @@ def answer_questions(
         [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]] for asked in questions for question in asked
     ]
     rows = [row for row, asked in enumerate(questions) for _ in asked]
-    answers = [Answer() for _ in prompts]
+    answers = [ImageAnswer() for _ in prompts]
     options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
     beside = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
     # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
@@ -64,116 +65,76 @@ def answer_questions(
     return [[next(remaining) for _ in asked] for asked in questions]
 
 
-class Answerer(Captioner):
-    """A trained model that answers questions about images, ready to use; arguments as in Predictor."""
+@dataclass(kw_only=True)
+class QuestionOptions(ImageOptions):
+    """Options of answering questions about images."""
+
+    question: Question
+
+
+class ImageQuestionAnswerer(ImageTextPredictor):
+    """Answers questions about each image; arguments as in Predictor.
+
+    A model of several images a record answers about so many that follow each other.
+    """
 
     task = "image_questions"
-    attention = None  # type: ignore[assignment]  # what is drawn is of captions
     fields = ("image", "question", "answer")
+    options = QuestionOptions
+    arguments = ImageFileArguments
 
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        raise UserError("vlm predict: this model answers questions; use vlm answer IMAGES --question Q")
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.max_tokens = int(about["max_tokens"])
 
-    def use(  # type: ignore[override]  # a search has no part in it
-        self,
-        inputs: Sequence[Any],
-        *,
-        question: str | Sequence[str] = (),
-        batch_size: Count = 32,
-        workers: Workers = None,
-    ) -> list[Any]:
-        """The answer to a question about each image, or the answers to several.
-
-        A model of several images a record answers about so many that follow each other.
-
-        Args:
-            inputs: Paths, images of Pillow, or arrays (H, W, 3).
-            question: Question about each image, or a list of questions.
-            batch_size: Images at a time.
-            workers: Threads that read images ahead; by default one a CPU, up to 8.
-        Raises:
-            UserError: The images are no multiple of those that the model reads at once.
-        """
-        questions = questions_of(question)
-        self.check_count(len(inputs))
-        size = batch_size * self.images
-        batches = image_batches(inputs, self.pixels, batch_size=size, workers=choose_workers(workers))
-        rows = [answers for batch in batches for answers in self.answer(self.records(batch), questions)]
-        return [answers[0] for answers in rows] if isinstance(question, str) else rows
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        yield from super().describe(about)
 
     @property
     def images(self) -> int:
-        """Images that belong together: of a model of several images a record, so many files that follow each other."""
+        """Images that the model reads at once."""
         return getattr(self.model.encoder, "count", 1)
 
-    def check_count(self, count: int) -> None:
-        """Refuses a number of images that does not make whole records."""
-        if count % self.images:
+    def sources(self, inputs: Sequence[Any], options: QuestionOptions) -> list[tuple[tuple[Any, ...], list[str]]]:
+        questions = questions_of(options.question)
+        if len(inputs) % self.images:
             at_once = f"this model reads {self.images} at once"
-            raise UserError(f"images: {count} images; {at_once}, so give a multiple of that")
+            raise UserError(f"images: {len(inputs)} images; {at_once}, so give a multiple of that")
+        starts = range(0, len(inputs), self.images)
+        return [(tuple(inputs[at : at + self.images]), questions) for at in starts]
 
-    def records(self, pixels: Sequence[Tensor]) -> list[Tensor]:
-        """Images as records: (3, H, W) each, or (K, 3, H, W) of a model of several."""
-        starts = range(0, len(pixels), self.images)
-        return [torch.stack([*pixels[at : at + self.images]]).squeeze(0) for at in starts]
+    def prepare(self, source: tuple[tuple[Any, ...], list[str]], options: Any) -> tuple[Tensor, list[str]]:
+        images, questions = source
+        pixels = torch.stack([self.pixels(open_image(image)) for image in images])
+        return pixels.squeeze(0), questions  # (3, H, W), or (K, 3, H, W) of a model of several
 
-    def answer(self, pixels: Sequence[Tensor], questions: Sequence[str]) -> list[list[Answer]]:
-        """The answers to the same questions about each of a batch of records of images that `pixels` made."""
-        context = self.encode(pixels)
-        return answer_questions(
-            self.model, self.tokenizer, context, [questions] * len(pixels), max_tokens=self.max_tokens
-        )
+    def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: Any) -> list[list[ImageAnswer]]:
+        pixels, questions = zip(*batch, strict=True)
+        context = encode_pixels(self.model, self.preprocess, torch.stack(pixels).to(self.device))
+        return answer_questions(self.model, self.tokenizer, context, questions, max_tokens=self.max_tokens)
 
+    def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> Any:
+        return result[0] if isinstance(options.question, str) else result
 
-def answer_files(
-    answerer: Answerer,
-    paths: Sequence[str],
-    questions: Sequence[str],
-    records: Records,
-    *,
-    batch_size: int,
-    workers: int = 0,
-) -> int:
-    """Answers questions about image files and writes a record for each; returns the exit status.
+    def name_of(self, source: tuple[tuple[Any, ...], list[str]]) -> str:
+        return " ".join(map(str, source[0]))
 
-    A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
+    def record(
+        self, source: Any, result: list[ImageAnswer], options: Any, *, form: str = "jsonl"
+    ) -> Sequence[Mapping[str, Any]]:
+        image = {"image": self.name_of(source)}
+        return [
+            {**image, "question": question, "answer": one.text, "logprob": one.logprob}
+            for question, one in zip(source[1], result, strict=True)
+        ]
 
-    Raises:
-        UserError: The model reads several images at once, and the files are no multiple of that.
-    """
-    failed, together = 0, answerer.images
-    answerer.check_count(len(paths))
-    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
-    room = max(1, answerer.model.decoder.max_len - 1 - answerer.max_tokens)
-    note_cut(lengths, room, names="questions", part="beginning")
-    answerer.prepack(min(batch_size, len(paths)) * len(questions))
-    size = batch_size * together
-    read = read_images(paths, answerer.pixels, batch_size=size, workers=workers)
-    for start, (good, pixels, bad) in zip(range(0, len(paths), size), read, strict=True):
-        failed += bad
-        there, batch = dict(zip(good, pixels, strict=True)), paths[start : start + size]
-        groups = [batch[at : at + together] for at in range(0, len(batch), together)]
-        groups = [group for group in groups if all(path in there for path in group)]
-        inputs = answerer.records([there[path] for group in groups for path in group])
-        for group, answers in zip(groups, answerer.answer(inputs, questions) if inputs else [], strict=True):
-            for question, answer in zip(questions, answers, strict=True):
-                about = {"image": " ".join(group), "question": question}
-                records.write({**about, "answer": answer.text, "logprob": answer.logprob})
-    return 1 if failed else 0
+    def notes(self, sources: Sequence[Any], options: QuestionOptions) -> Iterator[str | UserError]:
+        lengths = [len(self.tokenizer.encode(question)) for question in questions_of(options.question)]
+        room = max(1, self.model.decoder.max_len - 1 - self.max_tokens)
+        yield from note_cut(lengths, room, names="questions", part="beginning")
 
-
-def command(
-    files: Files,
-    model: ModelOptions,
-    question: Annotated[list[str], Option("Question about each image; may be repeated.")],
-    workers: Workers = None,
-) -> int:
-    """Answers questions about images as the options say; returns the exit status."""
-    questions = questions_of(question, option="--question")
-    paths = find_images(files, repeated=True)  # they may be parts of several records
-    output = Output(model.out, inputs=[*paths, model.checkpoint])
-    records = Records(form=model.form, fields=Answerer.fields, output=output)
-    answerer = model.load(Answerer)
-    with output:
-        options: Any = {"batch_size": model.batch_size, "workers": choose_workers(workers)}
-        return answer_files(answerer, paths, questions, records, **options)
+    def width(self, options: QuestionOptions) -> int:
+        return len(questions_of(options.question))

@@ -1,9 +1,9 @@
-"""Writing text with a trained language model: load, continue prompts, format; the command `generate`."""
+"""Writing text that goes on from prompts, with a trained language model."""
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -11,15 +11,16 @@ from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import TEXTS, decode
-from vlm.decoding.options import Decoding, Hypothesis, shortfall
+from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import Sampling
-from vlm.errors import Count, UserError
+from vlm.errors import UserError
+from vlm.inference.arguments import Arguments, read_texts
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import DecodingOptions, ModelOptions, Option, refuse_undecoded, stored_options
-from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.options import DecodingOptions, Option, Options, stored_options
+from vlm.inference.predictor import Predictor, Watch, check_outputs
 from vlm.inference.text.terminal import Continuation, TerminalWriter
 from vlm.inference.text.words import rules_of_words
-from vlm.io.output import Output, Records
+from vlm.inference.writing import note_width, one_or_list, ranks
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack_for_decoding
 
@@ -36,50 +37,86 @@ def generate(
     sampling: Sampling | None = None,
 ) -> list[Continuation]:
     """Continues prompts, all at once."""
-    done = [Continuation(prompt, "", 0.0) for prompt in prompts]
-    for place, text, logprob in stream(
-        model, tokenizer, prompts, max_tokens=max_tokens, seed=seed, sampling=sampling or Sampling()
-    ):
-        done[place].text += text
-        done[place].logprob += logprob
-    return done
+    options: Any = {"max_tokens": max_tokens, "seed": seed, "sampling": sampling or Sampling()}
+    texts = dict(ended(stream(model, tokenizer, prompts, **options), tokenizer, prompts))
+    return [texts[place] for place in range(len(prompts))]
+
+
+class Grown(NamedTuple):
+    """A text that has got a token: the place of its prompt, its tokens and log-probability so far, whether it ended."""
+
+    place: int
+    tokens: list[int]
+    logprob: float
+    ended: bool
 
 
 def stream(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *, max_tokens: int, seed: int, sampling: Sampling
-) -> Iterator[tuple[int, str, float]]:
-    """Continues prompts, and yields each new piece of text as soon as it is whole characters.
+) -> Iterator[list[Grown]]:
+    """Continues prompts; yields after each token the texts that have got one.
 
     An empty prompt starts a document; any other is taken as it stands, in the middle of one.
-
-    Yields:
-        The prompt's place, the text and its log-probability.
     """
-    ids = [tokenizer.encode(prompt) or [tokenizer.bos_id] for prompt in prompts]
-    pending: list[list[int]] = [[] for _ in prompts]
-    for drawn in continue_texts(
-        model, ids, sampling=sampling, max_tokens=max_tokens, eos_id=tokenizer.eos_id, seed=seed
-    ):
+    ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
+    tokens, logprobs = [list[int]() for _ in prompts], [0.0] * len(prompts)
+    options: Any = {"sampling": sampling, "max_tokens": max_tokens, "eos_id": tokenizer.eos_id, "seed": seed}
+    for drawn in continue_texts(model, ids, **options):
         for item in drawn:
-            held = pending[item.prompt]
-            held.append(item.token)
-            text = tokenizer.decode(held)
-            # The bytes of a character may be spread over tokens; four are the most that one has.
-            if text.endswith("\ufffd") and len(held) < 4:
-                text = ""
-            else:
-                held.clear()
-            yield item.prompt, text, item.logprob
-    for place, held in enumerate(pending):
-        if held:
-            yield place, tokenizer.decode(held), 0.0
+            logprobs[item.prompt] += item.logprob
+            tokens[item.prompt] += [] if item.token == tokenizer.eos_id else [item.token]
+        at = [(item.prompt, item.token == tokenizer.eos_id) for item in drawn]
+        yield [Grown(place, tokens[place], logprobs[place], end) for place, end in at]
 
 
-class Generator(Predictor):
-    """A trained language model, ready to write; arguments as in Predictor."""
+def ended(
+    steps: Iterable[list[Grown]], tokenizer: Tokenizer, prompts: Sequence[str], *, watch: Watch | None = None
+) -> Iterator[tuple[int, Continuation]]:
+    """The place of each prompt and its text, as soon as that has ended.
+
+    Args:
+        steps: As `stream` yields them.
+        watch: As in `Predictor.results`; once nobody wants any of the texts, all end.
+    """
+    last = {place: Grown(place, [], 0.0, True) for place in range(len(prompts))}  # of those that have not ended
+    for grown in steps:
+        last |= {one.place: one for one in grown}
+        done = [one.place for one in grown if one.ended]
+        if watch is not None and not any([watch(one.place, [one.tokens]) for one in grown]):
+            break
+        yield from ((place, _continuation(tokenizer, prompts[place], last.pop(place))) for place in done)
+    yield from ((place, _continuation(tokenizer, prompts[place], one)) for place, one in last.items())
+
+
+def _continuation(tokenizer: Tokenizer, prompt: str, text: Grown) -> Continuation:
+    return Continuation(prompt, tokenizer.decode(text.tokens), text.logprob, text.tokens)
+
+
+@dataclass(kw_only=True)
+class PromptArguments(Arguments):
+    """Prompts, by default lines of stdin."""
+
+    words = "prompt"
+    prompt: Annotated[list[str] | None, Option("Text to go on from; may be repeated. Without one, lines of stdin.")] = (
+        None
+    )
+
+    def read(self) -> list[str]:
+        return read_texts([], self.prompt or [], named="--prompt TEXT")
+
+
+@dataclass(kw_only=True)
+class GenerationOptions(DecodingOptions, Options):
+    """Options of writing text that goes on from prompts."""
+
+
+class TextGenerator(Predictor):
+    """A trained language model, ready to write text that goes on from prompts; arguments as in Predictor."""
 
     task = "language_modeling"
     fields = ("prompt", "text")
+    options = GenerationOptions
+    arguments = PromptArguments
     model: Decoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -90,11 +127,6 @@ class Generator(Predictor):
         hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        refuse_undecoded(inputs)
-        options = DecodingOptions()
-        return write_prompts(self, inputs, records, self.planned(options), options, batch_size=batch_size)
-
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield tokenizer_line(about["tokenizer"])
@@ -103,115 +135,93 @@ class Generator(Predictor):
         """Rules with words as people write them, as in `rules_of_words`."""
         return rules_of_words(self.tokenizer, **options)
 
-    def use(self, inputs: Sequence[str], *, batch_size: Count = 32, **decoding: Any) -> list[Any]:
-        """The text that goes on from each prompt, or the texts where `results` is more than 1, the best first.
+    def planned(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
+        """The way of writing that some options ask for, token by token or the best of a search; and these, resolved."""
+        chosen = options.resolve(self.decoding, draws=True)
+        chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
+        rules = chosen.rules(self.tokenizer)
+        sample = chosen.beam == 1 if chosen.sample is None else chosen.sample
+        if chosen.beam == chosen.results == chosen.groups == 1 and not rules.read_texts and not rules.required:
+            return chosen.sampling() if sample else replace(chosen.sampling(), temperature=0.0), chosen
+        return chosen.search(rules, sample=sample), chosen
 
-        Args:
-            inputs: Prompts; an empty one begins a document.
-            batch_size: Prompts at a time.
-            decoding: Options of decoding.
-        """
-        refuse_undecoded(inputs)
-        options = DecodingOptions(**decoding)
-        plan = self.planned(options)
-        if isinstance(plan, Decoding):
-            texts = list(search_prompts(self, inputs, plan, batch_size))
-            return texts if plan.results > 1 else [best[0] if best else None for best in texts]
-        starts = range(0, len(inputs), batch_size)
-        drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
-        batches = (inputs[start : start + batch_size] for start in starts)
-        return [one for batch in batches for one in generate(self.model, self.tokenizer, batch, **drawing)]
+    def check_options(self, options: GenerationOptions) -> None:
+        self.planned(options)
 
-    def planned(self, options: DecodingOptions) -> Sampling | Decoding:
-        """The way of writing that some options ask for: token by token, or the best of a search."""
-        options.resolve(self.decoding, draws=True)
-        options.max_tokens = options.max_tokens or MAX_TOKENS
-        rules = options.rules(self.tokenizer)
-        sample = options.beam == 1 if options.sample is None else options.sample
-        if options.beam == options.results == options.groups == 1 and not rules.read_texts and not rules.required:
-            return options.sampling() if sample else replace(options.sampling(), temperature=0.0)
-        return options.search(rules, sample=sample)
+    def results(
+        self, batches: Iterable[Sequence[str] | None], options: GenerationOptions, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, list[Continuation]]]:
+        """The texts of prompts, best first; arguments as in `Predictor.results`."""
+        plan, chosen = self.planned(options)
+        done = 0
+        for batch in takewhile(bool, batches):
+            assert batch is not None
+            if isinstance(plan, Decoding):
+                yield from enumerate(search_prompts(self, batch, plan, options.batch_size), start=done)
+            else:
+                seen = None if watch is None else _from(watch, done)
+                drawing: Any = {"max_tokens": chosen.max_tokens, "seed": chosen.seed, "sampling": plan}
+                steps = stream(self.model, self.tokenizer, batch, **drawing)
+                for place, text in ended(steps, self.tokenizer, batch, watch=seen):
+                    yield done + place, [text]
+            done += len(batch)
+
+    def prepare(self, source: str, options: GenerationOptions) -> str:
+        if isinstance(self.planned(options)[0], Decoding):
+            room_after(self.model, encoded_prompt(self.tokenizer, source))
+        return source
+
+    def answer(self, result: list[Continuation], options: GenerationOptions) -> Any:
+        return one_or_list(result, options)
+
+    def record(
+        self, source: str, result: list[Continuation], options: Any, *, form: str = "jsonl"
+    ) -> Sequence[Mapping[str, Any]]:
+        return [
+            {"prompt": source, **rank, "text": one.text, "logprob": one.logprob}
+            for rank, one in zip(ranks(result, options), result, strict=True)
+        ]
+
+    def notes(self, sources: Sequence[Any], options: GenerationOptions) -> Iterator[str | UserError]:
+        yield from note_width(self.width(options))
+
+    def terminal(self, sources: Sequence[str]) -> TerminalWriter:
+        return TerminalWriter(sources, self.tokenizer.decode)
+
+    def width(self, options: GenerationOptions) -> int:
+        plan, _ = self.planned(options)
+        return plan.columns if isinstance(plan, Decoding) else 1
 
     def prepack(self, rows: int, *, more: bool = True) -> None:  # a text alone goes on for hundreds of steps
         prepack_for_decoding(self.model, rows=rows)
 
 
-def write_prompts(
-    generator: Generator,
-    prompts: Sequence[str],
-    records: Records,
-    plan: Sampling | Decoding,
-    options: DecodingOptions,
-    *,
-    batch_size: int,
-) -> int:
-    """Continues prompts as `Generator.planned` says, and writes a record for each text; returns the exit status."""
-    if isinstance(plan, Decoding):
-        return search_texts(generator, prompts, records, batch_size=batch_size, decoding=plan)
-    drawing: Any = {"max_tokens": options.max_tokens, "seed": options.seed, "sampling": plan}
-    return generate_texts(generator, prompts, records, batch_size=batch_size, **drawing)
+def _from(watch: Watch, first: int) -> Watch:
+    """A watch of a batch whose first place is that of the queue."""
+    return lambda place, texts: watch(first + place, texts)
 
 
-def generate_texts(
-    generator: Generator,
-    prompts: Sequence[str],
-    records: Records,
-    *,
-    batch_size: int,
-    max_tokens: int,
-    seed: int,
-    sampling: Sampling,
-) -> int:
-    """Continues prompts and writes a record for each; text goes out token by token; returns the exit status."""
-    model, tokenizer = generator.model, generator.tokenizer
-    generator.prepack(min(batch_size, len(prompts)))
-    for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
-        done = [Continuation(prompt, "", 0.0) for prompt in batch]
-        typist = TerminalWriter(batch, first=start == 0) if records.live else None
-        for place, text, logprob in stream(
-            model, tokenizer, batch, max_tokens=max_tokens, seed=seed, sampling=sampling
-        ):
-            done[place].text += text
-            done[place].logprob += logprob
-            if typist is not None:
-                typist.type(done)
-        for item in done:
-            if typist is None:
-                records.write({"prompt": item.prompt, "text": item.text, "logprob": item.logprob})
-        if typist is not None:
-            typist.finish(done)
-    return 0
+def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The tokens of a prompt; an empty one is the begin of a document."""
+    return tokenizer.encode(prompt) or [tokenizer.bos_id]
 
 
-def search_texts(
-    generator: Generator, prompts: Sequence[str], records: Records, *, batch_size: int, decoding: Decoding
-) -> int:
-    """Continues prompts by a search and writes a record for each text; returns the exit status.
+def room_after(model: Decoder, prompt: Sequence[int]) -> int:
+    """Tokens that the model's window has room for after a prompt.
 
-    Args:
-        decoding: As in `search_prompts`.
     Raises:
-        UserError: As `search_prompts`.
+        UserError: There is none.
     """
-    counts: list[int] = []
-    generator.prepack(min(batch_size, len(prompts)) * decoding.columns)
-    results = search_prompts(generator, prompts, decoding, batch_size)
-    for place, (prompt, texts) in enumerate(zip(prompts, results, strict=True)):
-        counts.append(len(texts))
-        if records.live:
-            TerminalWriter([prompt] * len(texts), first=place == 0).finish(texts)
-            continue
-        for rank, item in enumerate(texts, start=1):
-            ranked = {"rank": rank} if decoding.results > 1 else {}
-            records.write({"prompt": item.prompt, **ranked, "text": item.text, "logprob": item.logprob})
-    if (line := shortfall(counts, decoding)) is not None:
-        print(line, file=sys.stderr)
-    return 0
+    if (room := model.max_len - len(prompt) + 1) <= 0:
+        raise UserError(
+            f"--prompt: has {len(prompt)} tokens; with --beam or rules, prompt and text share the model's window "
+            f"of {model.max_len}; give a shorter one, or leave these options out"
+        )
+    return room
 
 
 def search_prompts(
-    generator: Generator, prompts: Sequence[str], decoding: Decoding, batch_size: int
+    generator: TextGenerator, prompts: Sequence[str], decoding: Decoding, batch_size: int
 ) -> Iterator[list[Continuation]]:
     """The texts that are found for each prompt, best first. They end where the model's window does, at the latest.
 
@@ -226,16 +236,12 @@ def search_prompts(
         yield from _search(generator, prompts[start : start + batch_size], decoding)
 
 
-def _search(generator: Generator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
+def _search(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
     tokenizer, model = generator.tokenizer, generator.model
-    ids = [tokenizer.encode(prompt) or [tokenizer.bos_id] for prompt in prompts]
+    ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
     alike: dict[int, list[int]] = {}  # places of prompts whose texts may be equally long
     for place, tokens in enumerate(ids):
-        if (room := model.max_len - len(tokens) + 1) <= 0:
-            raise UserError(
-                f"--prompt: has {len(tokens)} tokens; with --beam or rules, prompt and text share the model's window "
-                f"of {model.max_len}; give a shorter one, or leave these options out"
-            )
+        room = room_after(model, tokens)
         steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)
         alike.setdefault(steps, []).append(place)
     texts: dict[int, list[Continuation]] = {}
@@ -251,31 +257,11 @@ def _search(generator: Generator, prompts: Sequence[str], decoding: Decoding) ->
             prompts=[ids[place] for place in places],
         )
         for number, best in decoded:
-            prompt = prompts[places[number]]
-            texts[places[number]] = [_continuation(generator, prompt, text) for text in best]
+            place = places[number]
+            texts[place] = [_found(tokenizer, prompts[place], text) for text in best]
     return [texts[place] for place in range(len(prompts))]
 
 
-def _continuation(generator: Generator, prompt: str, text: Hypothesis) -> Continuation:
-    tokens = [token for token in text.tokens if token != generator.tokenizer.eos_id]
-    return Continuation(prompt, generator.tokenizer.decode(tokens), sum(text.logprobs))
-
-
-def command(
-    model: ModelOptions,
-    decoding: DecodingOptions,
-    prompt: Annotated[
-        list[str] | None, Option("Text to go on from; may be repeated. Without one, lines of stdin.")
-    ] = None,
-) -> int:
-    """Continues prompts as the options say; returns the exit status."""
-    prompts = list(prompt) if prompt else [line.rstrip("\r\n") for line in sys.stdin]
-    if not prompts:
-        raise UserError("there is no prompt; give --prompt TEXT, or a prompt a line on stdin")
-    refuse_undecoded(prompts)
-    output = Output(model.out, inputs=[model.checkpoint])
-    records = Records(form=model.form, fields=Generator.fields, output=output)
-    generator = model.load(Generator)
-    plan = generator.planned(decoding)
-    with output:
-        return write_prompts(generator, prompts, records, plan, decoding, batch_size=model.batch_size)
+def _found(tokenizer: Tokenizer, prompt: str, text: Hypothesis) -> Continuation:
+    tokens = [token for token in text.tokens if token != tokenizer.eos_id]
+    return Continuation(prompt, tokenizer.decode(tokens), sum(text.logprobs), tokens)

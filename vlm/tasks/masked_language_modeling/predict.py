@@ -1,4 +1,4 @@
-"""Filling in the gaps of texts with a trained model: load, encode, predict, format; the command `fill`."""
+"""Filling in the gaps of texts with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import Count, UserError, excerpt, print_error
+from vlm.errors import UserError, excerpt
+from vlm.inference.arguments import Arguments, read_texts
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import ModelOptions, Option, refuse_undecoded
+from vlm.inference.options import Option, Options
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text.text_rows import read_texts, rows_of
-from vlm.io.output import Output, Records
+from vlm.inference.text.text_rows import encoded_rows
 from vlm.models.masked_language_model import MaskedLanguageModel
 
 GAP = "[MASK]"
@@ -38,7 +38,7 @@ def pseudo_log_likelihood(
     for start in range(1, len(ids) - 1, ROWS):
         places = range(start, min(start + ROWS, len(ids) - 1))
         rows = [Input([*ids[:at], mask_id, *ids[at + 1 :]], [0] * len(ids), [at]) for at in places]
-        chances = gap_probabilities(model, rows_of([[row] for row in rows], 0, device))
+        chances = gap_probabilities(model, encoded_rows([[row] for row in rows], 0, device))
         total += chances.gather(1, torch.tensor([[ids[at]] for at in places], device=chances.device)).log().sum().item()
     return total
 
@@ -56,17 +56,38 @@ class Filled:
     gaps: tuple[dict[str, float], ...]
 
 
+@dataclass(kw_only=True)
+class GapArguments(Arguments):
+    """Texts with gaps, by default lines of stdin."""
+
+    words = "texts"
+    texts: Annotated[
+        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
+    ] = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.texts or [])
+
+
+@dataclass(kw_only=True)
+class FillOptions(Options):
+    """Options of filling in gaps."""
+
+    top: Annotated[int, Option("Words of a gap, the likeliest first.", least=1)] = 1
+
+
 class GapFiller(Predictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
     task = "masked_language_modeling"
     fields = ("text", "filled")
+    options = FillOptions
+    arguments = GapArguments
     model: MaskedLanguageModel
 
     def restore(self, about: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.max_len = int(about["max_len"])
-
         if (mask_id := self.tokenizer.mask_id) is None:
             raise UserError("the checkpoint's tokenizer has no id for gaps; use another checkpoint")
         self.mask_id = mask_id
@@ -74,25 +95,25 @@ class GapFiller(Predictor):
     def check(self) -> None:
         check_outputs(self.probabilities([self.encode(GAP)]), self.tokenizer.vocab_size, "tokens")
 
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        return fill_texts(self, read_texts([], inputs), records, batch_size=batch_size, top=1)
-
-    def use(self, inputs: Sequence[str], *, top: Count = 1, batch_size: Count = 32) -> list[Filled]:
-        """The texts with their gaps filled in.
-
-        Args:
-            inputs: Texts with [MASK] for each word that is to be filled in.
-            top: Words of a gap.
-            batch_size: Texts at a time.
-        """
-        refuse_undecoded(inputs)
-        rows = list(map(self.encode, inputs))
-        starts = range(0, len(rows), batch_size)
-        return [one for start in starts for one in self.fill(rows[start : start + batch_size], top=top)]
-
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield tokenizer_line(about["tokenizer"])
+
+    @classmethod
+    def columns(cls, options: FillOptions) -> tuple[str, ...]:
+        return cls.fields if options.top == 1 else (*cls.fields, "gaps")
+
+    def prepare(self, source: str, options: Any) -> Input:
+        return self.encode(source)
+
+    def predict(self, batch: Sequence[Input], options: FillOptions) -> list[Filled]:
+        values, places = self.probabilities(batch).topk(min(options.top, self.tokenizer.vocab_size))
+        gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
+        return [self._filled(row, [next(gaps) for _ in row.places]) for row in batch]
+
+    def record(self, source: str, result: Filled, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+        tops = "  ".join(f"{word} {value:.4f}" for gap in result.gaps for word, value in gap.items())
+        return [{"text": source, "filled": result.text, "gaps": list(result.gaps) if form == "jsonl" else tops}]
 
     def encode(self, text: str) -> Input:
         """A text as ids; a gap takes the white space before it, as the pieces of words do.
@@ -115,14 +136,8 @@ class GapFiller(Predictor):
 
     def probabilities(self, rows: Sequence[Input]) -> Tensor:
         """Probabilities (T, V) of the tokens in all gaps of some texts; masks and other special tokens fill none."""
-        samples = rows_of([[row] for row in rows], self.tokenizer.pad_id, self.device)
+        samples = encoded_rows([[row] for row in rows], self.tokenizer.pad_id, self.device)
         return gap_probabilities(self.model, samples).cpu()
-
-    def fill(self, rows: Sequence[Input], *, top: int) -> list[Filled]:
-        """A batch of texts with the likeliest words in their gaps."""
-        values, places = self.probabilities(rows).topk(min(top, self.tokenizer.vocab_size))
-        gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
-        return [self._filled(row, [next(gaps) for _ in row.places]) for row in rows]
 
     def _filled(self, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]) -> Filled:
         ids, decode = list(row.ids), self.tokenizer.decode
@@ -136,54 +151,3 @@ class GapFiller(Predictor):
         for value, id in zip(values, ids, strict=True):
             words.setdefault(self.tokenizer.decode([id]).strip(), value)
         return words
-
-
-def fill_texts(filler: GapFiller, texts: Sequence[str], records: Records, *, batch_size: int, top: int) -> int:
-    """Fills in texts in batches and writes a record for each; returns the exit status.
-
-    A text without a gap, or too long, is named on stderr and does not keep the others from being filled in.
-
-    Args:
-        top: Tokens of a gap that are written, the most probable first.
-    Raises:
-        UserError: None of them can be filled in.
-    """
-    rows, faults = list[tuple[str, Input]](), list[UserError]()
-    for text in texts:
-        try:
-            rows.append((text, filler.encode(text)))
-        except UserError as fault:
-            faults.append(fault)
-    if not rows:
-        raise faults[0]
-    for unread in faults:
-        print_error(unread)
-    filler.prepack(batch_size)
-    for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        filled = filler.fill([row for _, row in batch], top=top)
-        for (text, _), one in zip(batch, filled, strict=True):
-            records.write(_record(records.form, text, one))
-    return 1 if faults else 0
-
-
-def _record(form: str, text: str, filled: Filled) -> dict[str, Any]:
-    tops = "  ".join(f"{word} {value:.4f}" for gap in filled.gaps for word, value in gap.items())
-    return {"text": text, "filled": filled.text, "gaps": list(filled.gaps) if form == "jsonl" else tops}
-
-
-def command(
-    model: ModelOptions,
-    texts: Annotated[
-        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
-    ] = None,
-    top: Annotated[int, Option("Words of a gap that are written.", least=1)] = 1,
-) -> int:
-    """Fills in the gaps of texts as the options say; returns the exit status."""
-    lines = read_texts([], texts or [])
-    output = Output(model.out, inputs=[model.checkpoint])
-    fields = GapFiller.fields if top == 1 else (*GapFiller.fields, "gaps")
-    records = Records(form=model.form, fields=fields, output=output)
-    filler = model.load(GapFiller)
-    with output:
-        return fill_texts(filler, lines, records, batch_size=model.batch_size, top=top)

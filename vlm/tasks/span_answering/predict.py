@@ -1,8 +1,9 @@
-"""Answering questions about texts by a part of the text: load, encode, predict, format; the command `answer`."""
+"""Answering questions about texts by a part of the text, with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +12,13 @@ from vlm.data.batch import InputRows
 from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.errors import Count, UserError, print_error
+from vlm.errors import UserError
+from vlm.inference.arguments import FileArguments
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import Files, ModelOptions, Option, questions_of
+from vlm.inference.options import Options, Question, questions_of
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text.text_rows import note_cut, rows_of
+from vlm.inference.text.text_rows import encoded_rows, note_cut
 from vlm.io.files import progress
-from vlm.io.output import Output, Records
 from vlm.models.context import Context
 from vlm.models.text_classifiers import TokenClassifier
 
@@ -40,8 +41,8 @@ class Span(NamedTuple):
     abstained: float
 
 
-class Answer(NamedTuple):
-    """An answer: a part of the context, empty where there is none; its place in code points, and its probability."""
+class SpanAnswer(NamedTuple):
+    """A part of a text as an answer, empty where the text has none; its place in code points, and its probability."""
 
     text: str
     start: int
@@ -83,7 +84,7 @@ def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
 
 def choose_answer(
     context: str, words: Sequence[Place], windows: Sequence[tuple[int, Span]], *, abstains: bool
-) -> Answer:
+) -> SpanAnswer:
     """The answer of the window with the highest score (Devlin et al. 2019, section 4.3).
 
     Args:
@@ -95,16 +96,25 @@ def choose_answer(
     first, span = max(windows, key=lambda window: window[1].score)
     least = min((span for _, span in windows), key=lambda span: span.abstaining)
     if span.score == -torch.inf or (abstains and least.abstaining >= span.score):
-        return Answer("", -1, least.abstained)
+        return SpanAnswer("", -1, least.abstained)
     start, stop = words[first + span.first].start, words[first + span.last].stop
-    return Answer(context[start:stop], start, span.probability)
+    return SpanAnswer(context[start:stop], start, span.probability)
+
+
+@dataclass(kw_only=True)
+class SpanOptions(Options):
+    """Options of answering questions about texts."""
+
+    question: Question
 
 
 class SpanAnswerer(Predictor):
-    """A trained model that answers by a part of a text, ready to use; arguments as in Predictor."""
+    """Answers questions about each text by a part of it; arguments as in Predictor."""
 
     task = "span_answering"
     fields = ("file", "question", "answer")
+    options = SpanOptions
+    arguments = FileArguments
     model: TokenClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -116,10 +126,7 @@ class SpanAnswerer(Predictor):
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
         check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
-        self.answer("a", "b", batch_size=1)
-
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        raise UserError("vlm predict: this model answers questions; use vlm answer FILES --question Q")
+        self.answer_one("a", "b", batch_size=1)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -127,22 +134,20 @@ class SpanAnswerer(Predictor):
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
-    def use(self, inputs: Sequence[Any], *, question: str | Sequence[str] = (), batch_size: Count = 32) -> list[Any]:
-        """The answer to a question about each text, or the answers to several.
+    def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[tuple[str | Path, list[str]]]:
+        questions = questions_of(options.question)
+        return [(one, questions) for one in inputs]
 
-        Args:
-            inputs: Texts; a `Path` stands for the text in a file.
-            question: Question about each text, or a list of questions.
-            batch_size: Windows of a long text that are read at once.
-        """
-        questions, rows = questions_of(question), []
-        for source in inputs:
-            text = source if isinstance(source, str) else "".join(read_lines(Path(source)))
-            rows.append([self.answer(one, text, batch_size=batch_size) for one in questions])
-        return [answers[0] for answers in rows] if isinstance(question, str) else rows
+    def prepare(self, source: tuple[str | Path, list[str]], options: Any) -> tuple[str, list[str]]:
+        text, questions = source
+        return text if isinstance(text, str) else "".join(read_lines(Path(text))), questions
+
+    def predict(self, batch: Sequence[tuple[str, list[str]]], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
+        for text, questions in batch:
+            yield [self.answer_one(question, text, batch_size=options.batch_size) for question in questions]
 
     @torch.inference_mode()
-    def answer(self, question: str, context: str, *, batch_size: int) -> Answer:
+    def answer_one(self, question: str, context: str, *, batch_size: int) -> SpanAnswer:
         """The answer to a question about a text.
 
         Args:
@@ -159,44 +164,22 @@ class SpanAnswerer(Predictor):
         return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
 
     def _spans(self, windows: Sequence[Window]) -> list[Span]:
-        rows = rows_of([[window.row] for window in windows], self.tokenizer.pad_id, self.device)
+        rows = encoded_rows([[window.row] for window in windows], self.tokenizer.pad_id, self.device)
         return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
 
+    def answer(self, result: list[SpanAnswer], options: SpanOptions) -> Any:
+        return result[0] if isinstance(options.question, str) else result
 
-def answer_files(
-    answerer: SpanAnswerer, files: Sequence[str], questions: Sequence[str], records: Records, *, batch_size: int
-) -> int:
-    """Answers questions about text files and writes a record for each; returns the exit status.
+    def record(
+        self, source: tuple[str | Path, list[str]], result: list[SpanAnswer], options: Any, *, form: str = "jsonl"
+    ) -> Sequence[Mapping[str, Any]]:
+        text, questions = source
+        name = {"text" if isinstance(text, str) else "file": str(text)}
+        return [
+            {**name, "question": question, "answer": one.text, "start": one.start, "probability": one.probability}
+            for question, one in zip(questions, result, strict=True)
+        ]
 
-    A file that cannot be read is named on stderr and does not keep questions about the others from being answered.
-    """
-    lengths = [len(answerer.tokenizer.encode(question)) for question in questions]
-    note_cut(lengths, answerer.max_len // 2, names="questions")
-    answerer.prepack(batch_size)
-    failed = 0
-    for file in files:
-        try:
-            text = "".join(read_lines(Path(file)))
-        except UserError as fault:
-            print_error(fault)
-            failed += 1
-            continue
-        for question in questions:
-            answer = answerer.answer(question, text, batch_size=batch_size)
-            about = {"file": file, "question": question, "answer": answer.text}
-            records.write({**about, "start": answer.start, "probability": answer.probability})
-    return 1 if failed else 0
-
-
-def command(
-    files: Files,
-    model: ModelOptions,
-    question: Annotated[list[str], Option("Question about each file; may be repeated.")],
-) -> int:
-    """Answers questions about text files as the options say; returns the exit status."""
-    questions = questions_of(question, option="--question")
-    output = Output(model.out, inputs=[*files, model.checkpoint])
-    records = Records(form=model.form, fields=SpanAnswerer.fields, output=output)
-    answerer = model.load(SpanAnswerer)
-    with output:
-        return answer_files(answerer, files, questions, records, batch_size=model.batch_size)
+    def notes(self, sources: Sequence[Any], options: SpanOptions) -> Iterator[str | UserError]:
+        lengths = [len(self.tokenizer.encode(question)) for question in questions_of(options.question)]
+        yield from note_cut(lengths, self.max_len // 2, names="questions")

@@ -19,7 +19,7 @@ from vlm.models.flop import Work
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.tasks.shared.show import row_lines, text_shape
 from vlm.tasks.span_answering.metrics import Answered, SpanMetric
-from vlm.tasks.span_answering.predict import Answer, choose_answer, likeliest_spans, span_scores
+from vlm.tasks.span_answering.predict import SpanAnswer, choose_answer, likeliest_spans, span_scores
 from vlm.tasks.span_answering.report import span_line, span_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
@@ -85,7 +85,7 @@ class SpanAnswering(Task):
             answered.append(Answered(question, context, answers, answer.text, answer.probability))
         self.metric.update(batch.ids, answered)
 
-    def _answer(self, context: str, windows: Sequence[Any]) -> Answer:
+    def _answer(self, context: str, windows: Sequence[Any]) -> SpanAnswer:
         return choose_answer(context, word_places(context), windows, abstains=self.field.abstains)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:

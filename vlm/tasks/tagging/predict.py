@@ -1,6 +1,7 @@
-"""Tagging the words of texts with a trained model: load, split, tag, format; the command `tag`."""
+"""Tagging the words of texts with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, NamedTuple
 
@@ -11,12 +12,11 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.words import split_words
-from vlm.errors import Count
+from vlm.inference.arguments import TextArguments
 from vlm.inference.info import tokenizer_line
-from vlm.inference.options import ModelOptions, Option, Texts, refuse_undecoded
+from vlm.inference.options import Option, Options
 from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text.text_rows import read_texts, rows_of
-from vlm.io.output import Output, Records
+from vlm.inference.text.text_rows import encoded_rows
 from vlm.models.text_classifiers import TokenClassifier
 
 ROWS = 128  # of a long text that are read at a time, at least
@@ -36,11 +36,20 @@ class Tagged(NamedTuple):
     probability: float
 
 
+@dataclass(kw_only=True)
+class TaggingOptions(Options):
+    """Options of tagging."""
+
+    words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False
+
+
 class Tagger(Predictor):
-    """A trained tagger, ready to use; arguments as in Predictor."""
+    """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
     task = "tagging"
     fields = ("tagged",)
+    options = TaggingOptions
+    arguments = TextArguments
     model: TokenClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -52,80 +61,37 @@ class Tagger(Predictor):
         check_outputs(self.probabilities([["a"]]), len(self.classes), "classes")
         check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
 
-    def predict(self, inputs: Sequence[str], records: Records, *, batch_size: int) -> int:
-        refuse_undecoded(inputs)
-        return tag_texts(self, list(map(split_words, inputs)), records, batch_size=batch_size)
-
-    def use(self, inputs: Sequence[str], *, words: bool = False, batch_size: Count = 32) -> list[list[Tagged]]:
-        """The words of each text with their tags.
-
-        Args:
-            inputs: Texts.
-            words: Whether words are parted by spaces already; by default punctuation and n't are.
-            batch_size: Texts at a time.
-        """
-        refuse_undecoded(inputs)
-        sentences = [line.split() if words else split_words(line) for line in inputs]
-        starts = range(0, len(sentences), batch_size)
-        tagged = [tags for start in starts for tags in self.tag(sentences[start : start + batch_size])]
-        return [
-            [Tagged(word, *tag) for word, tag in zip(*both, strict=True)]
-            for both in zip(sentences, tagged, strict=True)
-        ]
-
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield tokenizer_line(about["tokenizer"])
         yield f"tags        {', '.join(about['classes'])}"
 
+    def prepare(self, source: str, options: TaggingOptions) -> list[str]:
+        return source.split() if options.words else split_words(source)
+
+    def predict(self, batch: Sequence[Sequence[str]], options: TaggingOptions) -> list[list[Tagged]]:
+        if not any(batch):
+            return [[] for _ in batch]
+        values, places = self.probabilities(batch).max(-1)
+        words = [word for sentence in batch for word in sentence]
+        tags = (self.classes[at] for at in places.tolist())
+        tagged = [Tagged(*one) for one in zip(words, tags, values.tolist(), strict=True)]
+        ends = accumulate(map(len, batch), initial=0)
+        return [tagged[start:stop] for start, stop in pairwise(ends)]
+
     def probabilities(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (T, C) of the tags of all words of some sentences."""
         rows = [row for words in sentences for row in encode_words(self.tokenizer, self.max_len, words)]
-        size = max(len(sentences), ROWS)
-        parts = (
-            rows_of([rows[at : at + size]], self.tokenizer.pad_id, self.device) for at in range(0, len(rows), size)
-        )
+        size, pad_id = max(len(sentences), ROWS), self.tokenizer.pad_id
+        parts = (encoded_rows([rows[at : at + size]], pad_id, self.device) for at in range(0, len(rows), size))
         return torch.cat([tag_probabilities(self.model, part).cpu() for part in parts])
 
-    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, float]]]:
-        """The likeliest tag of each word of some sentences, with its probability."""
-        if not any(sentences):
-            return [[] for _ in sentences]
-        values, places = self.probabilities(sentences).max(-1)
-        tags = [(self.classes[at], value) for at, value in zip(places.tolist(), values.tolist(), strict=True)]
-        ends = accumulate(map(len, sentences), initial=0)
-        return [tags[start:stop] for start, stop in pairwise(ends)]
-
-
-def tag_texts(tagger: Tagger, sentences: Sequence[Sequence[str]], records: Records, *, batch_size: int) -> int:
-    """Tags sentences in batches and writes a record for each; returns the exit status."""
-    tagger.prepack(batch_size)
-    for start in range(0, len(sentences), batch_size):
-        batch = sentences[start : start + batch_size]
-        for words, tagged in zip(batch, tagger.tag(batch), strict=True):
-            records.write(_record(records.form, words, tagged))
-    return 0
-
-
-def _record(form: str, words: Sequence[str], tagged: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    tags = [tag for tag, _ in tagged]
-    if form == "jsonl":
-        return {"words": list(words), "tags": tags, "probabilities": [value for _, value in tagged]}
-    if form == "csv":
-        return {"words": " ".join(words), "tags": " ".join(tags)}
-    return {"tagged": " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))}
-
-
-def command(
-    model: ModelOptions,
-    text: Texts = None,
-    words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False,
-) -> int:
-    """Tags texts as the options say; returns the exit status."""
-    lines = read_texts([], text or [])
-    output = Output(model.out, inputs=[model.checkpoint])
-    records = Records(form=model.form, fields=Tagger.fields, output=output)
-    tagger = model.load(Tagger)
-    sentences = [line.split() if words else split_words(line) for line in lines]
-    with output:
-        return tag_texts(tagger, sentences, records, batch_size=model.batch_size)
+    def record(
+        self, source: str, result: list[Tagged], options: TaggingOptions, *, form: str = "jsonl"
+    ) -> Sequence[Mapping[str, Any]]:
+        words, tags = [one.word for one in result], [one.tag for one in result]
+        if form == "text":
+            return [{"tagged": " ".join(f"{one.word}/{one.tag}" for one in result)}]
+        if form == "csv":
+            return [{"words": " ".join(words), "tags": " ".join(tags)}]
+        return [{"words": words, "tags": tags, "probabilities": [one.probability for one in result]}]

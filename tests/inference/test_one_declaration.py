@@ -1,0 +1,186 @@
+"""What a task declares once is offered everywhere: its command, `vlm predict`, the Python API and the records."""
+
+import json
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from tiny_checkpoints import FILES, IMAGES, STORY
+
+import vlm
+from vlm.cli.main import run
+from vlm.errors import UserError
+from vlm.inference.options import ModelOptions, checked, declared, settings
+from vlm.inference.predictor import Predictor, load_predictor
+from vlm.inference.tasks import TASKS, resolve
+
+EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
+TEXTS = ["a small red circle", "a large blue cross"]
+# Of each task some inputs as Python has them, and options.
+CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "captioning": (IMAGES[:2], {"beam": 2, "results": 2, "max_tokens": 8, "workers": 1}),
+    "classification": (IMAGES[:2], {"top": 3}),
+    "contrastive": (IMAGES[:2], {"label": ["red circle", "blue cross"], "prompt": ["a {}", "one {}"], "top": 2}),
+    "image_questions": (IMAGES[:2], {"question": ["is there a circle?", "how many?"], "batch_size": 1}),
+    "language_modeling": (["A large", ""], {"max_tokens": 12, "top_k": 2, "seed": 3}),
+    "masked_language_modeling": (["a [MASK] red circle", "a small [MASK] [MASK]"], {"top": 2}),
+    "photo_translation": (TEXTS, {"image": IMAGES[:2], "max_tokens": 6, "sample": True, "results": 2}),
+    "span_answering": ([Path("story.txt")], {"question": ["what is left of the cross?", "what is red?"]}),
+    "tagging": ([*TEXTS, "It isn't!"], {"words": True}),
+    "text_classification": (TEXTS, {"pair": ["a circle", "a cross"], "top": 2}),
+    "translation": (TEXTS, {"prefix": "ein", "beam": 2, "max_tokens": 6}),
+}
+
+
+def kind_of(task: str) -> type[Predictor]:
+    return resolve(TASKS[task].predictor)
+
+
+def flags(kind: type) -> dict[str, str]:
+    """The fields of a dataclass as they are typed; those without a name are left out."""
+    named = {name: one for name, one in declared(kind).items() if not one.positional}
+    return {name: (*one.flags, f"--{name.replace('_', '-')}")[0].split("/")[0] for name, one in named.items()}
+
+
+def typed(kind: type, values: dict[str, Any]) -> list[str]:
+    """Values as words of a command line."""
+    names, words = flags(kind), list[str]()
+    for name, value in values.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if name not in names else [names[name]] if one is True else [names[name], str(one)]
+            words += [str(one)] if name not in names else []
+    return words
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert run([*words, *EXACT]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def plain(value: Any) -> Any:
+    """A result as plain containers."""
+    value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def rounded(value: Any) -> Any:
+    """A result without the digits that depend on the layout of weights."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return pytest.approx(value, rel=1e-3, abs=1e-4) if isinstance(value, float) else value
+
+
+@pytest.fixture(autouse=True)
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("story.txt").write_text(STORY)
+
+
+def test_the_cases_are_all_tasks() -> None:
+    assert {*CASES} == {*TASKS}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_option_has_a_type_a_help_and_a_default_or_is_needed(task: str) -> None:
+    for command in TASKS[task].commands:
+        kind = resolve(command.predictor)
+        for holder in (kind.options, kind.arguments):
+            assert all(option.help.endswith(".") for option in declared(holder).values())
+            assert {*get_type_hints(holder)} >= {one.name for one in fields(holder)}
+        assert all(one.kw_only for one in fields(kind.options))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_predict_and_the_command_offer_every_option(
+    task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    kind, helps = kind_of(task), {}
+    for command in ("predict", TASKS[task].main.name):
+        assert run([command, "--help"]) == 0
+        helps[command] = capsys.readouterr().out
+    for name, flag in flags(kind.options).items():
+        assert all(flag in said for said in helps.values()), name
+    for flag in flags(kind.arguments).values():
+        assert flag in helps[TASKS[task].main.name]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_command_predict_python_and_record_agree(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, values = CASES[task]
+    kind, path = kind_of(task), str(FILES / f"{task}.ckpt")
+    options = typed(kind.options, values)
+    field = next(one.name for one in fields(kind.arguments) if one.name == kind.arguments.words)
+    own = printed(capsys, TASKS[task].main.name, *typed(kind.arguments, {field: inputs}), *options, "-c", path)
+    assert len(own) >= len(inputs)
+    assert printed(capsys, "predict", *map(str, inputs), *options, "-c", path) == own
+
+    predictor = ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
+    chosen = checked(kind.options, values, use="this")
+    sources = predictor.sources(inputs, chosen)
+    prepared = [predictor.prepare(source, chosen) for source in sources]
+    results = dict(predictor.results([prepared], settings(chosen)))
+    found = [
+        record for place, source in enumerate(sources) for record in predictor.record(source, results[place], chosen)
+    ]
+    assert own == [rounded(json.loads(json.dumps(record))) for record in found]
+
+    model = vlm.load(path, device="cpu", precision="fp32")
+    answers = getattr(model, TASKS[task].main.name)(inputs, **values)
+    expected = [predictor.answer(results[place], chosen) for place in range(len(sources))]
+    assert [plain(one) for one in answers] == [rounded(one) for one in expected]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_inputs_come_while_results_leave_and_who_closes_stops_the_model(task: str) -> None:
+    """Batches of one, the next asked for only when the model has room; None is the end where nothing is left to do."""
+    inputs, values = CASES[task]
+    predictor = ModelOptions(checkpoint=str(FILES / f"{task}.ckpt"), device="cpu", precision="fp32").load(
+        load_predictor
+    )
+    options = checked(predictor.options, {**values, "batch_size": 1}, use="this")
+    sources = predictor.sources(inputs, options)
+    asked = 0
+
+    def batches():
+        nonlocal asked
+        for source in sources * 3:
+            asked += 1
+            yield [predictor.prepare(source, options)]
+        while True:
+            yield None
+
+    found = predictor.results(batches(), options)
+    place, first = next(iter(found))
+    assert place == 0 and asked < 3 * len(sources) + 1
+    rest = dict(found)
+    assert [*rest] == list(range(1, 3 * len(sources)))
+    assert rounded(plain(first)) == plain(rest[len(sources)])
+    stopped = predictor.results(batches(), options)
+    asked = 0
+    next(iter(stopped))
+    stopped.close()  # type: ignore[attr-defined]
+    assert asked <= 2 and not list(stopped)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_python_and_clients_are_told_of_wrong_names_types_and_ranges(task: str) -> None:
+    kind = kind_of(task)
+    good = {name: value for name, value in CASES[task][1].items() if declared(kind.options)[name].scope == "anyone"}
+    assert checked(kind.options, good, use="this", client=True)
+    for wrong in ({"batch_sise": 1}, {"batch_size": 0}, {"batch_size": "many"}, {"trace": "file"}, {"labels": "file"}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            checked(kind.options, {**CASES[task][1], **wrong}, use="this")
+    for own in ("batch_size", "workers"):
+        with pytest.raises(UserError, match=own):
+            checked(kind.options, {**good, own: 1}, use="this", client=True)
+    for one in fields(kind.options):
+        if one.default is MISSING:
+            with pytest.raises(UserError, match=f"{one.name}: missing"):
+                checked(kind.options, {}, use="this")

@@ -1,0 +1,161 @@
+"""What tasks read, as the command line names it and as Python gives it."""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from vlm.data.text.documents import read_lines
+from vlm.errors import UserError
+from vlm.inference.inputs import find_images, several_images
+from vlm.inference.options import Kind, Option, refuse_undecoded
+
+Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
+Files = Annotated[list[str], Option("Images, or text files where the model reads texts.", positional=True)]
+
+
+@dataclass(kw_only=True)
+class Arguments(ABC):
+    """The arguments of a command that name its inputs; each field is annotated with an `Option`.
+
+    Attributes:
+        kind: What an input is: a text or an image.
+        words: The field that the arguments of `vlm predict` fill.
+    """
+
+    kind: ClassVar[Kind] = "text"
+    words: ClassVar[str] = "text"
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        """The arguments that `vlm predict WORDS` stands for."""
+        return cls(**{cls.words: list(words)})
+
+    @abstractmethod
+    def read(self) -> list[Any]:
+        """The inputs.
+
+        Raises:
+            UserError: There are none, or one cannot be read.
+        """
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        """The files that are read for inputs that `read` returned; none of them may be written to."""
+        return []
+
+    @classmethod
+    def several(cls, value: Any) -> tuple[list[Any], bool]:
+        """The inputs that a value in Python stands for, and whether it was one input alone.
+
+        Raises:
+            UserError: It is no input.
+        """
+        alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+        inputs = [value] if alone else list(value)
+        refuse_undecoded([one for one in inputs if isinstance(one, str)])
+        return inputs, alone
+
+
+@dataclass(kw_only=True)
+class WordArguments(Arguments):
+    """Words of the command line as they stand: the inputs of a task of a user's own package, unless it says more."""
+
+    words = "inputs"
+    inputs: Annotated[list[str], Option("Inputs.", positional=True)]
+
+    def read(self) -> list[str]:
+        return list(self.inputs)
+
+
+@dataclass(kw_only=True)
+class ImageArguments(Arguments):
+    """Images. In Python also pictures of Pillow, and arrays."""
+
+    kind = "image"
+    words = "images"
+    images: Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
+
+    def read(self) -> list[str]:
+        return find_images(self.images)
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(map(str, inputs))
+
+    @classmethod
+    def several(cls, value: Any) -> tuple[list[Any], bool]:
+        return several_images(value)
+
+
+@dataclass(kw_only=True)
+class ImageFileArguments(Arguments):
+    """Images that may be named again, since several may belong together."""
+
+    kind = "image"
+    words = "files"
+    files: Files
+
+    def read(self) -> list[str]:
+        return find_images(self.files, repeated=True)
+
+    paths = ImageArguments.paths
+    several = ImageArguments.several
+
+
+@dataclass(kw_only=True)
+class FileArguments(Arguments):
+    """Text files, each one input. In Python a `Path` is a file, and a str is the text itself."""
+
+    words = "files"
+    files: Files
+
+    def read(self) -> list[Path]:
+        return list(map(Path, self.files))
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(map(str, inputs))
+
+
+@dataclass(kw_only=True)
+class TextArguments(Arguments):
+    """Texts, by default lines of stdin."""
+
+    text: Texts = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.text or [])
+
+
+@dataclass(kw_only=True)
+class LineArguments(Arguments):
+    """Texts, by default lines of files or of stdin."""
+
+    files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None
+    text: Texts = None
+
+    def read(self) -> list[str]:
+        return read_texts(self.files or [], self.text or [])
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(self.files or [])
+
+
+def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--text TEXT, a file") -> list[str]:
+    """Texts, and the lines of files, or of stdin where there are neither; only a line feed ends a line of a file.
+
+    Args:
+        named: What the command line would have, for a message.
+    Raises:
+        UserError: There is no text, a file cannot be read, or a text is not UTF-8.
+    """
+    lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
+    for file in files:
+        rows = "".join(read_lines(Path(file))).split("\n")
+        lines += [line.rstrip("\r") for line in (rows if rows[-1] else rows[:-1])]
+    lines = [*texts, *lines]
+    if not lines:
+        raise UserError(f"there is no text; give {named}, or a text a line on stdin")
+    refuse_undecoded(lines)
+    return lines

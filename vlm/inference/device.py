@@ -1,0 +1,34 @@
+"""The device and the type of numbers that a model runs with."""
+
+import torch
+
+from vlm.errors import UserError
+from vlm.nn.precision import has_bfloat16
+
+
+def choose_device(name: str) -> str:
+    """The device of --device.
+
+    Raises:
+        UserError: It is unknown, or this machine has none.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(device for device, there in here.items() if there)
+    if name not in here:
+        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu, cuda or mps")
+    if not here[name]:
+        raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
+    return name
+
+
+def choose_precision(name: str, device: str) -> torch.dtype:
+    """The type of numbers of --precision; auto takes bfloat16 where the device is faster in it.
+
+    Raises:
+        UserError: It is unknown.
+    """
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32 or bf16")
+    low = name == "bf16" or (name == "auto" and has_bfloat16(device))
+    return torch.bfloat16 if low else torch.float32
