@@ -18,20 +18,10 @@ from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
 
 SCENES = "data/sample"
-TINY = [
-    "debug=fast",
-    "trainer=cpu",
-    "optim=adamw",  # with the stem, a model whose two steps leave captions that differ
-    "model/encoder=vit_conv",
-    "data.num_workers=0",
-    "model.size.dim=32",
-    "model.size.num_heads=2",
-    "model.size.encoder_depth=1",
-    "model.size.decoder_depth=1",
-    "data.source.train_scenes=48",
-    "data.source.val_scenes=8",
-    "data.source.test_scenes=8",
-]
+# With the stem, a model whose two steps leave captions that differ.
+TINY = ["debug=fast", "trainer=cpu", "optim=adamw", "model/encoder=vit_conv", "data.num_workers=0"]
+TINY += ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]
+TINY += [f"data.source.{split}_scenes={count}" for split, count in (("train", 48), ("val", 8), ("test", 8))]
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,10 @@ from vlm.tasks.translation.dictionary import ROUNDS, Dictionary
 from vlm.tasks.translation.metrics import NAMES, TranslationMetric, TranslationScores
 
 SIDES = ("text", "translation")
-TEXTS = [
-    "the cat sat on the mat.",
-    "a dog",
-    "",
-    "Zwei Männer, die\u00a0reden.",
-    "birds fly over the old house by the sea",
-]
-REFERENCES = [
-    "the cat sat on a mat.",
-    "a dog",
-    "nothing",
-    "Zwei Männer die reden!",
-    "some birds fly over an old house by the sea",
-]
+TEXTS = ["the cat sat on the mat.", "a dog", "", "Zwei Männer, die\u00a0reden."]
+TEXTS += ["birds fly over the old house by the sea"]
+REFERENCES = ["the cat sat on a mat.", "a dog", "nothing", "Zwei Männer die reden!"]
+REFERENCES += ["some birds fly over an old house by the sea"]
 
 
 def test_bleu_is_the_count_by_hand():
