@@ -15,43 +15,19 @@ from zlib import crc32
 
 import pytest
 from listening import listening
-from tiny_checkpoints import FILES, IMAGES, ROOT
+from services import CAPTIONER, client, client_of, predictor_of, service, tiny
+from tiny_checkpoints import IMAGES, ROOT
 from used import used
-
-from vlm.inference.options import DecodingOptions, ModelOptions
-from vlm.inference.predictor import load_predictor
-from vlm.serving.serve import make_engine
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTOS = [Path(path).read_bytes() for path in IMAGES]
-LOADED: dict[str, object] = {}
-
-
-def client(
-    path: str = CAPTIONER, *, key: str | None = None, most: int = 64, timeout: float = 60, origins: tuple[str, ...] = ()
-):
-    """A client of a service in this process."""
-    from fastapi.testclient import TestClient
-
-    from vlm.serving.app import Service, make_app
-    from vlm.serving.sites import Sites
-
-    if (path, most) not in LOADED:
-        model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
-        LOADED[path, most] = make_engine(model.load(load_predictor), DecodingOptions(), rows=8, most=most)
-    options = {"max_bytes": 100_000, "timeout": timeout, "key": key, "sites": Sites(local=True, origins=origins)}
-    app = make_app(Service(LOADED[path, most], **options))
-    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="module")
 def truth() -> list[dict]:
     """The records of `vlm caption`."""
-    model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32")
-    texts = used(model.load(load_predictor), IMAGES)
-    return [vars(text) for text in texts]
+    return [vars(text) for text in used(predictor_of(CAPTIONER), IMAGES)]
 
 
 def same(results: list[dict], truth: list[dict]) -> bool:
@@ -84,12 +60,12 @@ def test_images_come_in_any_form(truth):
         ({"json": ["AA=="]}, 400, "the body is no JSON such as"),
         ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON such as"),
         ({"files": [("a", ("a", b"x")), ("b", ("b", b"x"))]}, 400, "image 1: damaged"),
-        ({"json": {"image": "AA==", "tpo": 3}}, 422, "tpo: is unknown"),
+        ({"json": {"image": "AA==", "tpo": 3}}, 422, "tpo: unknown to captioning"),
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "boundary"),
     ],
 )
 def test_bad_input_is_a_line(body, code, line):
-    answer = client().post("/predict", **body)
+    answer = client(max_bytes=100_000).post("/predict", **body)
     assert answer.status_code == code and line in answer.json()["detail"]
     assert len(answer.json()["detail"].splitlines()) == 1 and "Traceback" not in answer.text
 
@@ -103,15 +79,16 @@ def test_an_image_of_too_many_pixels_is_refused():
 
 
 def test_a_full_queue_is_503(monkeypatch):
-    http = client(most=1)
-    monkeypatch.setattr(type(LOADED[CAPTIONER, 1]), "waiting", property(lambda self: 1))
+    ours = service(most=1)
+    http = client_of(ours)
+    monkeypatch.setattr(type(ours.engine), "waiting", property(lambda self: 1))
     answer = http.post("/predict", content=PHOTOS[0])
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
 
 
 def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch):
-    http, go = client(most=3, timeout=0.2), threading.Event()
-    ours = LOADED[CAPTIONER, 3]
+    service_, go = service(most=3, timeout=0.2), threading.Event()
+    http, ours = client_of(service_), service_.engine
     real = ours.predictor.encode
     monkeypatch.setattr(ours.predictor, "encode", lambda inputs: go.wait(30) and real(inputs))
     with ThreadPoolExecutor(2) as pool:
@@ -120,7 +97,8 @@ def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypa
     assert answers[0].json() == {"detail": "no token for 0.2 seconds; try again"}
     assert answers[0].headers["Retry-After"] == "1" and ours.waiting == 0
     go.set()
-    assert client(most=3).post("/predict", content=PHOTOS[0]).status_code == 200
+    service_.timeout = 60
+    assert http.post("/predict", content=PHOTOS[0]).status_code == 200
 
 
 def test_the_key_opens():
@@ -147,9 +125,9 @@ def test_metrics_count_and_the_schema_is_there():
 
 
 def test_texts_and_classes():
-    classes = client(str(FILES / "classification.ckpt")).post("/predict", content=PHOTOS[0]).json()["results"]
+    classes = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
     assert {"name", "probability", "top"} == set(classes[0])
-    http = client(str(FILES / "translation.ckpt"))
+    http = client(tiny("translation"))
     assert http.post("/predict", json={"text": "a red circle"}).json()["results"][0]["text"]
     assert len(http.post("/predict", json={"texts": ["a red circle", "a"]}).json()["results"]) == 2
     for wrong in ({"texts": "a red circle"}, {"texts": {"a": 1}}, {"text": ["a", "b"]}, {"text": 3}):

@@ -88,7 +88,7 @@ TEXTS = ["a red circle", "a blue cross"]
 CASES = {
     "classification": (1, {}, {"photos": [PHOTO]}, lambda it: used(it, [PHOTO], top=10)[0].top),
     "contrastive": (
-        *(1, {"label": "\n".join(TEXTS)}, {"photos": [PHOTO]}),
+        *(1, {"label": "\n".join(TEXTS), "prompt": ""}, {"photos": [PHOTO]}),
         lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
     "image_questions": (
@@ -132,7 +132,8 @@ def test_each_task_has_a_form_that_answers_as_python_does(task):
     model = load(str(FILES / f"{task}.ckpt"))
     form = form_of(model)
     assert form.photos == photos and list(form.texts) == list(texts) and not form.streams
-    shown = said(last(form, texts=texts, **values))
+    options = {name: one.value for name, one in form.options.items()}
+    shown = said(last(form, texts=texts, options=options, **values))
     for one in truth(model):
         pair = one if isinstance(one, tuple) else (one,)
         for part in pair:

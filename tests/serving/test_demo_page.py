@@ -24,7 +24,8 @@ pytest.importorskip("gradio")
 pytest.importorskip("httpx")
 CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTO = "data:;base64," + base64.b64encode(Path(IMAGES[1]).read_bytes()).decode()
-OPTIONS = ["greedy", 4, 1.0, 0, 128]
+WAY = ["greedy", 4, 1.0, 0, 128]
+OPTIONS = ["", *WAY]  # no prefix
 
 
 def page_of(path: str, **limits):
@@ -80,7 +81,7 @@ def test_a_photo_is_captioned(http):
     model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32").load(load_predictor)
     shown = answers(http, PHOTO, *OPTIONS)[-1]
     assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == used(model, [IMAGES[1]])[0].text
-    assert "log-probability" in answers(http, PHOTO, "beams", 3, 1.0, 0, 128)[-1]
+    assert "log-probability" in answers(http, PHOTO, "", "beams", 3, 1.0, 0, 128)[-1]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +107,18 @@ def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):
     from vlm.serving.demo_page import Page
 
     asked = []
-    form = Form(1, {}, WAYS, (), lambda values: iter([asked.append(values) or values.language or "none"]), ("en", "de"))
+    form = Form(
+        1,
+        {},
+        WAYS,
+        (),
+        lambda values: iter([asked.append(values) or values.options.get("language") or "none"]),
+        ("en", "de"),
+    )
     page = Page(task="captioning", name="a.ckpt", form=form, samples=tmp_path, max_bytes=100_000)
     assert list(page.answer(PHOTO, "de", "beams", 3, 1.0, 0, 128)) == ["de"]
     assert (asked[0].way, asked[0].count) == ("beams", 3)
-    assert list(page.answer(PHOTO, "fr", *OPTIONS)) == ["none"]  # whatever was sent
+    assert list(page.answer(PHOTO, "fr", *WAY)) == ["none"]  # whatever was sent
     labels = [one["props"].get("label") for one in page.blocks().get_config_file()["components"]]
     assert "Language" in labels
     plain = Page(task="captioning", name="a.ckpt", form=replace(form, languages=()), samples=tmp_path, max_bytes=1)
@@ -120,7 +128,7 @@ def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):
 
 @pytest.mark.parametrize("options", [["x", 4, 1.0, 0, 128], ["beams", 10**9, 1.0, 0, 128], ["samples", 2, -5, 0, 128]])
 def test_options_stay_in_their_bounds(http, options, capfd):
-    shown = answers(http, PHOTO, *options)
+    shown = answers(http, PHOTO, "", *options)
     assert not shown or "v-refusal" in shown[-1] or shown[-1].count('class="v-text"') <= 8
 
 
@@ -146,7 +154,7 @@ def test_a_text_streams_and_hostile_ones_are_lines():
 def test_a_client_may_not_ask_without_end():
     with page_of(str(FILES / "tagging.ckpt"), rate=2) as http:
         for _ in range(2):
-            assert "v-tag" in answers(http, "a red circle")[-1]
+            assert "v-tag" in answers(http, "a red circle", False)[-1]
         refused = http.post("/gradio_api/queue/join", json={"data": []})
         assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests in a minute")
 
@@ -159,7 +167,7 @@ def test_more_than_the_queue_holds_is_refused(monkeypatch):
     monkeypatch.setattr(Page, "answer", lambda self, *inputs: iter([str(go.wait(30))]))
     with page_of(str(FILES / "tagging.ckpt"), queue=1) as http:
         try:
-            codes = [join(http, "a red circle").status_code for _ in range(4)]
+            codes = [join(http, "a red circle", False).status_code for _ in range(4)]
         finally:
             go.set()
     assert codes[0] == 200 and codes[-1] == 503 and sorted(codes) == codes

@@ -3,37 +3,47 @@
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
 from threading import Event
+from typing import Any
 
 import pytest
-from tiny_checkpoints import FILES, IMAGES, ROOT
+from services import CAPTIONER, predictor_of, tiny
+from tiny_checkpoints import IMAGES, STORY
 from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.errors import UserError
-from vlm.inference.options import DecodingOptions, ModelOptions
-from vlm.inference.predictor import load_predictor
+from vlm.inference.options import checked
 from vlm.nn.step.replay import StepperPool
 from vlm.serving.engine import Engine, Full
-from vlm.serving.serve import make_engine
+from vlm.serving.job import Job
 
 
-def engine(task: str, *, rows: int = 4, most: int = 1000, **options) -> Engine:
-    path = ROOT / "data" / "sample" / "captioner.ckpt" if task == "captioning" else FILES / f"{task}.ckpt"
-    model = ModelOptions(checkpoint=str(path), device="cpu", precision="fp32")
-    return make_engine(model.load(load_predictor), DecodingOptions(**options), rows=rows, most=most)
+class Ours(Engine):
+    """An engine of a task, and options for all its jobs."""
+
+    def __init__(self, task: str, *, rows: int = 4, most: int = 1000, **values: Any) -> None:
+        super().__init__(predictor_of(CAPTIONER if task == "captioning" else tiny(task)), rows=rows, most=most)
+        self.options = checked(self.predictor.options, {**values, "batch_size": rows}, use="this")
+
+    def send(self, inputs: list[Any], **values: Any) -> list[Job]:
+        """Jobs of inputs that are prepared here."""
+        options = replace(self.options, **values)
+        return self.submit([self.predictor.prepare(one, options) for one in inputs], options)
 
 
 @pytest.fixture(scope="module")
-def captions() -> Engine:
-    return engine("captioning")
+def captions() -> Ours:
+    return Ours("captioning")
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "results": 2}], ids=["greedy", "beams"])
 def test_each_of_many_clients_gets_its_own_caption(captions, options):
     """Clients come at different times, so that most of their images join a batch that runs."""
-    ours = engine("captioning", **options) if options else captions
+    ours = Ours("captioning", **options) if options else captions
     images = [load_image(path) for path in IMAGES]
     truth = used(ours.predictor, images, **options)
     pixels = [ours.predictor.pixels(image) for image in images]
@@ -41,7 +51,7 @@ def test_each_of_many_clients_gets_its_own_caption(captions, options):
     def client(number: int) -> list:
         time.sleep(number % 5 / 100)
         order = [(number + step) % len(images) for step in range(1 + number % 3)]
-        jobs = ours.submit([pixels[place] for place in order])
+        jobs = ours.submit([pixels[place] for place in order], ours.options)
         return [(place, job.answer.result(60)) for place, job in zip(order, jobs, strict=True)]
 
     with ThreadPoolExecutor(8) as pool:
@@ -66,9 +76,9 @@ def test_those_that_wait_run_together(captions, monkeypatch):
         return real(batch)
 
     monkeypatch.setattr(captions.predictor, "encode", encode)
-    first = captions.submit([pixels])
+    first = captions.submit([pixels], captions.options)
     assert begun.wait(10)
-    others = captions.submit([pixels] * 20)
+    others = captions.submit([pixels] * 20, captions.options)
     go.set()
     texts = {job.answer.result(60).text for job in first + others}
     assert len(texts) == 1 and sizes[:2] == [1, 4] and sum(sizes) == 21
@@ -76,11 +86,11 @@ def test_those_that_wait_run_together(captions, monkeypatch):
 
 def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
     """More wait than there are rows, and one batch takes them all as its rows fall free, a few at a time."""
-    ours = engine("captioning", rows=24)
+    ours = Ours("captioning", rows=24)
     begun, real = [], StepperPool.begin
     monkeypatch.setattr(StepperPool, "begin", lambda *args, **sizes: begun.append(1) or real(*args, **sizes))
     pixels = [captions.predictor.pixels(load_image(path)) for path in IMAGES]
-    jobs = ours.submit([pixels[number**2 % 7 % len(pixels)] for number in range(120)])
+    jobs = ours.submit([pixels[number**2 % 7 % len(pixels)] for number in range(120)], ours.options)
     assert len({job.answer.result(60).text for job in jobs}) > 1
     assert len(begun) == 1
 
@@ -89,15 +99,15 @@ def test_a_full_queue_takes_all_or_none(captions, monkeypatch):
     monkeypatch.setattr(captions, "most", 2)
     pixels = captions.predictor.pixels(load_image(IMAGES[0]))
     with pytest.raises(Full):
-        captions.submit([pixels] * 3)
-    assert captions.waiting == 0 and captions.submit([pixels])[0].answer.result(60).text
+        captions.submit([pixels] * 3, captions.options)
+    assert captions.waiting == 0 and captions.submit([pixels], captions.options)[0].answer.result(60).text
 
 
 def test_the_engine_outlives_a_fault(captions):
-    broken = captions.submit([load_image(IMAGES[0])])[0]  # not as the model takes it
+    broken = captions.submit([load_image(IMAGES[0])], captions.options)[0]  # not as the model takes it
     with pytest.raises(TypeError):
         broken.answer.result(60)
-    assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].answer.result(60).text
+    assert captions.send([load_image(IMAGES[0])])[0].answer.result(60).text
 
 
 def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeypatch):
@@ -107,16 +117,16 @@ def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(captions.predictor, "decoded", broken)
-        jobs = captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))] * 9)
+        jobs = captions.send([load_image(IMAGES[0])] * 9)
         for job in jobs:
             with pytest.raises(MemoryError):
                 job.answer.result(10)
-    assert captions.submit([captions.predictor.pixels(load_image(IMAGES[0]))])[0].answer.result(60).text
+    assert captions.send([load_image(IMAGES[0])])[0].answer.result(60).text
 
 
 @pytest.mark.parametrize("options", [["--min-tokens", "40"], ["--require", "red " * 40]])
 def test_more_tokens_than_a_text_has_room_for_are_refused_at_the_start(options, capsys):
-    assert run(["serve", "-c", str(ROOT / "data" / "sample" / "captioner.ckpt"), *options]) == 2
+    assert run(["serve", "-c", CAPTIONER, *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {options[0]}: ")
 
@@ -125,33 +135,70 @@ def test_more_tokens_than_a_text_has_room_for_are_refused_at_the_start(options, 
     "task", ["classification", *(pytest.param(task, marks=pytest.mark.slow) for task in ("translation", "tagging"))]
 )
 def test_other_tasks_answer_as_from_python(task):
-    ours = engine(task)
+    ours = Ours(task)
     inputs = [load_image(path) for path in IMAGES] if task == "classification" else ["a red circle", "a blue cross"]
-    answers = [job.answer.result(60) for job in ours.submit(inputs)]
+    answers = [job.answer.result(60) for job in ours.send(inputs)]
     for one, other in zip(answers, used(ours.predictor, inputs), strict=True):
         assert getattr(one, "name", None) == getattr(other, "name", None)
         assert getattr(one, "text", None) == getattr(other, "text", None) and type(one) is type(other)
 
 
-def test_an_input_at_fault_keeps_no_other_from_its_answer():
-    ours = engine("masked_language_modeling")
-    good, bad, other = ours.submit(["a [MASK] circle", "no gap", "a red [MASK]"])
-    assert good.answer.result(60) == used(ours.predictor, ["a [MASK] circle"])[0] and other.answer.result(60)
-    with pytest.raises(UserError):
-        bad.answer.result(60)
+def test_jobs_with_equal_settings_run_together_and_others_have_their_turn(captions, monkeypatch):
+    """Requests with other settings wait until those that run are done, and then are not overtaken for ever."""
+    ours, done = Ours("captioning", rows=2), []
+    real = ours.predictor.results
+
+    def results(batches, settings, *, watch):
+        def noted():
+            for batch in batches:
+                done.extend([settings.prefix] * len(batch or ()))
+                yield batch
+
+        return real(noted(), settings, watch=watch)
+
+    monkeypatch.setattr(ours.predictor, "results", results)
+    image = load_image(IMAGES[0])
+    jobs = [job for number in range(12) for job in ours.send([image], prefix=("a", "the")[number % 3 == 0])]
+    texts = [job.answer.result(60).text for job in jobs]
+    assert all(text.startswith(("a", "the")[number % 3 == 0]) for number, text in enumerate(texts))
+    assert done.count("the") == 4 and done.count("a") == 8
+    changes = sum(one != other for one, other in pairwise(done))
+    assert 1 <= changes <= 7  # one by one, in turn, there would be as many as requests change
 
 
-@pytest.mark.parametrize(
-    ("task", "need"), [("image_questions", "question"), ("contrastive", "label"), ("photo_translation", "image")]
-)
-def test_what_is_not_served_is_refused(task, need):
-    with pytest.raises(UserError, match=rf"takes more than its input \({need}\)"):
-        engine(task)
-    with pytest.raises(UserError, match="leave others out"):
-        engine("classification", beam=2)
+def test_what_stands_beside_an_input_keeps_no_request_apart(monkeypatch):
+    """Questions differ from request to request, and share a batch."""
+    ours, sizes, go = Ours("span_answering", question="what?"), [], Event()
+    real = ours.predictor.predict
+
+    def predict(batch, options):
+        go.wait(10)
+        sizes.append(len(batch))
+        return real(batch, options)
+
+    monkeypatch.setattr(ours.predictor, "predict", predict)
+    texts = [(STORY, [question]) for question in ("what is left of the cross?", "what is red?", "who?", "where?")]
+    jobs = [job for one in texts for job in ours.send([one], question=one[1])]
+    go.set()
+    answers = [job.answer.result(60) for job in jobs]
+    for (text, question), answer in zip(texts, answers, strict=True):
+        assert answer == used(ours.predictor, [text], question=question)[0]
+    assert max(sizes) > 1
+
+
+def test_an_input_at_fault_has_its_fault_for_an_answer(captions):
+    fault = UserError("no")
+    good, bad = captions.submit([captions.predictor.prepare(IMAGES[0], captions.options), fault], captions.options)
+    assert bad.answer.exception() is fault and good.answer.result(60).text
+
+
+@pytest.mark.parametrize("options", [["--beam", "2"], ["--language", "de"]])
+def test_options_that_do_not_go_with_the_model_are_refused_at_the_start(options, capsys):
+    assert run(["serve", "-c", tiny("classification"), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {options[0]}: a model for classification takes none")
 
 
 def test_without_the_extra_a_line_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run(["serve", "-c", str(FILES / "captioning.ckpt")]) == 2
+    assert run(["serve", "-c", tiny("captioning")]) == 2
     assert capsys.readouterr().err == 'error: vlm serve: needs uvicorn; pip install "vlm-lightning[serve]"\n'

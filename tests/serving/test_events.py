@@ -8,41 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import FILES, IMAGES, ROOT
+from services import client_of, service, tiny
+from tiny_checkpoints import IMAGES
 
-from vlm.inference.options import DecodingOptions, ModelOptions
-from vlm.inference.predictor import load_predictor
 from vlm.nn.step.replay import Stepper
-from vlm.serving.serve import make_engine
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTOS = [Path(path).read_bytes() for path in IMAGES]
 STREAM = {"Accept": "text/event-stream"}
 FORM = [("image", (f"{place}.png", photo)) for place, photo in enumerate(PHOTOS)]
 
 
-def make_service(path: str = CAPTIONER, **options):
-    from vlm.serving.app import Service
-    from vlm.serving.sites import Sites
-
-    predictor = ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
-    engine = make_engine(predictor, DecodingOptions(**options), rows=4, most=64)
-    return Service(engine, max_bytes=10**6, timeout=60, key=None, sites=Sites(local=True))
-
-
-def client(service):
-    from fastapi.testclient import TestClient
-
-    from vlm.serving.app import make_app
-
-    return TestClient(make_app(service), base_url="http://127.0.0.1", raise_server_exceptions=False)
-
-
 @pytest.fixture(scope="module")
 def captions():
-    return make_service()
+    return service(rows=4)
 
 
 def events(answer) -> list[tuple[str, dict]]:
@@ -55,8 +35,8 @@ def events(answer) -> list[tuple[str, dict]]:
 
 @pytest.mark.parametrize("options", [{}, {"sample": True, "results": 2}], ids=["greedy", "sampled"])
 def test_tokens_come_one_by_one_and_then_the_result(captions, options):
-    service = make_service(**options) if options else captions
-    http = client(service)
+    ours = service(rows=4, **options) if options else captions
+    http = client_of(ours)
     *tokens, (name, last) = events(http.post("/predict", files=FORM, headers=STREAM))
     assert name == "result" and {name for name, _ in tokens} == {"token"}
     results = [result if options else [result] for result in last["results"]]
@@ -75,13 +55,13 @@ def test_tokens_come_one_by_one_and_then_the_result(captions, options):
 def test_times_are_seconds_from_acceptance(captions, monkeypatch):
     real = Stepper.logits
     monkeypatch.setattr(Stepper, "logits", lambda *args: time.sleep(0.05) or real(*args))
-    (result,) = client(captions).post("/predict", content=PHOTOS[0]).json()["results"]
+    (result,) = client_of(captions).post("/predict", content=PHOTOS[0]).json()["results"]
     assert len(result["times"]) == len(result["tokens"]) and result["times"][0] >= 0.05
     assert all(0.05 <= b - a < 1 for a, b in zip(result["times"], result["times"][1:], strict=False))
 
 
 def test_beams_have_nothing_to_show_before_the_end():
-    http = client(make_service(beam=3, results=2))
+    http = client_of(service(beam=3, results=2))
     ((name, last),) = events(http.post("/predict", content=PHOTOS[0], headers=STREAM))
     assert name == "result" and len(last["results"][0]) == 2
     for text in last["results"][0]:
@@ -89,16 +69,16 @@ def test_beams_have_nothing_to_show_before_the_end():
 
 
 def test_models_that_write_nothing_answer_by_the_result_alone():
-    http = client(make_service(str(FILES / "classification.ckpt")))
+    http = client_of(service(tiny("classification")))
     ((name, last),) = events(http.post("/predict", content=PHOTOS[0], headers=STREAM))
     assert name == "result" and {"name", "probability", "top"} == set(last["results"][0])
 
 
 def test_a_fault_is_an_event_and_bad_input_a_status(captions, monkeypatch, caplog):
-    http = client(captions)
+    http = client_of(captions)
     answer = http.post("/predict", content=b"no image", headers=STREAM)
     assert answer.status_code == 400 and answer.json()["detail"].startswith("image 1: damaged")
-    monkeypatch.setattr(captions.engine.predictor, "encode", lambda batch: 1 / 0)
+    monkeypatch.setattr(captions.predictor, "encode", lambda batch: 1 / 0)
     assert events(http.post("/predict", content=PHOTOS[0], headers=STREAM)) == [
         ("error", {"detail": "the model failed; its log says why"})
     ]

@@ -9,45 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tiny_checkpoints import FILES, IMAGES, ROOT
+from services import CAPTIONER, client, service, tiny
+from tiny_checkpoints import IMAGES
 from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import Preprocess, decoding_cost, load_image
-from vlm.inference.options import DecodingOptions, ModelOptions
-from vlm.inference.predictor import load_predictor
-from vlm.serving.serve import make_engine
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTOS = [Path(path).read_bytes() for path in IMAGES]
 JSON = {"Content-Type": "application/json"}
-ENGINES: dict[str, object] = {}
-
-
-def service(path: str = CAPTIONER, *, local: bool = True, origins: tuple[str, ...] = (), max_bytes: int = 2**25):
-    from vlm.serving.app import Service
-    from vlm.serving.sites import Sites
-
-    if path not in ENGINES:
-        model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
-        ENGINES[path] = make_engine(model.load(load_predictor), DecodingOptions(), rows=8, most=64)
-    sites = Sites(local=local, origins=origins)
-    return Service(ENGINES[path], max_bytes=max_bytes, timeout=60, key=None, sites=sites)
-
-
-def client(path: str = CAPTIONER, **options):
-    from fastapi.testclient import TestClient
-
-    from vlm.serving.app import make_app
-
-    app = make_app(service(path, **options))
-    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
-
-
-def tiny(task: str) -> str:
-    return str(FILES / f"{task}.ckpt")
 
 
 def jpeg(width: int, height: int, **options) -> bytes:
@@ -74,12 +46,12 @@ def test_images_wait_as_the_model_reads_them():
     """A queue of whole images would hold the memory of all."""
     ours = service(tiny("classification"))
     body = bytearray(jpeg(3000, 2000))
-    inputs, _ = asyncio.run(read(ours, "image/jpeg", body))
-    size = ours.engine.predictor.preprocess.image_size
+    inputs = asyncio.run(read(ours, "image/jpeg", body)).inputs
+    size = ours.predictor.preprocess.image_size
     assert [tuple(one.shape) for one in inputs] == [(3, size, size)] and inputs[0].dtype == torch.uint8
     assert ours.reader.budget.used == 0 and body == b""
     answer = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
-    assert answer[0]["name"] == used(ours.engine.predictor, [IMAGES[0]])[0].name
+    assert answer[0]["name"] == used(ours.predictor, [IMAGES[0]])[0].name
 
 
 async def read(ours, kind: str, body: bytearray):

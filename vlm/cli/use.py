@@ -178,7 +178,7 @@ def serve(
         list[str] | None, Option("Origin of web pages that may ask, or *; may be repeated.", metavar="ORIGIN")
     ] = None,
 ) -> int:
-    """Serve a model of images or of texts over HTTP: POST /predict, /health, /metrics, /openapi.json."""
+    """Serve a model over HTTP: POST /predict, /health, /metrics, /openapi.json."""
     from vlm.serving.serve import serve
 
     limits: Any = {"queue": queue, "max_mb": max_mb, "timeout": timeout, "allow_origin": allow_origin or ()}

@@ -61,7 +61,7 @@ def several_images(inputs: Any) -> tuple[list[Any], bool]:
     if isinstance(inputs, str | os.PathLike):
         paths = find_images([os.fspath(inputs)])
         return paths, paths == [os.fspath(inputs)]
-    if isinstance(inputs, Image.Image) or (isinstance(inputs, np.ndarray) and inputs.ndim < 4):
+    if callable(inputs) or isinstance(inputs, Image.Image) or (isinstance(inputs, np.ndarray) and inputs.ndim < 4):
         return [inputs], True
     if not isinstance(inputs, Iterable):
         raise _no_image(inputs)

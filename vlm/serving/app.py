@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vlm import __version__
 from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
-from vlm.inference.writing import Writer
+from vlm.inference.predictor import Predictor
 from vlm.serving.bodies import Bodies, Gone
 from vlm.serving.engine import Engine, Full
 from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
 from vlm.serving.job import Job, Texts
-from vlm.serving.reader import Reader
+from vlm.serving.reader import Read, Reader
 from vlm.serving.sites import Sites
 
 BODY = {
@@ -41,17 +41,34 @@ class Service:
     """The requests of a service, each as its inputs and its answer.
 
     Args:
-        engine: The model.
+        predictor: The model.
+        defaults: Options of the task that hold where a request states no others.
+        rows: Inputs at a time.
+        most: Inputs that may wait.
         max_bytes: Size of the largest body.
         timeout: Seconds without a new token after which a request is given up.
         key: The key that each request has to bear, if any.
         sites: Whose pages may ask.
+    Raises:
+        UserError: The defaults do not go with the model.
     """
 
-    def __init__(self, engine: Engine, *, max_bytes: int, timeout: float, key: str | None, sites: Sites) -> None:
-        self.engine, self.timeout, self.key, self.sites = engine, timeout, key, sites
+    def __init__(
+        self,
+        predictor: Predictor,
+        defaults: Mapping[str, Any],
+        *,
+        rows: int,
+        most: int,
+        max_bytes: int,
+        timeout: float,
+        key: str | None,
+        sites: Sites,
+    ) -> None:
+        self.predictor, self.timeout, self.key, self.sites = predictor, timeout, key, sites
+        self.reader = Reader(predictor, defaults, rows)
+        self.engine = Engine(predictor, rows=self.reader.rows, most=most)
         self.bodies = Bodies(max_bytes)
-        self.reader = Reader(engine.predictor)
         self.codes: Counter[int] = Counter()
         self.seconds = 0.0
         self.answered = 0
@@ -77,24 +94,27 @@ class Service:
             if self.engine.waiting >= self.engine.most:
                 raise Full
             kind, deadline = request.headers.get("content-type", ""), asyncio.get_running_loop().time() + self.timeout
-            inputs, cut = await self.reader.read(kind, body, most=self.engine.most, deadline=deadline)
-        if all(isinstance(one, UserError) for one in inputs):
-            raise inputs[0]
+            asked = await self.reader.read(kind, body, most=self.engine.most, deadline=deadline)
+        if all(isinstance(one, UserError) for one in asked.inputs):
+            raise asked.inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return self._streamed(inputs, cut)
-        return await _unless_gone(request, self._results(self.engine.submit(inputs), cut))
+            return self._streamed(asked)
+        return await _unless_gone(request, self._results(self.engine.submit(asked.inputs, asked.options), asked.cut))
 
-    def _streamed(self, inputs: Sequence[Any], cut: Set[int]) -> Response:
+    def _streamed(self, asked: Read) -> Response:
         loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         def grow(place: int, texts: Texts) -> None:
             loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
 
-        jobs = self.engine.submit(inputs, grown=grow)
-        decode = self.engine.predictor.tokenizer.decode if isinstance(self.engine.predictor, Writer) else str
-        return StreamingResponse(
-            events(jobs, grown, self._results(jobs, cut), decode=decode), headers=HEADERS, media_type=MEDIA_TYPE
-        )
+        jobs = self.engine.submit(asked.inputs, asked.options, grown=grow)
+        decode = getattr(self.predictor, "tokenizer", self).decode
+        results = self._results(jobs, asked.cut)
+        return StreamingResponse(events(jobs, grown, results, decode=decode), headers=HEADERS, media_type=MEDIA_TYPE)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens of a model without a tokenizer."""
+        return str(tokens)
 
     async def _results(self, jobs: Sequence[Job], cut: Set[int]) -> dict[str, list[Any]]:
         """The answers of jobs, or what is wrong with the input of one.
@@ -175,6 +195,8 @@ def _answer(result: Any, job: Job) -> Any:
 def _plain(result: Any) -> Any:
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
+    if hasattr(result, "_asdict"):
+        return result._asdict()
     if isinstance(result, Mapping):
         return dict(result)
     return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
@@ -205,7 +227,7 @@ class Measured:
 
 def make_app(service: Service) -> FastAPI:
     """The application of a service. It has no page of documentation: FastAPI's loads scripts of other hosts."""
-    about = f"A model for {service.engine.predictor.task}."
+    about = f"A model for {service.predictor.task}."
     app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
     body = {"requestBody": {"content": BODY, "required": True}}
@@ -217,7 +239,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        return {"status": "ok", "task": service.engine.predictor.task}
+        return {"status": "ok", "task": service.predictor.task}
 
     app.add_middleware(Measured, service=service)
     if service.sites.origins:

@@ -15,7 +15,7 @@ from vlm.errors import UserError
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts
-from vlm.serving.demo_uses import WAYS, Form, Values
+from vlm.serving.demo_uses import WAYS, Field, Form, Values
 
 HERE = Path(__file__).parent
 MAX_TEXT = 20_000  # characters of a field
@@ -75,11 +75,12 @@ class Page:
         if self.form.photos and not photos:
             raise UserError("drop a photo first, or choose an example")
         texts = {name: self.text(name, str(next(remaining) or "")) for name in self.form.texts}
-        language = next(remaining) if self.form.languages else None
-        way = next(remaining, None)
-        options = {name: _bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
-        language, way = _known(language, self.form.languages), _known(way, self.form.ways)
-        return Values(photos, texts, language, way or WAYS[0], **options)
+        language = _known(next(remaining), self.form.languages) if self.form.languages else None
+        options = {name: _typed(one, next(remaining)) for name, one in self.form.options.items()}
+        options |= {} if language is None else {"language": language}
+        way = _known(next(remaining, None), self.form.ways) or WAYS[0]
+        bounded = {name: _bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
+        return Values(photos, texts, options, way, **bounded)
 
     def photo(self, source: str, place: int) -> Image.Image:
         """A photo of the form: an example by its number, or a file's bytes in base64."""
@@ -117,7 +118,8 @@ class Page:
                     photos = [self._drop(place) for place in range(self.form.photos)]
                     texts = [self._field(name, label) for name, label in self.form.texts.items()]
                     languages = self._languages() if self.form.languages else []
-                    options = self._options() if self.form.ways else []
+                    options = [_component(name, one) for name, one in self.form.options.items()]
+                    ways = self._ways() if self.form.ways else []
                     with gr.Row():
                         button = gr.Button("Run", variant="primary", min_width=100)
                         stop = gr.Button("Stop", visible=self.form.streams, min_width=100)
@@ -126,13 +128,13 @@ class Page:
             about: Any = {"label": "Examples of the run", "type": "index", "visible": bool(self.rows)}
             rows = gr.Dataset(components=texts, samples=self.rows, **about)
             asked: Any = {
-                "inputs": [*photos, *texts, *languages, *options],
+                "inputs": [*photos, *texts, *languages, *options, *ways],
                 "outputs": shown,
                 "api_visibility": "private",
                 **MODEL,
             }
             triggers = [button.click, *(photo.upload for photo in photos)]
-            triggers += [option.change for option in [*languages, *options[:1]]] if photos else []
+            triggers += [option.change for option in [*languages, *ways[:1]]] if photos else []
             triggers += [text.submit for text in texts if text.lines == 1]
             events = [gr.on(triggers, self.answer, **asked, trigger_mode="always_last")]
             filled = rows.click(self._row, rows, texts, api_visibility="private") if texts else None
@@ -157,14 +159,14 @@ class Page:
 
     def _field(self, name: str, label: str) -> gr.Textbox:
         value = self.rows[0][list(self.form.texts).index(name)] if self.rows else ""
-        lines = {"question": 1, "label": 5}.get(name, 3)
+        lines = {"question": 1, "prompt": 1, "label": 5}.get(name, 3)
         return gr.Textbox(value, label=label, lines=lines, max_length=MAX_TEXT)
 
     def _languages(self) -> list[Any]:
         """The languages to choose among, the first by default."""
         return [gr.Radio(list(self.form.languages), value=self.form.languages[0], label="Language")]
 
-    def _options(self) -> list[Any]:
+    def _ways(self) -> list[Any]:
         """The ways of writing and their options, in the order of `Values`."""
         way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
         with gr.Accordion("Options", open=False):
@@ -174,6 +176,23 @@ class Page:
             ]
         sliders[0].visible, sliders[-1].visible = not self.form.streams, self.form.streams
         return [way, *sliders]
+
+
+def _component(name: str, field: Field) -> Any:
+    """An option as Gradio shows it."""
+    label, about = name.replace("_", " ").capitalize(), {"value": field.value, "info": field.help}
+    if field.kind is bool:
+        return gr.Checkbox(label=label, **about)
+    if field.kind is int:
+        return gr.Number(label=label, precision=0, **about)
+    return gr.Textbox(label=label, max_length=MAX_TEXT, **about)
+
+
+def _typed(field: Field, value: Any) -> Any:
+    """A value of an option, whatever was sent; its first one where it is of another type."""
+    if field.kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is field.kind else field.value
 
 
 def _known(value: Any, offered: Sequence[str]) -> str | None:

@@ -1,9 +1,9 @@
-"""Forms of the page of `vlm demo`, one for any task: what a model reads, by its predictor, and its answers as HTML."""
+"""Forms of the page of `vlm demo`: what a model reads, and its options, as its task declares them; answers as HTML."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from PIL import Image
 
@@ -11,8 +11,7 @@ from vlm.data.images.image import Preprocess
 from vlm.decoding.sampling import Sampling
 from vlm.decoding.trace import as_json
 from vlm.inference.attention.maps import read_attention
-from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.options import declared
+from vlm.inference.options import DecodingOptions, checked, declared, needed
 from vlm.inference.predictor import Predictor
 from vlm.inference.text.text_words import word_probabilities
 from vlm.inference.use import answers
@@ -21,13 +20,19 @@ from vlm.io.page import thumbnail
 from vlm.models.context import Context
 from vlm.serving import demo_html as html
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.image_questions.predict import ImageQuestionAnswerer
 from vlm.tasks.language_modeling.predict import TextGenerator, stream
 
-TOP = 10  # classes, and words of a gap
 SHOWN = 448  # pixels of the side of a photo that is lit
+KINDS = (bool, int, str)
 WAYS = ("greedy", "beams", "samples")
-LABELS = {"question": "Question", "pair": "Second text", "label": "Texts to choose among, one a line"}
+LABELS = {
+    "question": "Question",
+    "pair": "Second text",
+    "label": "Texts to choose among, one a line",
+    "prompt": "Text around each of them, with {} in its place",
+}
+LINES = ("label", "prompt")  # fields of which each line is a text
+TOP = 10  # classes, and words of a gap, unless the page says otherwise
 
 
 @dataclass
@@ -37,7 +42,7 @@ class Values:
     Args:
         photos: The photos, opened.
         texts: Texts by the name of their field.
-        language: That of the texts, of a model of several.
+        options: Options by their names.
         way: One of WAYS.
         count: Texts of beams or samples.
         tokens: The longest text of a language model.
@@ -45,18 +50,27 @@ class Values:
 
     photos: Sequence[Image.Image] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    language: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     way: str = WAYS[0]
     count: int = 4
     temperature: float = 1.0
     seed: int = 0
     tokens: int = 128
 
-    def options(self) -> dict[str, Any]:
+    def decoding(self) -> dict[str, Any]:
         """The options of decoding that the way of writing stands for."""
         if self.way == "samples":
             return {"sample": True, "temperature": self.temperature, "seed": self.seed}
         return {"sample": False, "beam": max(2, self.count) if self.way == "beams" else 1}
+
+
+@dataclass(frozen=True)
+class Field:
+    """An option on the page: its kind (bool, int or str), its value at first, and what it is."""
+
+    kind: type
+    value: Any
+    help: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,7 @@ class Form:
         optional: Fields that may be empty.
         answer: The answer to values as HTML, and again whenever there is more of it.
         languages: The languages in which it writes, if there are several.
+        options: Its other options by their names.
     """
 
     photos: int
@@ -78,6 +93,7 @@ class Form:
     optional: tuple[str, ...]
     answer: Callable[[Values], Iterator[str]]
     languages: tuple[str, ...] = ()
+    options: Mapping[str, Field] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -86,49 +102,61 @@ class Form:
 
 
 def form_of(predictor: Predictor) -> Form:
-    """The form of a model, as the signature of its predictor's `use` has it."""
-    parameters = declared(predictor.options)
-    beside_photo = "image" in parameters  # a text is the input, and a photo stands beside it
-    reads_photo = beside_photo or isinstance(predictor, ImagePredictor)
-    texts = {} if reads_photo and not beside_photo else {"text": "Text"}
-    texts |= {name: label for name, label in LABELS.items() if name in parameters}
-    if getattr(predictor, "pairs", True) is False:
+    """The form of a model, as its options and its inputs are declared."""
+    kind, main = predictor.options, predictor.arguments.kind
+    beside = {name: one for name, one in declared(kind).items() if one.beside}
+    photos = getattr(predictor, "images", 1) if main == "image" else int("image" in beside)
+    texts = {} if main == "image" else {"text": "Text"}
+    texts |= {name: LABELS.get(name, one.help) for name, one in beside.items() if one.beside == "text"}
+    if getattr(predictor, "pairs", True) is False:  # a classifier of single texts
         texts.pop("pair")
-    photos = predictor.images if isinstance(predictor, ImageQuestionAnswerer) else int(reads_photo)
-    optional = ("pair",) if getattr(predictor, "pairs", True) is None else ()
+    optional = tuple(name for name in texts if name in beside and name not in needed(kind))
+    tokenizer = getattr(predictor, "tokenizer", None)
+    languages = tuple(tokenizer.languages) if tokenizer is not None and "language" in declared(kind) else ()
+    options: Any = {"languages": languages if len(languages) > 1 else (), "options": _options(kind)}
     if isinstance(predictor, TextGenerator):
-        return Form(0, {"text": "Text to go on from"}, ("samples", WAYS[0]), ("text",), partial(_continue, predictor))
-    if isinstance(predictor, ImageQuestionAnswerer):
-        return Form(photos, texts, (), optional, partial(_answer, predictor))
+        return Form(0, texts, ("samples", WAYS[0]), ("text",), partial(_continue, predictor), **options)
     if isinstance(predictor, Writer):
-        languages = tuple(predictor.tokenizer.languages)
-        answer = partial(_write, predictor)
-        return Form(photos, texts, WAYS, optional, answer, languages if len(languages) > 1 else ())
-    return Form(photos, texts, (), optional, partial(_use, predictor))
+        return Form(photos, texts, WAYS, optional, partial(_write, predictor), **options)
+    return Form(photos, texts, (), optional, partial(_use, predictor), **options)
+
+
+def _options(kind: type) -> dict[str, Field]:
+    """The options that stand on the page as they are: neither of decoding, nor beside an input, nor a language."""
+    hints, known = get_type_hints(kind), declared(kind)
+    own = (one for one in fields(kind) if not hasattr(DecodingOptions, one.name) and one.name != "language")
+    shown = {one.name: one.default for one in own if known[one.name].scope == "anyone" and not known[one.name].beside}
+    shown |= {"top": TOP} if "top" in shown else {}
+    return {name: Field(hints[name], value, known[name].help) for name, value in shown.items() if hints[name] in KINDS}
+
+
+def _inputs(values: Values) -> tuple[list[Any], dict[str, Any]]:
+    """The inputs of a form, and what stands beside them."""
+    beside: dict[str, Any] = {name: text for name, text in values.texts.items() if name != "text" and text.strip()}
+    beside |= {name: list(filter(None, map(str.strip, beside[name].splitlines()))) for name in LINES if name in beside}
+    if "text" not in values.texts:
+        return list(values.photos), beside
+    return [values.texts["text"]], beside | ({"image": values.photos[0]} if values.photos else {})
+
+
+def _checked(predictor: Predictor, values: Values, **options: Any) -> tuple[list[Any], Any]:
+    """The inputs of a form, and its options."""
+    inputs, beside = _inputs(values)
+    return inputs, checked(predictor.options, {**values.options, **beside, **options}, use="this page", client=True)
 
 
 def _use(predictor: Predictor, values: Values) -> Iterator[str]:
     """The result of a model that writes no text of its own."""
-    parameters, texts = declared(predictor.options), values.texts
-    options: dict[str, Any] = {"top": TOP} if "top" in parameters else {}
-    options |= {name: texts[name] for name in ("pair", "question") if texts.get(name)}
-    if "label" in texts:
-        options["label"] = [line.strip() for line in texts["label"].splitlines() if line.strip()]
-    inputs = list(values.photos) if values.photos else [texts["text"]]
-    yield html.result(answers(predictor, inputs, predictor.options(**options))[0], texts.get("text", ""))
-
-
-def _answer(answerer: ImageQuestionAnswerer, values: Values) -> Iterator[str]:
-    options = answerer.options(question=values.texts["question"])
-    yield html.result(answers(answerer, list(values.photos), options)[0])
+    inputs, options = _checked(predictor, values)
+    yield html.result(answers(predictor, inputs, options)[0], values.texts.get("text", ""))
 
 
 def _continue(generator: TextGenerator, values: Values) -> Iterator[str]:
     """A prompt's continuation, as it comes where it is written token by token."""
-    prompt, options = values.texts["text"], {**values.options(), "max_tokens": values.tokens}
-    plan, _ = generator.planned(generator.options(**options))
+    (prompt,), options = _checked(generator, values, **values.decoding(), max_tokens=values.tokens)
+    plan, _ = generator.planned(options)
     if not isinstance(plan, Sampling):
-        yield html.result(answers(generator, [prompt], generator.options(**options))[0])
+        yield html.result(answers(generator, [prompt], options)[0])
         return
     drawing: Any = {"max_tokens": values.tokens, "seed": values.seed, "sampling": plan}
     for (grown,) in stream(generator.model, generator.tokenizer, [prompt], **drawing):
@@ -138,13 +166,10 @@ def _continue(generator: TextGenerator, values: Values) -> Iterator[str]:
 def _write(writer: Writer, values: Values) -> Iterator[str]:
     """The texts of a model that reads a photo, a text, or both."""
     results = 1 if values.way == WAYS[0] else max(2, values.count)
-    own: Any = {} if values.language is None else {"language": values.language}
-    search = writer.searching(writer.options(**values.options(), **own, results=results))
-    pixels = [writer.pixels(photo) for photo in values.photos] if isinstance(writer, ImagePredictor) else []
-    inputs = [*values.texts.values(), *pixels]
-    source: Any = tuple(inputs) if len(inputs) > 1 else inputs[0]
+    inputs, options = _checked(writer, values, **values.decoding(), results=results)
+    (source,) = (writer.prepare(one, options) for one in writer.sources(inputs, options))
     trees: dict[int, Any] = {}
-    ((_, texts),) = writer.decoded([[source]], search, rows=1, trees=trees if values.way == "beams" else None)
+    ((_, texts),) = writer.results([[source]], options, trees=trees if values.way == "beams" else None)
     context = writer.encode([source])
     shown = [_shown(writer, source, context, text) for text in texts]
     photo = _photo(writer, values.photos[0]) if isinstance(writer, Captioner) else None

@@ -6,11 +6,8 @@ from functools import partial
 from threading import Condition, Thread
 from typing import Any
 
-from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.inference.predictor import Predictor
-from vlm.inference.use import answers
-from vlm.inference.writing import Writer
 from vlm.serving.job import Job, Texts
 
 
@@ -21,35 +18,40 @@ class Full(Exception):
 class Engine:
     """A predictor on a thread of its own, and the queue before it.
 
+    Inputs whose requests have equal settings run together. Where the one that has waited longest has others than those
+    that run, none joins these, until they are done.
+
     Args:
         predictor: The model.
-        search: The search of one that writes; None for others.
-        rows: Inputs at a time.
+        rows: Texts, or other inputs, that are mostly computed at a time.
         most: Inputs that may wait.
     """
 
-    def __init__(self, predictor: Predictor, *, search: Decoding | None, rows: int, most: int) -> None:
-        self.predictor, self.search, self.rows, self.most = predictor, search, rows, most
+    def __init__(self, predictor: Predictor, *, rows: int, most: int) -> None:
+        self.predictor, self.most = predictor, most
         self.running = 0  # inputs that the model has taken and not answered
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
         self._thread = Thread(target=self._serve, name="vlm serve", daemon=True)
-        predictor.prepack(rows * (1 if search is None else search.columns))
+        predictor.prepack(rows)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, inputs: Sequence[Any], *, grown: Callable[[int, Texts], None] | None = None) -> list[Job]:
-        """Jobs of some inputs, all of which are taken or none. One that is a UserError has that for its answer.
+    def submit(
+        self, inputs: Sequence[Any], options: Any, *, grown: Callable[[int, Texts], None] | None = None
+    ) -> list[Job]:
+        """Jobs of some inputs, all of which are taken or none.
 
         Args:
+            inputs, options: As in `Job`.
             grown: As a job's, with the place of the input before the texts.
         Raises:
             Full: They do not fit into the queue.
         """
-        jobs = [Job(one, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
+        jobs = [Job(one, options, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
         for job in jobs:
             if isinstance(job.content, UserError):
                 job.answer.set_exception(job.content)
@@ -73,30 +75,35 @@ class Engine:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
+                settings = self._waiting[0].settings
             taken: dict[int, Job] = {}
             try:
-                if isinstance(self.predictor, Writer) and self.search is not None:
-                    self._write(self.predictor, self.search, taken)
-                else:
-                    self._use(taken)
+                self._run(settings, taken)
             except Exception as fault:  # of these inputs; others may do better
                 if not taken:  # the fault came before any was taken: it would come again
-                    taken |= enumerate(self._take(self.most))
+                    taken |= enumerate(self._take(self.most, settings))
                 for job in taken.values():
                     job.answer.set_exception(fault)
             self.running = 0
 
-    def _write(self, writer: Writer, search: Decoding, taken: dict[int, Job]) -> None:
+    def _run(self, settings: Any, taken: dict[int, Job]) -> None:
+        """Answers those that wait with equal settings, until none waits or others have waited longer.
+
+        Args:
+            taken: Takes the jobs that run, by their places.
+        """
+
         def watch(place: int, texts: Texts) -> bool:
             return taken[place].show(texts)
 
-        for place, texts in writer.decoded(self._arrivals(taken), search, rows=self.rows, watch=watch):
+        for place, result in self.predictor.results(self._arrivals(settings, taken), settings, watch=watch):
             self.running -= 1
             job = taken.pop(place)
-            job.note([text.tokens for text in texts])
-            job.answer.set_result(texts if search.results > 1 else next(iter(texts), None))
+            if isinstance(result, list) and all(hasattr(one, "tokens") for one in result):
+                job.note([one.tokens for one in result])
+            job.answer.set_result(self.predictor.answer(result, job.options))
 
-    def _arrivals(self, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
+    def _arrivals(self, settings: Any, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
         """The inputs that wait whenever rows are free, or None.
 
         A batch has as many rows as it began with, and gives up free ones where none waits. Where more wait than run in
@@ -105,41 +112,22 @@ class Engine:
         place = width = 0
         while True:
             begins = self.running == 0
-            grows = not begins and width < self.rows and self.waiting > self.running
-            jobs = [] if grows else self._take(self.rows)
+            grows = not begins and width < settings.batch_size and self.waiting > self.running
+            jobs = [] if grows else self._take(settings.batch_size, settings)
             if begins or not jobs:
                 width = self.running
             taken |= enumerate(jobs, start=place)
             place += len(jobs)
             yield [job.content for job in jobs] or None
 
-    def _use(self, taken: dict[int, Job]) -> None:
-        taken |= enumerate(self._take(self.rows))
-        inputs = [job.content for job in taken.values()]
-        try:
-            results = self._answers(inputs)
-        except UserError:
-            if len(inputs) == 1:
-                raise
-            for place in range(len(inputs)):  # one is at fault, and the others are not
-                self._answer_alone(taken.pop(place))
-            return
-        for place, result in enumerate(results):
-            taken.pop(place).answer.set_result(result)
-
-    def _answers(self, inputs: list[Any]) -> list[Any]:
-        return answers(self.predictor, inputs, self.predictor.options(batch_size=self.rows))
-
-    def _answer_alone(self, job: Job) -> None:
-        try:
-            job.answer.set_result(self._answers([job.content])[0])
-        except Exception as fault:
-            job.answer.set_exception(fault)
-
-    def _take(self, most: int) -> list[Job]:
-        """Inputs that wait, but for those whose clients have gone."""
+    def _take(self, most: int, settings: Any) -> list[Job]:
+        """Inputs that wait with equal settings and whose clients are there; none where another one waits longer."""
+        jobs: list[Job] = []
         with self._changed:
-            jobs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        jobs = [job for job in jobs if job.answer.set_running_or_notify_cancel()]
+            if self._waiting and self._waiting[0].settings == settings:
+                alike = [job for job in self._waiting if job.settings == settings][:most]
+                for job in alike:
+                    self._waiting.remove(job)
+                jobs = [job for job in alike if job.answer.set_running_or_notify_cancel()]
         self.running += len(jobs)
         return jobs

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from vlm.inference.options import settings
+
 Texts = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 
 
@@ -12,16 +14,18 @@ class Job:
     """An input that was accepted.
 
     Args:
-        content: The input as the model takes it.
+        content: The input as `Predictor.prepare` made it, or the UserError that it raised, which is the answer then.
+        options: Options of the request.
         grown: Called with the texts on the engine's thread, whenever a token of them comes.
     Attributes:
+        settings: The options without what stands beside the input; jobs with equal ones run together.
         answer: The result to come.
         times: For each text, seconds from acceptance to each of its tokens.
         progress: When the last token came, by the clock of `time.monotonic`; acceptance before the first.
     """
 
-    def __init__(self, content: Any, *, grown: Callable[[Texts], None] | None = None) -> None:
-        self.content, self.grown = content, grown
+    def __init__(self, content: Any, options: Any, *, grown: Callable[[Texts], None] | None = None) -> None:
+        self.content, self.options, self.settings, self.grown = content, options, settings(options), grown
         self.answer: Future = Future()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()

@@ -1,16 +1,21 @@
-"""From the body of a request to the inputs of a model: images as the model reads them, texts that are not too long."""
+"""From the body of a request to what a model takes: its inputs, with what stands beside them, and its options."""
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_type_hints
 
+from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from vlm.config.types import fits
 from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, decoding_cost, load_image
 from vlm.errors import UserError
-from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.inputs import default_workers
+from vlm.inference.options import checked, declared
 from vlm.inference.predictor import Predictor
+from vlm.inference.writing import note_width
 from vlm.serving.budget import Budget
 from vlm.serving.contents import Contents
 from vlm.tasks.span_answering.predict import SpanAnswerer
@@ -19,36 +24,83 @@ from vlm.tuning import return_freed_memory
 
 FINER = 4  # times the pixels that the model sees along a side are what a JPEG keeps, at least, where it is decoded
 WINDOWS = 32  # that a text may fill, of a model that reads a long text in windows
+MOST_COLUMNS = 64  # texts of an input that are decoded side by side, unless the service itself was started with more
+MOST_ITEMS = {"question": 64, "": 1024}  # of an option that is a list
+MOST_TOP = 100
+MOST_NUMBER = 2**62
 
 
-def room_of(predictor: Any) -> tuple[int | None, int]:
-    """The tokens of a text that a model reads, if that is known, and the windows that it reads a longer text in."""
-    room = getattr(predictor, "max_len", None) or getattr(predictor.model, "max_len", None)
-    return room, WINDOWS if isinstance(predictor, Tagger | SpanAnswerer) else 0
+class Photo:
+    """An image of a request, which is decoded when it is called.
+
+    Attributes:
+        cost: Pixels that are decoded.
+    """
+
+    def __init__(self, content: bytes, name: str, least: int | None) -> None:
+        self._content, self._name, self._least = content, name, least
+        self._fault: ImageError | None = None
+        self.cost = 0
+        try:
+            self.cost = decoding_cost(content, name, least=least)
+        except ImageError as fault:
+            self._fault = fault
+
+    def __call__(self) -> Image.Image:
+        if self._fault is not None:
+            raise self._fault
+        return load_image(self._content, self._name, least=self._least)
 
 
+class Read(NamedTuple):
+    """What a request asks of the model.
+
+    Args:
+        inputs: As `Predictor.prepare` made them, or the UserErrors that it raised.
+        options: The task's options.
+        cut: Places of inputs that the model does not read whole.
+    """
+
+    inputs: Sequence[Any]
+    options: Any
+    cut: set[int]
+
+
+@dataclass
 class Reader:
-    """Reads inputs for a model.
+    """Reads requests for a model.
 
     Args:
         predictor: The model.
+        defaults: Options that hold where a request states no others.
+        rows: Inputs that are computed at a time with the defaults.
+    Raises:
+        UserError: The defaults do not go with the model.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
-        self.main = "image" if isinstance(predictor, ImagePredictor) else "text"
-        self.least = None
-        if isinstance(predictor, ImagePredictor):
-            self.least = int(FINER * predictor.preprocess.image_size / predictor.preprocess.crop)
-        self.room, self.windows = room_of(predictor)
+    predictor: Predictor
+    defaults: Mapping[str, Any]
+    rows: int
+
+    def __post_init__(self) -> None:
+        kind, preprocess = self.predictor.options, getattr(self.predictor, "preprocess", None)
+        self.least = None if preprocess is None else int(FINER * preprocess.image_size / preprocess.crop)
+        self.beside = {name: one.beside for name, one in declared(kind).items() if one.beside}
+        unset = dict.fromkeys(self.beside)
+        if unknown := [name for name in self.defaults if name not in declared(kind)]:
+            raise UserError(
+                f"--{unknown[0].replace('_', '-')}: a model for {self.predictor.task} takes none; leave it out"
+            )
+        usual = kind(**{**unset, **self.defaults})
+        self.predictor.check_options(usual)
+        width = 1 if "question" in unset else self.predictor.width(usual)
+        self.rows, self.columns = self.rows * width, max(MOST_COLUMNS, width)
         # Decoding takes up to 14 bytes a pixel, and parsing some a byte: one budget bounds the memory of both. Beside
         # the largest image there is room for as many small ones as there are workers.
         self.budget = Budget(MAX_PIXELS + default_workers() * LARGE_PIXELS, least=LARGE_PIXELS)
 
-    async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> tuple[list[Any], set[int]]:
-        """The inputs of a body, and the places of texts whose end the model does not read.
-
-        An input that cannot be read is its fault, a UserError.
+    async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> Read:
+        """What a body asks.
 
         Args:
             kind: The body's content type.
@@ -58,60 +110,141 @@ class Reader:
         Raises:
             HTTPException: The body is not as it should be, or its turn does not come.
         """
-        async with self.budget.take(len(body), deadline=deadline):
-            size = len(body)
-            sources, cut = await run_in_threadpool(self._open, kind, body, most)
-            if size > LARGE_PIXELS:
-                await run_in_threadpool(return_freed_memory)
-        inputs = []
-        for source in sources:
-            if isinstance(source, tuple):
-                place, content, cost = source
-                async with self.budget.take(cost, deadline=deadline):
-                    source = await run_in_threadpool(self._pixels, place, content)
-                    if cost > LARGE_PIXELS:
-                        await run_in_threadpool(return_freed_memory)
-            inputs.append(source)
-        return inputs, cut
 
-    def _open(self, kind: str, body: bytearray, most: int) -> tuple[Sequence[Any], set[int]]:
-        """Images with their place and their cost, and texts."""
-        contents = Contents.parse(kind, body, main=self.main)
+        async def work(cost: int, call: Callable[..., Any], *arguments: Any) -> Any:
+            async with self.budget.take(cost, deadline=deadline):
+                result = await run_in_threadpool(call, *arguments)
+                if cost > LARGE_PIXELS:
+                    await run_in_threadpool(return_freed_memory)
+                return result
+
+        inputs, options, faults = await work(len(body), self._open, kind, body, most)
+        beside = sum(photo.cost for photo in photos(list(vars(options).values())))
+        sources = await work(beside, self._sources, inputs, options)
+        prepared, cut = list[Any](), set[int]()
+        for place, source in enumerate(sources):
+            if place in faults:
+                prepared.append(faults[place])
+                continue
+            cost = sum(photo.cost for photo in photos([source]))
+            value, whole = await work(cost, self._prepare, source, options)
+            prepared.append(value)
+            if not whole:
+                cut.add(place)
+        return Read(prepared, options, cut)
+
+    def _open(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
+        """The inputs of a body, its options, and the faults of texts by their places."""
+        main = self.predictor.arguments.kind
+        contents = Contents.parse(kind, body, main=main)
         body.clear()
-        if contents.options:
-            raise HTTPException(422, f"{next(iter(contents.options))}: is unknown")
-        values: Sequence[Any] = contents.images if self.main == "image" else contents.texts
-        if not 0 < len(values) <= most:
-            raise HTTPException(422, f"{len(values)} inputs in a request; send 1 to {most}")
-        if self.main == "image":
-            return [self._priced(place, content) for place, content in enumerate(values, start=1)], set()
-        texts, cut = [self._text(place, text) for place, text in enumerate(values, start=1)], set()
-        for place, text in enumerate(texts):
-            if isinstance(text, str) and self.room is not None:
-                count = len(self.predictor.tokenizer.encode(text))  # type: ignore[attr-defined]
-                if self.windows and count > self.windows * self.room:
-                    most = self.windows * self.room
-                    texts[place] = UserError(f"text {place + 1}: has {count:,} tokens; {most:,} are the most", 1)
-                elif count > self.room and not self.windows:
-                    cut.add(place)
-        return texts, cut
+        images = [Photo(one, f"image {place}", self.least) for place, one in enumerate(contents.images, start=1)]
+        inputs: list[Any] = list(images) if main == "image" else list(contents.texts)
+        other, name = (contents.texts, "text") if main == "image" else (images, "image")
+        values = {**self.defaults, **contents.options}
+        if self.beside.get(name) == name and other:
+            values[name] = other
+        elif other or self.beside.get(name) == name:
+            raise HTTPException(422, f"{name}: {'unknown to' if other else 'missing; needed by'} {self.predictor.task}")
+        if not 0 < len(inputs) <= most:
+            raise HTTPException(422, f"{len(inputs)} inputs in a request; send 1 to {most}")
+        options = self._options(values)
+        faults: dict[int, UserError] = {}
+        if main == "text":
+            for place, text in enumerate(inputs):
+                inputs[place], fault = self._text(place + 1, text)
+                faults |= {} if fault is None else {place: fault}
+        return inputs, options, faults
 
-    def _text(self, place: int, content: bytes | str) -> str | UserError:
+    def _options(self, values: Mapping[str, Any]) -> Any:
+        """Options of values that a client sent.
+
+        Raises:
+            HTTPException: One is unknown, or not of its type, or out of its range, or does not go with the model.
+        """
+        kind = self.predictor.options
+        try:
+            hints = get_type_hints(kind, include_extras=True)
+            values = {name: as_typed(value, hints.get(name)) for name, value in values.items()}
+            for name, value in values.items():
+                _check_size(name, value)
+            options = checked(kind, values, use=self.predictor.task, client=True)
+            self.predictor.check_options(options)
+            width = self.predictor.width(options)
+            if width > self.columns:
+                raise UserError(f"{width:,} texts of an input at a time are too many; {self.columns} are the most")
+            room = getattr(getattr(self.predictor.model, "decoder", self.predictor.model), "max_len", None)
+            if room and (getattr(options, "max_tokens", None) or 0) > room:
+                raise UserError(f"max_tokens: a text has room for {room} tokens")
+            return replace(options, batch_size=max(1, self.rows // width))
+        except UserError as fault:
+            raise HTTPException(422, str(fault)) from fault
+
+    def _text(self, place: int, content: bytes | str) -> tuple[str, UserError | None]:
         try:
             text = content.decode() if isinstance(content, bytes) else content
-            return text.encode().decode()  # halves of surrogate pairs, which JSON can say, are not text
+            text.encode()  # halves of surrogate pairs, which JSON can say, are not text
         except UnicodeError:
-            return UserError(f"text {place}: is no text in UTF-8", 1)
+            return "", UserError(f"text {place}: is no text in UTF-8", 1)
+        if isinstance(self.predictor, Tagger | SpanAnswerer):
+            count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len
+            if count > most:
+                return "", UserError(f"text {place}: has {count:,} tokens; {most:,} are the most", 1)
+        return text, None
 
-    def _priced(self, place: int, content: bytes) -> Any:
+    def _sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
         try:
-            return place, content, decoding_cost(content, f"image {place}", least=self.least)
-        except ImageError as fault:
-            return fault
+            return self.predictor.sources(inputs, options)
+        except ImageError:
+            raise
+        except UserError as fault:
+            raise HTTPException(422, str(fault)) from fault
 
-    def _pixels(self, place: int, content: bytes) -> Any:
+    def _prepare(self, source: Any, options: Any) -> tuple[Any, bool]:
+        """A source as the model takes it, or its fault, and whether it is read whole."""
         try:
-            image = load_image(content, f"image {place}", least=self.least)
-            return self.predictor.pixels(image)  # type: ignore[attr-defined]
-        except ImageError as fault:
-            return fault
+            value = self.predictor.prepare(source, options)
+            notes = [*self.predictor.notes([source], options)]
+            return value, len(notes) <= len([*note_width(self.predictor.width(options))])
+        except UserError as fault:
+            return fault, True
+
+
+def photos(value: Any) -> Iterator[Photo]:
+    """The images within lists and tuples."""
+    if isinstance(value, Photo):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from photos(one)
+
+
+def as_typed(value: Any, hint: Any) -> Any:
+    """A field of a form, which is text, as its option has it."""
+    if hint is None or not isinstance(value, str) or fits(value, hint):
+        return value
+    words = {"true": True, "false": False}
+    forms = [words.get(value.lower()), _number(value, int), _number(value, float), [value]]
+    return next((one for one in forms if one is not None and fits(one, hint)), value)
+
+
+def _number(text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuses values that would cost more than any use needs.
+
+    Raises:
+        UserError: It is one.
+    """
+    most = MOST_ITEMS.get(name, MOST_ITEMS[""])
+    if isinstance(value, list) and len(value) > most:
+        raise UserError(f"{name}: has {len(value):,} items; {most:,} are the most")
+    if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < MOST_NUMBER):
+        raise UserError(f"{name}: must be finite and less than {MOST_NUMBER}")
+    if name == "top" and isinstance(value, int) and value > MOST_TOP:
+        raise UserError(f"top: must be at most {MOST_TOP}")

@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vlm.errors import UserError, print_error
-from vlm.inference.options import DecodingOptions, ModelOptions, declared
-from vlm.inference.predictor import Predictor, load_predictor
-from vlm.inference.writing import Writer
-from vlm.serving.engine import Engine
+from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds in which requests are answered that came before a signal
-SPARE = 64  # connections beside those whose inputs may wait; bodies of all lie in memory
+SPARE = 64  # connections beside those whose inputs may wait
 
 
 def serve(
@@ -31,15 +30,15 @@ def serve(
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
     Args:
+        decoding, language: Options that hold where a request states no others.
         rows: Inputs at a time.
-        language: As in `make_engine`.
         host, port: The address that it listens on.
         queue: Inputs that may wait.
         max_mb: Megabytes of the largest body.
         timeout: Seconds without a new token after which a request is given up.
         allow_origin: Origins of further pages that may ask, as in `Sites`.
     Raises:
-        UserError: The extra is not installed, the model takes more than one input, or the address cannot be had.
+        UserError: The extra is not installed, options do not go with the model, or the address cannot be had.
     """
     try:
         import uvicorn  # noqa: F401  of the extra, as the others
@@ -50,12 +49,14 @@ def serve(
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin)
     predictor = model.load(load_predictor)
-    engine = make_engine(predictor, decoding, language=language, rows=rows, most=queue)
+    defaults = {name: value for name, value in vars(decoding).items() if value != getattr(DecodingOptions, name)}
+    defaults |= {} if language is None else {"language": language}
+    limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
+    service = Service(predictor, defaults, rows=rows, **limits, key=key, sites=sites)
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
-    app = make_app(Service(engine, max_bytes=max_mb * 10**6, timeout=timeout, key=key, sites=sites))
     line = f"serving     http://{host}:{{port}}/predict"
-    return listen(app, host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
+    return listen(make_app(service), host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
 
 
 def key_of(environment: Mapping[str, str]) -> str | None:
@@ -69,24 +70,3 @@ def key_of(environment: Mapping[str, str]) -> str | None:
         fault = "is empty" if not key else "has white space, or letters that are not ASCII"
         raise UserError(f"{KEY}: {fault}; give a word of ASCII letters, or unset it to serve without a key")
     return key
-
-
-def make_engine(
-    predictor: Predictor, decoding: DecodingOptions, *, language: str | None = None, rows: int, most: int
-) -> Engine:
-    """The engine of a model.
-
-    Args:
-        language: That of all texts, of a model of several; by default its first.
-    Raises:
-        UserError: An input of it is not one image or one text, or options of decoding are set for one without.
-    """
-    for need in {"question", "image", "label"} & {*declared(predictor.options)}:
-        raise UserError(f"vlm serve: a model for {predictor.task} takes more than its input ({need}); use vlm demo")
-    if isinstance(predictor, Writer):
-        own = {} if language is None else {"language": language}
-        search = predictor.searching(predictor.options(**vars(decoding), **own))
-        return Engine(predictor, search=search, rows=rows, most=most)
-    if decoding != DecodingOptions() or language is not None:
-        raise UserError(f"vlm serve: a model for {predictor.task} is served with its own options; leave others out")
-    return Engine(predictor, search=None, rows=rows, most=most)

@@ -1,0 +1,156 @@
+"""Every task is served: its inputs, what stands beside them, and its options, as the task declares them."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import client, predictor_of, tiny
+from tiny_checkpoints import IMAGES, STORY
+from used import used
+
+from vlm.inference.options import declared
+from vlm.inference.tasks import TASKS
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+PHOTOS = [Path(path).read_bytes() for path in IMAGES]
+TEXTS = ["a small red circle", "a large blue cross"]
+QUESTIONS = ["is there a circle?", "how many crosses are there?"]
+# Of each task: inputs, and options.
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "captioning": (IMAGES[:2], {"beam": 2, "results": 2, "max_tokens": 8}),
+    "classification": (IMAGES[:2], {"top": 3}),
+    "contrastive": (IMAGES[:2], {"label": TEXTS, "prompt": ["a {}", "one {}"], "top": 2}),
+    "image_questions": (IMAGES[:2], {"question": QUESTIONS}),
+    "language_modeling": (["A large", ""], {"max_tokens": 12, "top_k": 2, "seed": 3}),
+    "masked_language_modeling": (["a [MASK] red circle", "a small [MASK] [MASK]"], {"top": 2}),
+    "photo_translation": (TEXTS, {"image": IMAGES[:2], "max_tokens": 6}),
+    "span_answering": ([STORY], {"question": "what is left of the cross?"}),
+    "tagging": (TEXTS, {"words": True}),
+    "text_classification": (TEXTS, {"pair": TEXTS[::-1], "top": 2}),
+    "translation": (TEXTS, {"prefix": "ein", "beam": 2, "max_tokens": 6}),
+}
+tasks = pytest.mark.parametrize("task", TASKS)
+
+
+def kind_of(task: str) -> str:
+    return predictor_of(tiny(task)).arguments.kind
+
+
+def sent(path: str) -> str:
+    return base64.b64encode(Path(path).read_bytes()).decode()
+
+
+def body_of(task: str) -> dict[str, Any]:
+    """The inputs and options of a case as JSON."""
+    inputs, options = CASES[task]
+    values = list(map(sent, inputs)) if kind_of(task) == "image" else inputs
+    beside = {"images": list(map(sent, options["image"]))} if "image" in options else {}
+    return {f"{kind_of(task)}s": values, **{name: one for name, one in options.items() if name != "image"}, **beside}
+
+
+def form_of(task: str) -> list[tuple[str, Any]]:
+    """The same as the fields of a form, where all but files are text."""
+    inputs, options = CASES[task]
+    fields: list[tuple[str, Any]] = []
+    for name, values in ((kind_of(task), inputs), *options.items()):
+        for one in values if isinstance(values, list) else [values]:
+            file = name == "image"
+            fields.append((name, ("photo.png", Path(one).read_bytes()) if file else (None, str(one))))
+    return fields
+
+
+def same(answer: Any, truth: Any) -> None:
+    """Compares an answer in JSON with the result in Python."""
+    if isinstance(truth, list):
+        assert len(answer) == len(truth)
+        for one, other in zip(answer, truth, strict=True):
+            same(one, other)
+    elif isinstance(truth, tuple) and not hasattr(truth, "_asdict"):
+        same(answer, list(truth))
+    elif hasattr(truth, "_asdict") or hasattr(truth, "__dict__"):
+        fields = truth._asdict() if hasattr(truth, "_asdict") else vars(truth)
+        assert {*answer} - {"times", "truncated"} == {*fields}
+        for name, value in fields.items():
+            same(answer[name], value)
+    elif isinstance(truth, dict):
+        assert [*answer] == [*truth] and list(answer.values()) == pytest.approx(list(truth.values()), abs=1e-4)
+    else:
+        assert answer == (pytest.approx(truth, abs=1e-4) if isinstance(truth, float) else truth)
+
+
+def test_the_cases_are_all_tasks():
+    assert {*CASES} == {*TASKS}
+
+
+@tasks
+def test_answers_are_those_of_python(task):
+    inputs, options = CASES[task]
+    truth, http = used(predictor_of(tiny(task)), inputs, **options), client(tiny(task))
+    for request in ({"json": body_of(task)}, {"files": form_of(task)}):
+        answer = http.post("/predict", **request)
+        assert answer.status_code == 200, answer.text
+        same(answer.json()["results"], truth)
+
+
+@tasks
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"batch_size": 3}, "batch_size"),
+        ({"workers": 1}, "workers"),
+        ({"trace": "file"}, "trace"),
+        ({"labels": "/etc/passwd"}, "labels"),
+        ({"top": 0}, "top"),
+        ({"top": 10**9}, "top"),
+        ({"top": "many"}, "top"),
+        ({"question": 3}, "question"),
+        ({"question": ["?"] * 65}, "question"),
+        ({"label": []}, "label"),
+        ({"max_tokens": 10**6}, "max_tokens|room"),
+        ({"beam": 1000}, "beam|too many|top-k"),
+        ({"seed": 10**30}, "seed"),
+        ({"temperature": 0.5, "sample": False}, "temperature"),
+    ],
+)
+def test_an_option_that_is_wrong_is_a_line(task, wrong, word):
+    """Unknown, of another type, out of range, or for whoever runs the service alone."""
+    answer = client(tiny(task)).post("/predict", json={**body_of(task), **wrong})
+    line = answer.json().get("detail", "")
+    assert answer.status_code == 422 and len(line.splitlines()) == 1, answer.text
+    assert any(one in line for one in word.split("|"))
+
+
+@tasks
+def test_what_must_stand_beside_an_input_is_asked_for(task):
+    kind = predictor_of(tiny(task)).options
+    for name, option in declared(kind).items():
+        if option.beside and name in ("question", "label", "image"):
+            body = {
+                key: value
+                for key, value in body_of(task).items()
+                if key not in (name, "images"[: 6 * (name == "image")])
+            }
+            answer = client(tiny(task)).post("/predict", json=body)
+            assert answer.status_code == 422 and name in answer.json()["detail"]
+
+
+def test_a_path_of_a_client_opens_no_file():
+    for name, value in (("image", IMAGES[0]), ("images", IMAGES[:2])):
+        body = {"texts": TEXTS, name: value}
+        answer = client(tiny("photo_translation")).post("/predict", json=body)
+        assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is no JSON such as")
+    answer = client(tiny("span_answering")).post("/predict", json={"text": IMAGES[0], "question": "what?"})
+    assert answer.json()["results"][0]["text"] in ("", *IMAGES[0].split("/"), IMAGES[0]) or answer.status_code == 200
+
+
+def test_a_language_model_streams_its_tokens():
+    http = client(tiny("language_modeling"))
+    body = {"text": "A large", "max_tokens": 8, "sample": False}
+    stream = http.post("/predict", json=body, headers={"Accept": "text/event-stream"}).text
+    parts = [json.loads(part.partition("data: ")[2]) for part in stream.split("\n\n")[:-1]]
+    (result,) = parts[-1]["results"]
+    assert [part["token"] for part in parts[:-1]] == result["tokens"] and len(result["times"]) == len(result["tokens"])
