@@ -1,4 +1,4 @@
-"""Faults of a user as lines of text: the exception, its printing, and the bounds of arguments that they set."""
+"""User errors: the exception, its printing, and ranges of arguments."""
 
 import errno
 import math
@@ -13,14 +13,14 @@ _MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory
 
 
 class UserError(Exception):
-    """Something a user can put right.
+    """An error that the user can fix.
 
-    The message is one or two lines: it names the file or key, says what is wrong with it, and gives the remedy. What it
-    quotes of files and their names sends no commands to a terminal.
+    The message is one or two lines that name the file or key, the problem and the remedy. Control characters in quoted
+    text are escaped.
 
     Args:
-        message: What is printed after ``error: ``.
-        status: Exit status of the process: 2 for wrong usage, config or checkpoint; 1 for a fault of input or machine.
+        message: Printed after ``error: ``.
+        status: Exit status: 2 for invalid usage, config or checkpoint; 1 for a problem of the input or the machine.
     """
 
     def __init__(self, message: str, status: int = 2) -> None:
@@ -29,13 +29,13 @@ class UserError(Exception):
 
 
 class SharedError(UserError):
-    """A fault that every rank raises alike; only rank zero prints it."""
+    """An error that every rank raises; only rank zero prints it."""
 
 
 class Limit:
-    """A condition on an argument's value that its type does not state; it stands in the annotation.
+    """A condition on an argument's value, used in its annotation.
 
-    The check of a config reads it there, and prints it as the text that follows the type.
+    Config checks evaluate it, and print it after the type.
     """
 
     def holds(self, value: Any) -> bool:
@@ -44,14 +44,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Range(Limit):
-    """Bounds of a finite number: ``dropout: Annotated[float, Range(0, 1)]``. Values of other types pass.
+    """Range of a finite number: ``dropout: Annotated[float, Range(0, 1)]``. Values of other types pass.
 
     Args:
-        low: Least value.
-        high: Greatest value.
-        above: Excluded lower bound.
-        below: Excluded upper bound.
-        also: A value outside of the bounds with a meaning of its own, such as -1 for "no end".
+        low: Minimum.
+        high: Maximum.
+        above: Exclusive minimum.
+        below: Exclusive maximum.
+        also: A value outside of the range with a special meaning, such as -1 for "no limit".
     """
 
     low: float | None = None
@@ -78,39 +78,39 @@ Share = Annotated[float, Range(0, 1)]
 Rate = Annotated[float, Range(0, below=1)]
 
 INJECTED = "injected"
-# An argument that no config sets: the program supplies it where it builds the class.
+# An argument that is not part of the config: the program passes it when it builds the class.
 Injected = Annotated[T, INJECTED]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The most alike of the names, or nothing; capitals count for little."""
+    """The most similar name, ignoring case, or an empty string."""
     known = {known.lower(): known for known in sorted(names, reverse=True)}
     alike = get_close_matches(name.lower(), known, n=1)
     return known[alike[0]] if alike else ""
 
 
 def did_you_mean(name: str) -> str:
-    """The end of a message, where there is a nearest name."""
+    """The end of a message, if there is a similar name."""
     return f"; did you mean {name}?" if name else ""
 
 
 def excerpt(text: str) -> str:
-    """A text as a message quotes it: its beginning, where it is long."""
+    """Shortens a long text for a message."""
     return text if len(text) <= 60 else f"{text[:50]} ..."
 
 
 def printable(text: str) -> str:
-    """Text that stays on one line and sends no commands to a terminal."""
+    """Escapes line breaks and control characters."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable_lines(text: str) -> str:
-    """Lines that send no commands to a terminal."""
+    """Escapes control characters, keeping line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def print_error(message: object, kind: str = "error") -> None:
-    """Prints a fault on stderr; further lines are indented, so that no name that holds a newline forges a second one.
+    """Prints an error on stderr; further lines are indented, so that a newline in a name cannot fake another error.
 
     Args:
         kind: "error" or "warning".
@@ -119,21 +119,21 @@ def print_error(message: object, kind: str = "error") -> None:
 
 
 def causes(fault: BaseException | None) -> Iterator[BaseException]:
-    """A fault, its cause, the cause of that, and so on."""
+    """Yields an exception, its cause, the cause of that, and so on."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """True for an error that a Ctrl-C became on its way; OmegaConf hides what an error came from."""
+    """Returns True if an exception was caused by Ctrl-C; includes contexts, because OmegaConf suppresses causes."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
-    """True for a fault that is a want of memory, of the host or of a device, as Python, the system or torch has it."""
+    """Returns True if an exception means out of memory, on the host or a device."""
     chain = list(causes(fault))
     if any(isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM for one in chain):
         return True

@@ -1,7 +1,7 @@
-"""Randomness as a function of keys: no generator's state is ever stored.
+"""Randomness as a function of keys: no generator state is ever stored.
 
-Whatever is random (the order of samples, an augmentation, dropout, a sampled caption) is drawn from a fresh generator
-seeded by what identifies it, such as (seed, epoch, index). So a resumed run draws what an uninterrupted one would.
+Everything random (the order of samples, augmentation, dropout, sampled captions) is drawn from a new generator whose
+seed identifies it, such as (seed, epoch, index). A resumed run therefore draws the same as an uninterrupted one.
 """
 
 from hashlib import blake2b
@@ -11,7 +11,7 @@ import torch
 
 
 def key(*parts: int | str) -> int:
-    """Hashes the parts to an integer in [0, 2**63), the same on every machine and in every process."""
+    """Hashes the parts to an integer in [0, 2**63) that is the same on every machine and in every process."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 1
 
@@ -22,9 +22,9 @@ def numpy_rng(*parts: int | str) -> np.random.Generator:
 
 
 def seed_torch(seed: int, device: torch.device | str = "cpu") -> None:
-    """Seeds torch's own generators, the CPU's and that of one device, as `torch.manual_seed` does.
+    """Seeds torch's generators of the CPU and one device, like `torch.manual_seed`.
 
-    That one also leaves word for every device that is not there, which takes longer than many a layer.
+    `torch.manual_seed` also registers the seed for every absent device, which is slower than many layers.
     """
     torch.default_generator.manual_seed(seed)
     if torch.device(device).type == "cuda":

@@ -222,11 +222,11 @@ def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monke
 
 @pytest.mark.parametrize("name", LONG_SEARCHES)
 def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
-    """Waits are counted in all but `_start`, and `_settle`, which reads what eight steps have chosen."""
+    """Waits are counted in all but `_start`, and `_read_ended`, which reads what eight steps have chosen."""
     decoder = make_decoder(V, LONG, sharpness=0.5)
     decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}
     emulate(monkeypatch)
-    advance, settle, total = _Loop.advance, _Loop._settle, []
+    advance, settle, total = _Loop.advance, _Loop._read_ended, []
     start = _Loop._start
 
     def counted(loop):
@@ -245,7 +245,7 @@ def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
         return found
 
     monkeypatch.setattr(_Loop, "advance", counted)
-    monkeypatch.setattr(_Loop, "_settle", uncounted)
+    monkeypatch.setattr(_Loop, "_read_ended", uncounted)
     run(decoder, context, decoding, **end)
     assert sum(map(len, total)) == 0, total
 

@@ -80,5 +80,5 @@ def test_a_search_that_takes_long_is_noted(chosen, noted):
 
 @pytest.mark.parametrize("penalty", [101.0, -101.0, 1e300, float("nan")])
 def test_a_length_penalty_that_no_power_of_a_length_can_take_is_refused(penalty):
-    with pytest.raises(UserError, match=r"--length-penalty .* is not possible; give a number of -100 to 100"):
+    with pytest.raises(UserError, match=r"--length-penalty .* is invalid; it must be between -100 and 100"):
         search({}, beam=2, length_penalty=penalty)

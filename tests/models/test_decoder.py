@@ -270,7 +270,7 @@ def test_context_is_seen_and_its_mask_respected(decoder):
     assert (seen - decoder(tokens, None, Context(torch.randn(1, 5, 7)))).abs().max() > 0.01
     mask = torch.tensor([[True, True, True, False, False]])
     if counted(decoder):
-        with pytest.raises(UserError, match="are masked"):
+        with pytest.raises(UserError, match="not supported with a masked context"):
             decoder(tokens, None, Context(states, mask))
         return
     torch.testing.assert_close(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.models.context import Context, beside
+from vlm.models.context import Context, concat_states
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.several_images import SeveralImages
@@ -24,10 +24,10 @@ def several(scramble):
 
 def test_states_lie_side_by_side_and_what_has_no_mask_is_seen():
     one, other = Context(torch.randn(2, 3, D)), Context(torch.randn(2, 2, D), torch.tensor([[True, False], [True] * 2]))
-    both = beside([one, other])
+    both = concat_states([one, other])
     assert torch.equal(both.states[:, :3], one.states) and torch.equal(both.states[:, 3:], other.states)
     assert both.mask.int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert beside([one, one]).mask is None
+    assert concat_states([one, one]).mask is None
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def test_masks_of_the_images_are_joined_too():
 
 
 def test_more_images_than_the_model_reads_are_refused(several):
-    with pytest.raises(ValueError, match="4 images of a record; the model reads 3"):
+    with pytest.raises(ValueError, match="a record has 4 images; the model reads 3"):
         several(torch.randn(1, 4, 3, 16, 16))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.models.context import Context, joined
+from vlm.models.context import Context, concat_batches
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel, encode_in_parts
 from vlm.models.text_encoder import TextEncoder
@@ -134,10 +134,10 @@ def test_what_is_padded_and_what_lies_beside_it_change_nothing(scramble):
 def test_contexts_of_different_lengths_are_joined_under_a_mask():
     states = torch.randn(3, 4, 2)
     parts = [Context(states[:1]), Context(states[1:, :2], torch.tensor([[True, False], [True, True]]))]
-    found = joined(parts)
+    found = concat_batches(parts)
     assert found.states.shape == (3, 4, 2) and not found.states[1:, 2:].any()
     assert found.mask.int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
-    assert joined([Context(states[:1]), Context(states[1:])]).mask is None
+    assert concat_batches([Context(states[:1]), Context(states[1:])]).mask is None
 
 
 @torch.no_grad()

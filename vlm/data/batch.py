@@ -1,4 +1,4 @@
-"""Batches: the values of a task's fields for some samples, and rows that hold several texts end to end."""
+"""Batches: collated values of a task's fields, and rows of packed texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from vlm.models.frozen_features import Features
 
-PADDING = 0  # the segment of padding; the texts of a row are segments 1, 2, ...
-IGNORE = -100  # the label of a position that has nothing to predict
+PADDING = 0  # segment of padding; the texts of a row are segments 1, 2, ...
+IGNORE = -100  # label of a position without a target
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be read, and why."""
+    """A sample that could not be read, and the reason."""
 
     id: str
     reason: str
 
 
 class Tensors:
-    """A dataclass of tensors among other values, moved to a device and into pinned memory together."""
+    """Base of dataclasses with tensors, which can be moved to a device and pinned."""
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         return self._each(lambda tensor: tensor.to(*args, **kwargs))
@@ -37,12 +37,12 @@ class Tensors:
 
 @dataclass
 class Batch:
-    """Samples as a task reads them.
+    """A collated batch.
 
     Args:
-        ids: Names of the samples that could be read.
-        values: By field, the values of these samples together.
-        bad: The others.
+        ids: Ids of the samples.
+        values: Collated values by field.
+        bad: Samples that could not be read, which are left out.
     """
 
     ids: list[str]
@@ -66,13 +66,13 @@ def _moves(value: Any) -> bool:
 
 
 def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
-    """The token that each position has to predict: the next one of its own segment.
+    """Labels for next-token prediction: each position predicts the next token of its own segment.
 
-    The only place where labels shift. A language model's window has one token more than its inputs: `window_targets`
-    drops the last label, and its task the last token.
+    Labels are shifted here only. A language model's window has one token more than its inputs: `window_targets` drops
+    the last label, and the task the last token.
 
     Args:
-        segments: None where each row is one segment.
+        segments: None if each row is one segment.
     Shapes:
         tokens (B, L), segments (B, L) -> labels (B, L), IGNORE at the last token of a segment and in padding
     """
@@ -89,11 +89,11 @@ def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
 class Targets(Tensors):
     """The labelled positions of a batch and their labels.
 
-    Picking positions by a mask of bools makes the host wait for the device, since their number is a value there. Found
-    in the loader, positions and number are known.
+    They are found in the data loader, because indexing by a bool mask on the device makes the host wait for the number
+    of positions.
 
     Args:
-        places: Index of each labelled position in the rows end to end; None where all are labelled.
+        places: Index of each labelled position in the flattened rows; None if all are labelled.
     Shapes:
         labels (T,), places (T,) or None
     """
@@ -103,10 +103,10 @@ class Targets(Tensors):
 
     @classmethod
     def of(cls, labels: Tensor) -> "Targets":
-        """The targets of labels (B, L), IGNORE where there is none."""
+        """Targets of labels (B, L), which are IGNORE at positions without a target."""
         flat = labels.flatten()
         places = (flat != IGNORE).nonzero()[:, 0]
-        # Picking all, as of windows of text, would only copy, forward and backward.
+        # If all positions are labelled, as in windows of text, picking them would be a useless copy.
         return cls(flat, None) if len(places) == len(flat) else cls(flat[places], places)
 
     @property
@@ -115,26 +115,26 @@ class Targets(Tensors):
         return len(self.labels)
 
     def pick(self, hidden: Tensor) -> Tensor:
-        """The labelled positions: (B, L, D) -> (T, D)."""
+        """Selects the labelled positions: (B, L, D) -> (T, D)."""
         rows = hidden.flatten(0, 1)
         return rows if self.places is None else rows.index_select(0, self.places)
 
 
 @dataclass
 class TextRows(Tensors):
-    """Rows of tokens.
+    """Rows of packed tokens.
 
     Args:
-        segments: Tell the texts of a row apart, which count from 1; 0 is padding. None where each row is one text.
-        targets: Of next-token prediction.
-        scored: Tokens that count when they are predicted; None for all.
-        bounds: Where each text begins in the rows end to end, each row without its last token, which is only predicted,
-            and their end; None where they are not known.
-        references: Texts or questions that belong to each row, for metrics; none in training.
-        languages: Language of each of these texts, where records say them.
-        ids: Names of the samples, in evaluation.
+        segments: Number of the text in its row, from 1; 0 is padding. None if each row is one text.
+        targets: Targets of next-token prediction.
+        scored: Tokens that count as predictions; None for all.
+        bounds: Cumulative lengths of the texts in the flattened rows, each row without its last token, which is only
+            predicted; None if unknown.
+        references: Texts or questions of each row, for metrics; empty in training.
+        languages: Language of each of these texts, if records have it.
+        ids: Ids of the samples, in evaluation.
         places: Index of each row's sample in its split, in evaluation.
-        others: The rows of each sample's partner (vlm.data.pairs), in evaluation.
+        others: Rows of each sample's partner (vlm.data.pairs), in evaluation.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -160,10 +160,10 @@ class TextRows(Tensors):
 
 @dataclass
 class KeptImages(Tensors):
-    """Images that lie on the device already.
+    """References to images that are stored on the device.
 
     Shapes:
-        index (B,): their places there; numbers (B, NUMBERS): of their augmentation, as in vlm.data.images.batched
+        index (B,): indices of the images; numbers (B, NUMBERS): augmentation parameters, see vlm.data.images.batched
     """
 
     index: Tensor
@@ -171,9 +171,9 @@ class KeptImages(Tensors):
 
 
 def text_bounds(segments: Tensor) -> Tensor:
-    """Cumulative lengths of the texts of rows laid end to end, as kernels take them: segments (B, L) -> int32 (N + 1,).
+    """Cumulative lengths of the texts of flattened rows, for GPU kernels: segments (B, L) -> int32 (N + 1,).
 
-    A text is a run of one segment in a row; padding is one too.
+    A text is a run of one segment in a row; padding counts as one.
     """
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -183,15 +183,15 @@ def text_bounds(segments: Tensor) -> Tensor:
 
 @dataclass
 class InputRows(Tensors):
-    """Texts as an encoder reads them, and the tokens of them that a head reads.
+    """Packed texts for an encoder, and the tokens that a head reads.
 
     Args:
-        segments: Tell the texts of a row apart, which count from 1; 0 is padding.
-        types: 0 of a text, 1 of the second text of a pair; None where no text is a pair.
-        places: Index of each token that a head reads, in the rows end to end; None where it reads whole texts.
-        counts: Number of such tokens of each sample.
-        texts: The text or texts of each sample, or its words; none in training.
-        layout: Index of each text's tokens in the rows end to end, -1 beyond its end; None where each row is one text.
+        segments: Number of the text in its row, from 1; 0 is padding.
+        types: Token types: 0, or 1 in the second text of a pair; None if there are no pairs.
+        places: Index of each token that a head reads, in the flattened rows; None if it reads whole texts.
+        counts: Number of such tokens per sample.
+        texts: The texts or words of each sample; empty in training.
+        layout: Index of each text's tokens in the flattened rows, -1 after its end; None if each row is one text.
     Shapes:
         tokens (B, L), segments (B, L), types (B, L) or None, places (T,) or None, layout (N, S) or None
     """
@@ -205,7 +205,7 @@ class InputRows(Tensors):
     layout: Tensor | None = None
 
     def ids(self) -> list[list[int]]:
-        """The tokens of each text."""
+        """Token ids of each text."""
         tokens, segments = self.tokens.cpu(), self.segments.cpu()
         if self.layout is None:
             return [row[own != PADDING].tolist() for row, own in zip(tokens, segments, strict=True)]
@@ -214,13 +214,13 @@ class InputRows(Tensors):
 
 @dataclass(kw_only=True)
 class SpanRows(InputRows):
-    """Questions with their passages, in windows, whose answers are parts of the passages.
+    """Questions with windows of their passages; answers are spans of the passages.
 
-    Its places are those of each window's first token and of the first piece of each word of the passage.
+    `places` holds each window's first token and the first token of each word of the passage.
 
     Args:
-        ends: Tokens where the answer of each window starts and ends; the first token of one without an answer.
-        firsts: By sample, the number in its passage of each window's first word.
+        ends: Start and end token of the answer in each window; the first token of a window without an answer.
+        firsts: Per sample, the index of each window's first word in the passage.
     Shapes:
         ends (B, 2)
     """
@@ -231,11 +231,11 @@ class SpanRows(InputRows):
 
 @dataclass(kw_only=True)
 class MaskedRows(InputRows):
-    """Texts of which some tokens are masked; its places are those of these tokens.
+    """Texts with masked tokens, whose indices are in `places`.
 
     Args:
-        labels: The tokens that stood there.
-        gaps: By sample, the numbers of its words that are masked; none in training.
+        labels: The original tokens.
+        gaps: Per sample, the indices of its masked words; empty in training.
     Shapes:
         labels (T,)
     """
@@ -249,9 +249,9 @@ class WordTags(Tensors):
     """The tags of the words of a batch.
 
     Args:
-        labels: Of all words; IGNORE of a tag that training lacks.
+        labels: Label of each word; IGNORE for tags that training does not have.
         count: Number of words with a label.
-        tags: The tags of each sample's words.
+        tags: Tags of each sample's words.
     Shapes:
         labels (T,)
     """
@@ -262,10 +262,10 @@ class WordTags(Tensors):
 
 
 def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int, length: int = 0) -> tuple[Tensor, Tensor]:
-    """Lays the token sequences of each row end to end.
+    """Packs the token sequences of each row.
 
     Args:
-        length: The least L.
+        length: Minimum of L.
     Shapes:
         rows: B lists of sequences of ids -> tokens (B, L), segments (B, L), L the longest row's total length
     """
@@ -281,15 +281,15 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int, length: int = 0) 
 
 
 class CaptionRow(NamedTuple):
-    """The texts of a sample, encoded; in evaluation with more.
+    """The encoded texts of a sample, and further values in evaluation.
 
     Args:
-        texts: Each as its field encodes it.
+        texts: Texts, as encoded by the field.
         references: Texts or questions for metrics.
-        languages: Language of each of these, where the record says them.
-        id: Name of the sample.
+        languages: Language of each reference, if the record has it.
+        id: Id of the sample.
         place: Index of the sample in its split.
-        other: The partner's.
+        other: The same for the sample's partner.
     """
 
     texts: list[Any]
@@ -301,10 +301,10 @@ class CaptionRow(NamedTuple):
 
 
 def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequence[Any]]], TextRows]) -> TextRows:
-    """The texts of samples as rows of tokens, beside those of their partners where these are there.
+    """Rows of the samples' texts, and rows of their partners if there are any.
 
     Args:
-        rows_of: Lays the encoded texts of samples out as rows.
+        rows_of: Packs encoded texts into rows.
     """
     others = [row.other for row in values if row.other is not None]
     return replace(
@@ -318,10 +318,10 @@ def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequen
 
 
 def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int, only_read: Sequence[int] = ()) -> TextRows:
-    """Rows of token ids, of which each predicts the next.
+    """Rows of token ids with targets for next-token prediction.
 
     Args:
-        only_read: Ids that are not predicted.
+        only_read: Ids that are inputs but not targets.
     """
     tokens, segments = pack(ids, pad_id)
     scored = ~torch.isin(tokens, torch.tensor(only_read)) if only_read else None

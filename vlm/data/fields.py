@@ -1,4 +1,4 @@
-"""Fields: what a task reads of a record, encoded in a worker and collated for a batch."""
+"""Fields: what a task reads of each record. A worker encodes it, and a batch collates it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,79 +19,79 @@ from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Range, UserError
 
-AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number where a sample comes repeatedly
+AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number if samples are repeated
 
 
 class Field:
-    """One thing that a task reads of each record.
+    """One input of a task, read from each record.
 
-    A subclass defines `encode` and `collate`, and states by `needs` what a record must hold.
+    A subclass defines `encode` and `collate`, and lists in `needs` what a record must have.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are drawn in equal shares
-    tokenizer: Tokenizer | None = None  # of a field of text
-    reads_whole: ClassVar[bool] = False  # whether samples are made of a whole split, so that a limit counts those
+    stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are stratified
+    tokenizer: Tokenizer | None = None  # for fields of text
+    reads_whole: ClassVar[bool] = False  # whether samples are made from a whole split, so that a limit counts them
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
-        """Takes what it needs of an opened data set.
+        """Prepares the field for an opened data set.
 
         Args:
             source: The data set.
             splits: Its splits by name, as training and evaluation use them.
-            seed: Key of the data's order and augmentation.
-            cache: Folder of what is kept from run to run; None for none.
+            seed: Seed of the data's order and augmentation.
+            cache: Folder of files that are cached between runs; None for no cache.
         """
 
     def texts(self) -> Iterable[str]:
-        """The texts of the training split that its tokenizer is learned from."""
+        """Texts of the training split, for learning the tokenizer."""
         return ()
 
     def prepare(self) -> None:
-        """Learns from the training split what else a new run needs; its tokenizer is learned by then."""
+        """Learns what else a new run needs from the training split, after the tokenizer."""
 
     def state(self) -> dict[str, Any]:
-        """The part of the field that using the trained model needs, in plain containers, for the checkpoint."""
+        """State of the field that inference needs, as plain containers, for the checkpoint."""
         return {}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Takes from a checkpoint's description what `state` once gave."""
+        """Restores the state from a checkpoint."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the model that the data decide, by the name of its argument, such as vocab_size."""
+        """Model sizes that depend on the data, by argument name, for example vocab_size."""
         return {}
 
     def fingerprint(self, record: Record) -> Sequence[str]:
-        """Texts that tell what is read of a record from anything else."""
+        """Strings that identify what is read of a record, for hashing."""
         return ()
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
-        """The samples that a split is read as: its records, unless a field makes others of them.
+        """The samples of a split: its records, unless the field makes other samples of them.
 
         Args:
             name: Name of the split.
-            training: Whether they are to train on.
-            limit: Most samples of a field that reads splits as a whole; None for all.
+            training: Whether the samples are for training.
+            limit: Maximum number of samples, for a field with `reads_whole`; None for all.
         """
         return split
 
     def encode(self, record: Record, key: AugmentKey | None) -> Any:
-        """The value of a sample, made in a worker.
+        """Encodes a record, in a worker.
 
         Args:
-            key: Key of what is random in training; None in evaluation, where nothing is.
+            key: Key of random choices in training; None in evaluation, which has none.
         Raises:
             ImageError: The sample cannot be read.
         """
         raise TypeError(f"{type(self).__name__} encodes nothing")
 
     def collate(self, values: Sequence[Any]) -> Any:
-        """The values of a batch together; there may be none."""
+        """Collates the values of a batch, which may be empty."""
         raise TypeError(f"{type(self).__name__} collates nothing")
 
     def length(self, record: Record) -> int:
-        """Length of a sample where batches are bucketed by it."""
+        """Length of a sample, for batches bucketed by length."""
         return 0
 
 
@@ -99,7 +99,7 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
     """Learns each tokenizer from the texts of all fields that share it.
 
     Args:
-        cache: Folder that keeps what was learned; None for none.
+        cache: Folder that caches learned tokenizers; None for no cache.
     """
     fields = list(fields)
     for tokenizer in {id(field.tokenizer): field.tokenizer for field in fields}.values():
@@ -109,17 +109,17 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
 
 
 class ImageField(Field):
-    """The image of a record as pixels, or all images of one that holds several.
+    """The image of a record as pixels, or all its images.
 
     Args:
-        preprocess: Deterministic preprocessing of validation, test and use.
-        augment: Augmentation of training images; None for the preprocessing alone.
-        cache_images: Whether each worker keeps the images it decoded. It changes no pixel; it takes three bytes a pixel
-            and worker, and spares the decoding from the second epoch on.
-        side_words: Words, in lower case, of a record's captions or questions that a mirrored image would make false;
-            of Chinese and Japanese single characters.
+        preprocess: Deterministic preprocessing for evaluation and inference.
+        augment: Augmentation of training images; None for `preprocess` only.
+        cache_images: Whether each worker caches decoded images. Pixels do not change; it takes three bytes per pixel
+            and worker, and saves decoding from the second epoch on.
+        side_words: Words, in lower case, of a record's texts that a mirrored image would make false; single characters
+            in Chinese and Japanese.
     Shapes:
-        uint8 (B, 3, image_size, image_size), of K images a record (B, K, 3, image_size, image_size)
+        uint8 (B, 3, image_size, image_size), with K images per record (B, K, 3, image_size, image_size)
     """
 
     needs = ("image",)
@@ -155,7 +155,7 @@ class ImageField(Field):
         return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
 
     def augment_of(self, record: Record) -> Augment | None:
-        """The augmentation of a record's images: it mirrors none whose texts tell left from right."""
+        """The augmentation of a record's images, without flips if its texts mention left or right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
             return self.augment
         spoken = (word for text in record.texts for word in words(text.lower()))
@@ -165,7 +165,7 @@ class ImageField(Field):
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
         if len(counts) > 1:
             numbers = " and ".join(map(str, counts))
-            raise UserError(f"data: records hold {numbers} images; give data whose records have the same number")
+            raise UserError(f"data: records hold {numbers} images; all records need the same number")
         size = self.preprocess.image_size
         return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
 
@@ -174,15 +174,15 @@ class TokenField(Field):
     """Base of fields of text.
 
     Args:
-        tokenizer: Learned from the training texts of all fields that share it, unless it already is.
-        max_len: Longest row in tokens with its begin and end.
+        tokenizer: Learned from the training texts of all fields that share it, unless it is already learned.
+        max_len: Maximum number of tokens of a row, with begin and end.
     """
 
     tokenizer: Tokenizer
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
-        self._ids: dict[Any, list[int]] = {}  # of texts, remembered from sample to sample
+        self._ids: dict[Any, list[int]] = {}  # encoded texts, cached between samples
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         self._train = splits["train"]
@@ -191,7 +191,7 @@ class TokenField(Field):
         return (text for record in self._train.records() for text in self.texts_of(record))
 
     def texts_of(self, record: Record) -> Sequence[str]:
-        """The texts that are read or written of a record."""
+        """The texts that are read or written for a record."""
         raise TypeError(f"{type(self).__name__} has no texts")
 
     def prepare(self) -> None:
@@ -213,22 +213,23 @@ class TokenField(Field):
 
 
 class CaptionField(TokenField):
-    """All captions of a record as one row of tokens, end to end; in evaluation beside references and partner.
+    """All captions of a record, packed into a row; in evaluation also references and the partner's captions.
 
-    Where records say the languages of their captions, each caption has its language's token after its begin. That token
-    is given wherever a caption is written, so that it is only read, and has no part in the loss.
+    If records have languages, each caption has its language's token after its begin token. It is an input only and does
+    not count in the loss.
 
     Args:
-        others: As in TokenField; of longer captions the end is cut, but for the end token.
+        others: See TokenField; longer captions are truncated before the end token.
     Attributes:
+        languages: Languages of the data; empty if unknown.
         languages: Languages of the data; none where nobody says them.
     Shapes:
         TextRows of tokens (B, L), segments (B, L)
     """
 
     needs = ("captions",)
-    paired: ClassVar[bool] = True  # whether evaluation reads the captions of each sample's partner too
-    compares = False  # whether training reads references too, for a task that scores captions
+    paired: ClassVar[bool] = True  # whether evaluation also reads the captions of each sample's partner
+    compares = False  # whether training also reads references, for a task that scores captions
     languages: Sequence[str] = ()
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
@@ -237,14 +238,14 @@ class CaptionField(TokenField):
         self.tokenizer.add_languages(self.languages)
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Takes the tokenizer.
+        """Restores the tokenizer.
 
         Raises:
-            UserError: A language of the data has no token there.
+            UserError: The tokenizer lacks a language of the data.
         """
         super().restore(about)
         for language in (name for name in self.languages if name not in self.tokenizer.languages):
-            theirs = ", ".join(self.tokenizer.languages) or "one that nobody named"
+            theirs = ", ".join(self.tokenizer.languages) or "unnamed"
             raise UserError(f"data.languages: the checkpoint does not know {language}; its languages are {theirs}")
 
     def texts_of(self, record: Record) -> Sequence[str]:
@@ -255,7 +256,7 @@ class CaptionField(TokenField):
         return record["references"]
 
     def ids(self, caption: str, language: str | None = None) -> list[int]:
-        """A caption as ids between begin and end; remembered, because bucketing by length asks for them too."""
+        """Token ids of a caption with begin and end; cached, because bucketing by length needs them too."""
         ids = self._ids.get((caption, language))
         if ids is None:
             begin = [self.tokenizer.bos_id, *self.tokenizer.begin(language)]
@@ -312,10 +313,10 @@ class LabelField(Field):
         return {"classes": self.classes}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Compares the classes.
+        """Checks the classes against a checkpoint.
 
         Raises:
-            UserError: They are not the same.
+            UserError: They differ.
         """
         known = list(about["classes"])
         if known == self.classes:
@@ -325,7 +326,7 @@ class LabelField(Field):
             f"only {where}: {', '.join(names[:5])}" for where, names in (("there", there), ("here", here)) if names
         ]
         raise UserError(
-            f"data: the classes are not the checkpoint's ({'; '.join(parts) or 'their order differs'}); give the "
+            f"data: the classes differ from the checkpoint's ({'; '.join(parts) or 'another order'}); give the "
             "data set that it was trained on"
         )
 
@@ -334,7 +335,7 @@ class LabelField(Field):
         return {"num_classes": len(self.classes)}
 
     def counts(self, split: str) -> list[int]:
-        """Samples of each class in a split's first epoch."""
+        """Number of samples per class in a split's first epoch."""
         counts = Counter(record["label"] for record in self._splits[split].records())
         return [counts[label] for label in range(len(self.classes))]
 

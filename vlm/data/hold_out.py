@@ -1,4 +1,4 @@
-"""Samples held out of a split by a hash of their names, so that most stay where they are when others are added."""
+"""Held-out samples, chosen by a hash of their ids, so that adding samples moves few others."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -8,29 +8,29 @@ from vlm.data.records import first_fault
 from vlm.errors import UserError
 from vlm.randomness import key
 
-HELD_OUT = 0.02  # share of train that validates where a data set has no validation split
+HELD_OUT = 0.02  # share of train used for validation if a data set has no validation split
 
 
 def check_fractions(val_fraction: float, test_fraction: float) -> None:
-    """Refuses fractions that leave nothing to train on.
+    """Checks that the fractions leave samples to train on.
 
     Raises:
-        UserError: They do.
+        UserError: They do not.
     """
     if min(val_fraction, test_fraction) < 0 or not val_fraction + test_fraction < 1:
         raise UserError(
             f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: "
-            "give numbers from 0 whose sum is below 1"
+            "give numbers from 0 with a sum below 1"
         )
 
 
 def draw(names: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
-    """Indices by split: each sample by itself, so that one that is added moves no other.
+    """Draws each sample's split independently; returns indices by split.
 
     Args:
-        names: What tells each sample from all others.
-        fractions: Share of each split but train, in the order in which they are drawn.
-        seed: Seed of which are drawn.
+        names: Unique id of each sample.
+        fractions: Share of each split except train, in the order in which they are drawn.
+        seed: Random seed.
     """
     parts: dict[str, list[int]] = {"train": [], **{split: [] for split in fractions}}
     for index, name in enumerate(names):
@@ -47,11 +47,11 @@ def draw(names: Sequence[str], fractions: Mapping[str, float], seed: int) -> dic
 def draw_stratified(
     labels: Sequence[Hashable], names: Sequence[str], fractions: Mapping[str, float], seed: int
 ) -> dict[str, list[int]]:
-    """Indices by split, each class keeping its share.
+    """Draws splits that keep the share of each class; returns indices by split.
 
     Args:
-        labels: The class of each sample.
-        names, fractions, seed: As in `draw`.
+        labels: Class of each sample.
+        names, fractions, seed: See `draw`.
     """
     rest = list(range(len(names)))
     parts: dict[str, list[int]] = {}
@@ -64,47 +64,47 @@ def draw_stratified(
 
 
 def held_out(file: Path, where: str, split: str) -> str:
-    """The fault of a row of the training file that says of itself that it is held out."""
+    """Error message for a row of the training file that is marked as another split."""
     return (
-        f"{file}, {where}: says {split}, in the file of training; leave data.val_path and data.test_path out, or take "
-        "such rows away"
+        f"{file}, {where}: a row of split {split} in the training file; unset data.val_path and data.test_path, or "
+        "remove such rows"
     )
 
 
 def validation(
     names: Sequence[str], labels: Sequence[Hashable] | None, seed: int, *, skipped: Sequence[str] = ()
 ) -> list[int]:
-    """Indices of the training samples that validate where a data set has no validation split.
+    """Indices of the training samples that are used for validation if a data set has no validation split.
 
     Args:
-        names: What tells each sample from all others.
-        labels: The class of each; None for samples without.
-        seed: Seed of which are chosen.
-        skipped: Faults of the samples that are not used.
+        names: Unique id of each sample.
+        labels: Class of each sample; None for samples without labels.
+        seed: Random seed.
+        skipped: Messages about samples that are not used.
     Raises:
-        UserError: There are too few samples; it names the first of the faults.
+        UserError: There are too few samples; it shows the first message.
     """
     if labels is not None:
         held = stratified(labels, names, max(1, round(HELD_OUT * len(names))), seed=seed)
     else:
-        places = [key("validation", seed, name) / 2**63 for name in names]  # apart from those by which a test is drawn
+        places = [key("validation", seed, name) / 2**63 for name in names]  # independent of the draw of a test split
         held = [index for index, place in enumerate(places) if place < HELD_OUT]
         held = held or sorted(range(len(names)), key=places.__getitem__)[:1]
     if not held or len(held) == len(names):
         why = first_fault(skipped)
-        raise UserError(f"data: too few training samples to hold any out for validation{why}; add some")
+        raise UserError(f"data: too few training samples to hold some out for validation{why}; add samples")
     return held
 
 
 def stratified(labels: Sequence[Hashable], names: Sequence[str], count: int, *, seed: int, leave: int = 1) -> list[int]:
-    """Indices of so many samples, each class having its share of them to within one.
+    """Indices of `count` samples, with each class represented proportionally to within one sample.
 
     Args:
-        labels: The class of each sample.
-        names: What tells each sample from all others.
-        count: How many to take; fewer are taken where `leave` forbids more.
-        seed: Seed of which are taken.
-        leave: How many samples of each class are never taken, so that no class goes without.
+        labels: Class of each sample.
+        names: Unique id of each sample.
+        count: Number of samples; fewer if `leave` requires it.
+        seed: Random seed.
+        leave: Number of samples of each class that are never taken.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):
@@ -117,7 +117,7 @@ def stratified(labels: Sequence[Hashable], names: Sequence[str], count: int, *, 
 
 
 def _quotas(sizes: Mapping[Hashable, int], count: int, *, seed: int, leave: int) -> dict[Hashable, int]:
-    """Number of samples to take of each class, by the largest remainder; the seed decides among equal ones."""
+    """Number of samples to take of each class, by largest remainder; the seed breaks ties."""
     total = sum(sizes.values())
     count = min(count, total)
     quotas = {label: min(count * size // total, max(0, size - leave)) for label, size in sizes.items()}

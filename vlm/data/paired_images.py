@@ -1,4 +1,4 @@
-"""The field of images that a control of an evaluation reads in one another's place."""
+"""The image field for a control evaluation that exchanges images."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from vlm.data.records import Record, Split
 
 
 class PairedImageField(ImageField):
-    """The image of a record; in evaluation beside that of its partner.
+    """The image of a record; in evaluation together with that of its partner.
 
     Args:
-        others: As in ImageField.
+        others: See ImageField.
     Shapes:
         uint8 (B, 3, image_size, image_size) in training, (B, 2, 3, image_size, image_size) in evaluation
     """

@@ -1,25 +1,25 @@
-"""Samples of an evaluation in pairs: a captioner's control reads the captions of one beside the image of another."""
+"""Pairs of evaluation samples, for a control that reads captions with the image of another sample."""
 
 from vlm.data.records import Record, Split
 
-BLOCK = 512  # samples among which pairs are drawn, at most
+BLOCK = 512  # maximum number of samples in a block within which pairs are formed
 
 
 def block_of(index: int, size: int) -> range:
-    """The block of a sample: a split of this size is cut into equal ones, of at most BLOCK samples each."""
+    """The block of a sample: a split is cut into equal blocks of at most BLOCK samples."""
     blocks = -(-size // BLOCK)
     number = ((index + 1) * blocks - 1) // size
     return range(number * size // blocks, (number + 1) * size // blocks)
 
 
 def partner(index: int, size: int) -> int:
-    """The sample half a block away, since neighbours may be alike. Each sample of a block is the partner of one."""
+    """The sample half a block away, because neighbours may be similar. Each sample is the partner of exactly one."""
     block = block_of(index, size)
     return block[(index - block.start + len(block) // 2) % len(block)]
 
 
 class Paired(Split):
-    """A split whose records know their index, "place", and their partner: "other", with its index, "other_place"."""
+    """A split whose records also hold their index ("place") and their partner ("other", with index "other_place")."""
 
     def __init__(self, split: Split) -> None:
         self.split = split

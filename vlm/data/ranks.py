@@ -1,22 +1,22 @@
-"""The ranks of processes that torchrun or SLURM's srun started, by the variables that these set."""
+"""Ranks of processes started by torchrun or SLURM's srun, from environment variables."""
 
 import os
 from dataclasses import dataclass
 
-TORCHELASTIC = "TORCHELASTIC_RUN_ID"  # set by torchrun alone, and what Lightning knows it by
+TORCHELASTIC = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Lightning detects it by this
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 SRUN = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-INTERACTIVE = ("bash", "interactive")  # names of SLURM's jobs that are a shell, as Lightning has them
+INTERACTIVE = ("bash", "interactive")  # names of interactive SLURM jobs, as in Lightning
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A process among those of one command.
+    """The rank of a process.
 
     Args:
-        rank: Its place among all.
-        world: Number of all.
-        local: Its place among those of its machine.
+        rank: Global rank.
+        world: Number of processes.
+        local: Rank on its machine.
     """
 
     rank: int = 0
@@ -25,12 +25,12 @@ class Rank:
 
 
 def rank_by_launcher(sign: str = "RANK") -> Rank:
-    """The rank of this process, which is alone where nothing started several.
+    """The rank of this process; a single process if nothing launched several.
 
-    A job of SLURM that starts a process without srun has SLURM_NTASKS too, but one process.
+    A SLURM job that starts a process without srun has SLURM_NTASKS too, but only one process.
 
     Args:
-        sign: The variable without which torchrun's do not count; other launchers set RANK and WORLD_SIZE too.
+        sign: Variable that must be set for torchrun's to count, because other launchers also set RANK and WORLD_SIZE.
     """
     srun = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
     for names, holds in ((TORCHRUN, sign in os.environ), (SRUN, srun)):

@@ -1,7 +1,7 @@
 """Records: the samples of a data set, its splits, and the interface of a source.
 
-A source (a folder, a table, shards, scenes that are drawn) has splits. A split has a length, `fresh`, and
-`record(index, epoch)`. A record is a function of its keys alone, so that any worker makes the same one.
+A source (a folder, a table, shards, drawn scenes) has splits. A split has a length, `fresh`, and
+`record(index, epoch)`. A record depends on these arguments only, so that every worker creates the same one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from vlm.errors import UserError
 
 NAMES = ("train", "val", "test")
 # fmt: off
-SPLITS = {  # the names that splits go by
+SPLITS = {  # accepted names of splits
     "train": "train", "training": "train", "restval": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
@@ -28,7 +28,7 @@ _lenient: ContextVar[bool] = ContextVar("lenient", default=False)
 
 @contextmanager
 def lenient() -> Iterator[None]:
-    """Sources that are made within it go on after faults that would spoil a run, to find all of them at once."""
+    """Context in which sources continue after errors, to collect all of them."""
     token = _lenient.set(True)
     try:
         yield
@@ -37,15 +37,15 @@ def lenient() -> Iterator[None]:
 
 
 def is_lenient() -> bool:
-    """True while all faults are being looked for, within `lenient`."""
+    """Returns True inside `lenient`."""
     return _lenient.get()
 
 
 class Skipped(str):
-    """A line that names what of a data set is not used and says why, with the kind of its fault.
+    """A message about an unused part of a data set, with the kind of problem.
 
     Args:
-        line: The line.
+        line: The message.
         kind: "empty caption", "no image", "no caption" or "two splits".
     """
 
@@ -58,34 +58,35 @@ class Skipped(str):
 
 
 def first_fault(skipped: Sequence[str]) -> str:
-    """The words of a message on too few samples that name the first of the faults, if there are any."""
+    """The part of an error message that shows the number of problems and the first one; empty if there are none."""
     return f" ({len(skipped)} faults; the first: {skipped[0]})" if skipped else ""
 
 
 class Question(NamedTuple):
-    """A question about an image, its answer, and what kind of question it is."""
+    """A question about an image, its answer, and the kind of question."""
 
     text: str
     answer: str
     kind: str = ""
 
     def __str__(self) -> str:
-        """The question and its answer, as they are read one after the other."""
+        """The question followed by its answer."""
         return f"{self.text} {self.answer}".strip()
 
 
 @dataclass(slots=True)
 class Record:
-    """One sample: its name and all that is known of it. Its image is opened only when it is asked for.
+    """One sample: its id and its values. The image is opened only on demand.
 
     Args:
-        id: Name that no other sample of the source has.
-        known: Values at hand, by name: "captions" that a row is trained on, "references" (all captions), "questions",
-            "label", "document", or whatever else a source and a field agree on.
-        open_image: Opens the image, in RGB; raises ImageError for one that cannot be read.
-        read_file: The bytes of the image's file; None where no file holds it.
-        read_stamp: A text that changes where the image (or document) does, without its being read; None for none.
-        open_more: Opens each further image of a record that holds several, in order.
+        id: Unique id within the source.
+        known: Values by name: "captions" to train on, "references" (all captions), "questions", "label", "document", or
+            whatever a source and a field agree on.
+        open_image: Opens the image, in RGB; raises ImageError if it cannot be read.
+        read_file: Returns the bytes of the image file; None if there is no file.
+        read_stamp: Returns a string that changes when the image (or document) changes, without reading it; None if
+            there is none.
+        open_more: Opens each further image of a record with several, in order.
     """
 
     id: str
@@ -102,26 +103,26 @@ class Record:
         try:
             return self.known[name]
         except KeyError:
-            raise UserError(f"data: {self.id} has no {name}; give data that do, or another task") from None
+            raise UserError(f"data: {self.id} has no {name}; use data that has it, or another task") from None
 
     def image(self) -> Image.Image:
         """The image in RGB.
 
         Raises:
-            ImageError: It cannot be read.
-            UserError: The record has none.
+            ImageError: The image cannot be read.
+            UserError: The record has no image.
         """
         if self.open_image is None:
-            raise UserError(f"data: {self.id} has no image; give data that do, or another task")
+            raise UserError(f"data: {self.id} has no image; use data that has one, or another task")
         return self.open_image()
 
     def images(self) -> list[Image.Image]:
-        """All images in RGB, in order; raises as `image` does."""
+        """All images in RGB, in order; raises the same errors as `image`."""
         return [self.image(), *(open_image() for open_image in self.open_more)]
 
     @property
     def texts(self) -> list[str]:
-        """Texts beside its image, for a person: captions, questions, a text and its translation, or its class."""
+        """Texts of the record for display: captions, questions, a text and its translation, or the class."""
         if "references" in self.known:
             return list(self.known["references"])
         if "questions" in self.known:
@@ -132,7 +133,7 @@ class Record:
 
 
 class Split:
-    """Samples by index. A fresh split has other samples in every epoch; all others ignore the epoch's number."""
+    """Samples by index. A fresh split has other samples in every epoch; others ignore the epoch."""
 
     fresh = False
 
@@ -140,21 +141,21 @@ class Split:
         raise TypeError(f"{type(self).__name__} has no length")
 
     def record(self, index: int, epoch: int = 0) -> Record:
-        """The sample of these keys."""
+        """The sample with this index."""
         raise TypeError(f"{type(self).__name__} has no records")
 
     def records(self, limit: int | None = None) -> Iterator[Record]:
-        """All samples of epoch 0 in order, or the first so many."""
+        """All samples of epoch 0 in order, or the first `limit`."""
         size = len(self)
         return (self.record(index) for index in range(size if limit is None else min(limit, size)))
 
 
 class Listed(Split):
-    """A split whose samples stand in a list.
+    """A split over a list of items.
 
     Args:
-        items: Whatever a sample is read from.
-        read: Makes the record of an item in an epoch.
+        items: What samples are read from.
+        read: Creates the record of an item in an epoch.
     """
 
     def __init__(self, items: Sequence[Any], read: Callable[[Any, int], Record]) -> None:
@@ -168,7 +169,7 @@ class Listed(Split):
 
 
 class Part(Split):
-    """Some samples of a split by index, those of epoch 0 in every epoch."""
+    """A subset of a split by index, with the samples of epoch 0 in every epoch."""
 
     def __init__(self, split: Split, indices: Sequence[int]) -> None:
         self.split, self.indices = split, indices
@@ -181,7 +182,7 @@ class Part(Split):
 
 
 class InLanguage(Split):
-    """A split whose records have their captions in one language alone, of which there may be none."""
+    """A split whose records have captions in one language only; a record may have none."""
 
     def __init__(self, split: Split, language: str) -> None:
         self.split, self.language = split, language
@@ -197,19 +198,20 @@ class InLanguage(Split):
 
 
 class Source:
-    """A data set: splits of records, and what was left out of them.
+    """A data set: its splits of records, and what is not used of it.
 
     A subclass sets `splits` and defines `open`.
 
     Attributes:
-        holds: Names of what its records hold, stated by the class, so that a task can be refused before data are read.
-        name: What the data set is called in a report.
-        splits: Names of the splits that hold a sample, of ``train``, ``val`` and ``test`` in this order.
-        classes: Names of the labels; none where records have no label.
-        languages: Languages of the captions, whose own each record says; none where nobody says them.
-        skipped: A line for each thing that is not used because of a fault.
-        repeated: A line for each caption that an image has twice, of which one is used.
-        drawn: Whether a program draws the images, whose simplest ones are nearly the same by nature.
+        holds: Names of the values of its records, as a class attribute, so that a task can be checked before data are
+            read.
+        name: Name of the data set in reports.
+        splits: Names of non-empty splits, out of ``train``, ``val`` and ``test`` in this order.
+        classes: Names of the labels; empty if records have no label.
+        languages: Languages of the captions; empty if unknown.
+        skipped: A message for each thing that is not used because of a problem.
+        repeated: A message for each repeated caption of an image, which is used once.
+        drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
     """
 
     holds: ClassVar[tuple[str, ...]] = ()
@@ -222,27 +224,27 @@ class Source:
     drawn: bool = False
 
     def split(self, name: str) -> Split:
-        """The split of this name.
+        """The split with this name.
 
         Raises:
             UserError: There is no such split.
         """
         if name not in self.splits:
-            raise UserError(f"data: there is no split {name!r}; there are {', '.join(self.splits)}")
+            raise UserError(f"data: unknown split {name!r}; choose one of {', '.join(self.splits)}")
         return self.open(name)
 
     def open(self, name: str) -> Split:
-        """The split of a name that is in `splits`."""
+        """Opens a split listed in `splits`."""
         raise TypeError(f"{type(self).__name__} opens no split")
 
     def chances(self, words: Sequence[str | None]) -> Sequence[Mapping[str, float]] | None:
-        """The chance of each word in each gap of a text, where a known grammar writes the texts."""
+        """Probabilities of words in each gap of a text, if a known grammar generates the texts."""
         return None
 
     def uncaptioned(self) -> list[str]:
-        """The image files that no caption names, beside those that are named."""
+        """Image files in the same folders that no caption refers to."""
         return []
 
     def damaged(self) -> tuple[list[str], int]:
-        """A line for each damaged file of many samples, and how many such files there are; may read all of them."""
+        """A message per damaged archive file, and the number of archive files; may read all of them."""
         return [], 0

@@ -1,4 +1,4 @@
-"""Samples of a split as batches of a task's fields."""
+"""Data set of batches of a task's fields."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -14,13 +14,14 @@ from vlm.data.records import Split
 
 
 class RecordDataset(Dataset):
-    """The samples of a split, read a batch at a time; whatever worker reads one, it is the same.
+    """The samples of a split, read a batch at a time; the result does not depend on the worker.
 
     Args:
         split: The records.
-        fields: What is read of each, by name.
-        seed: Key of the augmentation in training; None in evaluation.
-        repeats: How often a sample comes in a batch; above 1, the copy joins the key of its augmentation.
+        fields: Fields to read, by name.
+        seed: Seed of augmentation in training; None in evaluation.
+        repeats: Number of times a sample occurs in a batch; if greater than 1, the copy is part of the augmentation
+            key.
     """
 
     def __init__(self, split: Split, fields: Mapping[str, Field], *, seed: int | None = None, repeats: int = 1) -> None:
@@ -51,7 +52,7 @@ class RecordDataset(Dataset):
         return self.seed, key.epoch, key.index, *copy
 
     def lengths(self, epoch: int) -> list[int]:
-        """Length of each sample in an epoch, all fields together."""
+        """Length of each sample in an epoch, summed over fields."""
         epoch = epoch if self.split.fresh else 0
         if self._lengths is None or self._lengths[0] != epoch:
             records = (self.split.record(index, epoch) for index in range(len(self)))
@@ -61,9 +62,9 @@ class RecordDataset(Dataset):
 
 
 def fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
-    """A hash of the samples of a split: their names and what the fields read of them. Images are not opened.
+    """A hash of the samples of a split: their ids and what the fields read, without opening images.
 
-    Of a split that is fresh in every epoch, the first and the last sample stand for all.
+    For a fresh split, only the first and the last sample are hashed.
     """
     digest = blake2b(f"{len(split)}".encode(), digest_size=8)
     places = (0, len(split) - 1) if split.fresh else range(len(split))
@@ -74,5 +75,5 @@ def fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
 
 
 def whole(batch: Any) -> Any:
-    """A batch that `RecordDataset` made, for a loader that would collate it."""
+    """The collate function for batches that `RecordDataset` already collated."""
     return batch

@@ -1,7 +1,7 @@
-"""Worker processes of loaders: a signal to the whole run leaves them alone, and none outlives its owner."""
+"""Worker processes of data loaders: they ignore signals to the run, and do not outlive their owner."""
 
 import atexit
-import multiprocessing.util  # before atexit.register: its own exit waits without limit for what this one kills
+import multiprocessing.util  # before atexit.register: its exit handler would wait for workers that ours kills
 import os
 import signal
 import threading
@@ -19,22 +19,22 @@ from torch._utils import ExceptionWrapper
 
 from vlm.errors import UserError
 
-MOST = 32  # workers of a GPU; more only take memory
-MOST_BESIDE = 8  # of them beside a training that computes on the same CPUs
-PATIENCE = 5.0  # seconds for the system to end a process that is killed
+MOST = 32  # workers per GPU; more only take memory
+MOST_BESIDE = 8  # workers if training uses the same CPUs
+PATIENCE = 5.0  # seconds to wait for a killed process to end
 
 _workers: WeakSet[BaseProcess] = WeakSet()
 
 
 def default_workers() -> int:
-    """Workers of a device: its share of the CPUs that this process may use."""
+    """Default number of workers per device: its share of the CPUs available to this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = torch.cuda.device_count()
     return max(1, min(MOST, cpus // gpus)) if gpus else min(MOST_BESIDE, cpus)
 
 
 def worker_context() -> BaseContext:
-    """The default way of starting processes, for a DataLoader; `end_workers` ends the processes started by it."""
+    """The default multiprocessing context, for a DataLoader; `end_workers` ends processes started with it."""
     context: Any = copy(multiprocessing.get_context())
     start = context.Process
     context.Queue = lambda maxsize=0: _BatchQueue(maxsize, ctx=context)
@@ -49,44 +49,44 @@ def worker_context() -> BaseContext:
 
 
 class _BatchQueue(Queue):
-    """A queue of batches that hands on why one cannot be sent, as one that does not fit into shared memory.
+    """A queue of batches that reports errors in sending, for example if a batch does not fit into shared memory.
 
-    multiprocessing's own prints a traceback and drops it, and torch waits for it without end.
+    multiprocessing's queue prints a traceback and drops the batch, and torch waits for it forever.
     """
 
-    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:  # there it is static
+    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:  # static in the base class
         number, _ = obj
         reason = str(e).splitlines()[0]
         try:
             raise UserError(
-                f"a batch cannot be handed over by the process that read it ({reason}); give the container more shared "
+                f"a worker cannot send a batch ({reason}); give the container more shared "
                 "memory (docker run --shm-size=8g), or lower data.batch_size or data.num_workers",
                 1,
             )
         except UserError:
-            wrapped = ExceptionWrapper(where="in DataLoader worker process")  # with its traceback, as all others
+            wrapped = ExceptionWrapper(where="in DataLoader worker process")  # includes the traceback
         self.put((number, wrapped))
 
 
 def leave_signals_to_owner(worker: int) -> None:
-    """Keeps a worker alive when a terminal or a cluster signals all processes of a run.
+    """Keeps a worker alive when a terminal or a cluster sends a signal to all processes of a run.
 
-    The owner still has a step to finish. It ends its workers itself.
+    The owner still has a step to finish, and ends its workers itself.
 
     Args:
-        worker: Its number.
+        worker: Index of the worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # Not ignored: commands that the worker starts would inherit that. The second signal counts, for an orphan's sake.
+    # Not ignored, because child processes would inherit that. The second signal takes effect, in case of orphans.
     signal.signal(signal.SIGTERM, lambda signum, frame: signal.signal(signum, signal.SIG_DFL))
 
 
 def end_workers() -> None:
-    """Kills the loader workers of this process, busy or stuck.
+    """Kills the loader workers of this process.
 
-    torch asks each to end by itself and waits 5 s. multiprocessing sends SIGTERM at exit, which a worker survives, and
-    waits for ever.
+    torch asks each to end and waits 5 s. multiprocessing sends SIGTERM at exit, which a worker survives, and waits
+    forever.
     """
     alive = [child for child in multiprocessing.active_children() if child in _workers]
     with _deaths_expected():
@@ -101,7 +101,7 @@ atexit.register(end_workers)
 
 @contextmanager
 def _deaths_expected() -> Iterator[None]:
-    """Keeps torch from raising an error when a worker is killed; its handler runs in the main thread alone."""
+    """Keeps torch from raising an error when a worker is killed; its handler runs in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

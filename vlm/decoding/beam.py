@@ -1,4 +1,4 @@
-"""Beam search with an exact end, diverse groups, and words that texts must hold (lexical constraints)."""
+"""Beam search with an exact stopping criterion, diverse groups and required words (lexical constraints)."""
 
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -11,32 +11,32 @@ from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.required import RequiredWords
 from vlm.decoding.token_history import TokenHistory
 
-SMALL_PART = 16  # scores of which a maximum says too little
-LAST = 1 << 40  # behind all places of candidates that go on
+SMALL_PART = 16  # shorter parts are not worth their maximum
+LAST = 1 << 40  # greater than any index of a continuing candidate
 
 
 class Beam:
-    """Beam search, with diverse groups (Vijayakumar et al. 2018, algorithm 1) and words that texts must hold.
+    """Beam search with diverse groups (Vijayakumar et al. 2018, algorithm 1) and required words.
 
-    At each step the 2W best continuations of the W beams of each of an image's groups are candidates: those among the
-    first W that end the text are finished, and the W best that do not end it go on. That is Hugging Face's search with
-    early_stopping="never", but that an image is done as soon as nothing can come among its results any more.
+    At each step, the 2W best continuations of the W beams of each group are candidates. Those among the first W that
+    end the text are finished; the W best that do not end it continue. This is Hugging Face's search with
+    early_stopping="never", except that an input is done as soon as no continuation can enter its results.
 
-    Beams go on without a word from the host; `DecodeState.reorder_beams` then lets each see its parent's keys:
+    The device does not wait for the host; `DecodeState.reorder_beams` gives each beam its parent's keys:
 
         device, each step       logits -> candidates -> the W best that do not end: totals, tokens, parents
                                               |
         host, in `collect`                     +-------> BeamRow: a tree of nodes, finished texts, the end of the search
 
-    With required words, candidates also are the tokens that bring each beam further in them and the end of texts that
-    hold them; as many beams go on of each number of required tokens, where there are that many.
+    With required words, candidates also include the tokens that continue them, and the end of texts that contain them.
+    The beams that continue are shared equally among the numbers of required tokens that they hold.
 
     Args:
-        steps: Tokens that may be chosen for a text, the end token counted.
-        limit: Tokens at which a text is cut that did not end.
-        traced: Whether every candidate of each step is kept.
+        steps: Maximum number of tokens chosen for a text, end token included.
+        limit: Number of tokens at which an unfinished text is cut.
+        traced: Whether to store all candidates of each step.
     Shapes:
-        totals (R, G): sums of scores, -inf where there is no beam; ages (R,): steps taken
+        totals (R, G): sums of scores, -inf for missing beams; ages (R,): steps taken
     """
 
     def __init__(self, decoding: Decoding, *, steps: int, limit: int, eos_id: int, traced: bool = False) -> None:
@@ -45,10 +45,10 @@ class Beam:
         self.prefix = decoding.rules.prefix
         self.required: RequiredWords | None = None
         self.rows: list[BeamRow] = []
-        self._unread: list[tuple[list[tuple[Tensor, Tensor]], int]] = []  # candidates of each group, and V
+        self._pending: list[tuple[list[tuple[Tensor, Tensor]], int]] = []  # candidates of each group, and V
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None:
-        """Begins the search for these images."""
+        """Starts the search for these inputs."""
         self.rows = [BeamRow.begin(self.limits) for _ in ids]
         self.first = torch.full((self.decoding.beam,), -torch.inf, device=device)
         self.first[:: self.width] = 0.0
@@ -59,7 +59,7 @@ class Beam:
             self.required = RequiredWords(words, rows=len(ids), beams=self.decoding.beam, device=device)
 
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None:
-        """Gives rows to other images; index holds the same rows on the device."""
+        """Assigns rows to other inputs; `index` holds the same rows on the device."""
         for row in rows:
             self.rows[row] = BeamRow.begin(self.limits)
         self.totals[index] = self.first
@@ -68,14 +68,14 @@ class Beam:
             self.required.begin(index)
 
     def select(self, rows: Sequence[int], index: Tensor) -> None:
-        """Keeps these rows, in this order."""
+        """Keeps only these rows, in this order."""
         self.rows = [self.rows[row] for row in rows]
         self.totals, self.ages = self.totals[index], self.ages[index]
         if self.required is not None:
             self.required.select(index)
 
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor]:
-        """The next tokens of the beams and the beams that they follow: logits (R * G, V) -> two of (R, G)."""
+        """Returns the next tokens of the beams and their parent beams: logits (R * G, V) -> two of (R, G)."""
         beams, vocab = self.decoding.beam, logits.shape[-1]
         logprobs = logits.log_softmax(-1)
         scores = logprobs if history is None else history.constrain(logprobs.clone(), self.eos_id)
@@ -89,7 +89,7 @@ class Beam:
             columns = slice(group * self.width, (group + 1) * self.width)
             candidates.append(self._candidates(scores[:, columns], logprobs[:, columns], group, going))
             going.append(self._going(*candidates[-1], group, vocab))
-        self._unread.append((candidates, vocab))
+        self._pending.append((candidates, vocab))
         tokens, parents, totals = (torch.cat(parts, 1) for parts in zip(*going, strict=True))
         tokens, parents = self._take(tokens, parents, totals)
         if self.required is not None:
@@ -97,25 +97,25 @@ class Beam:
         return tokens, parents
 
     def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """The rows that have newly ended, those not known of, with their texts. Waits for the device."""
+        """Returns the rows that have ended, except `known` ones, with their texts. Waits for the device."""
         self._read()
         ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)
         return [(place, self.rows[place].hypotheses()) for place in ended]
 
     def written(self, row: int) -> tuple[()]:
-        """Nothing: any beam may be dropped until the search ends."""
+        """Returns nothing: any beam may be dropped until the search ends."""
         return ()
 
     def _candidates(
         self, scores: Tensor, logprobs: Tensor, group: int, before: Sequence[tuple[Tensor, ...]]
     ) -> tuple[Tensor, Tensor]:
-        """The best continuations of one group of each image.
+        """The best continuations of one group of each input.
 
         Args:
-            before: Tokens, parents and totals of the groups before it at this step.
+            before: Tokens, parents and totals of the earlier groups at this step.
         Shapes:
             scores and logprobs (R, W, V) -> places (R, 2W), beam * V + token; values (3, R, 2W): totals,
-            log-probabilities and what candidates are ranked by
+            log-probabilities and ranking scores
         """
         columns, vocab = slice(group * self.width, (group + 1) * self.width), scores.shape[-1]
         totals = scores + self.totals[:, columns, None]
@@ -128,7 +128,7 @@ class Beam:
         return places, torch.where(new, values, -torch.inf)
 
     def _less_alike(self, totals: Tensor, before: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        """Totals less the diversity penalty for each beam of an earlier group that took the token at this step."""
+        """Subtracts the diversity penalty for each beam of an earlier group that chose the token at this step."""
         if not before or not self.decoding.diversity:
             return totals
         counts = totals.new_zeros(totals.shape[0], totals.shape[2])
@@ -137,12 +137,12 @@ class Beam:
         return totals - counts[:, None]
 
     def _going(self, places: Tensor, values: Tensor, group: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, parents and totals of the first W candidates that do not end the text: three of (R, W).
+        """Tokens, parents and totals of the first W candidates that do not end the text: three tensors (R, W).
 
         With W = 2:
 
             candidates, best first     cat    END    dog    fox
-            go on                       x      -      x      x
+            continue                    x      -      x      x
             order                       0    4 + 1    2      3      the two smallest: cat, dog
         """
         tokens, parents = places % vocab, places // vocab + group * self.width
@@ -155,9 +155,10 @@ class Beam:
         return tokens * goes_on, parents * goes_on, torch.where(goes_on, totals, -torch.inf)
 
     def _shared_out(self, required: RequiredWords, tokens: Tensor, parents: Tensor, totals: Tensor) -> Tensor:
-        """Places of candidates in an order by which the first W hold as many of each bank, as `BeamRow` has it.
+        """Ranks candidates so that the first W are spread equally over the banks, as in `BeamRow`.
 
-        A bank holds those with as many required tokens. Its best one comes with the best ones of the others:
+        A bank holds the candidates with the same number of required tokens. Banks are interleaved, best candidates
+        first:
 
             candidates, by total     a    b    c    d    e
             bank                     0    0    1    0    1
@@ -168,13 +169,13 @@ class Beam:
         """
         bank = required.progress(*required.after(tokens, parents))
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        before = totals[:, :, None] > totals[:, None]  # whether one comes before another
+        before = totals[:, :, None] > totals[:, None]  # whether one ranks before another
         before = before | ((totals[:, :, None] == totals[:, None]) & (place[:, None] < place))
         rank = (before & (bank[:, :, None] == bank[:, None])).sum(1)
         return rank * (required.lengths.sum() + 1) - bank
 
     def _take(self, tokens: Tensor, parents: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes the totals over and counts the step; within the prefix, beams stay and its tokens replace theirs."""
+        """Stores totals and counts the step. Inside the prefix, beams stay in place and take its tokens."""
         if self.prefix:
             within = (self.ages < len(self.prefix))[:, None]
             forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)][:, None]
@@ -186,17 +187,17 @@ class Beam:
         return tokens, parents
 
     def _read(self) -> None:
-        """Takes candidates over from the device."""
-        for groups, vocab in self._unread:
+        """Copies candidates from the device to the rows."""
+        for groups, vocab in self._pending:
             lists = [(places.tolist(), values.tolist()) for places, values in groups]
             for place, row in enumerate(self.rows):
                 row.step([(places[place], *(part[place] for part in values)) for places, values in lists], vocab)
-        self._unread = []
+        self._pending = []
 
     def _with_required(
         self, required: RequiredWords, places: Tensor, columns: slice, vocab: int
     ) -> tuple[Tensor, Tensor]:
-        """Places of the best continuations and those that required words ask for, and whether each is new: (R, n)."""
+        """Indices of the best continuations and of those for required words, and whether each is new: (R, n)."""
         wanted, tokens = required.wanted()[:, columns], required.tokens
         if 0 <= self.eos_id < vocab:
             wanted = torch.cat([wanted, required.met[:, columns].all(-1, keepdim=True)], 2)
@@ -208,10 +209,10 @@ class Beam:
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Places of the largest scores of each row, best first.
+    """Indices of the largest scores of each row, best first.
 
-    torch's own selection copies every score beside its place and compares them one by one. The best lie in the parts
-    with the largest maxima, which take one pass to find:
+    This is faster than torch.topk on all scores. The best are in the parts with the largest maxima, which one pass
+    finds:
 
         parts      2 9 4 | 1 0 1 | 7 8 3 | 5 5 6         count = 2
         maxima       9       1       8       6           the parts of 9 and 8 hold the two best
@@ -231,5 +232,5 @@ def best(scores: Tensor, count: int) -> Tensor:
 
 @cache
 def part_size(size: int) -> int:
-    """The largest number up to 128 that divides a row's length."""
+    """The largest divisor of a row's length up to 128."""
     return max(part for part in range(1, 129) if size % part == 0)

@@ -1,4 +1,4 @@
-"""The beam search of one image, as the host keeps it: a tree of hypotheses, those that are finished, and its end."""
+"""The host side of the beam search of one input: a tree of hypotheses, the finished ones, and the stopping rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from vlm.decoding.required import progress
 
 @dataclass(eq=False)
 class Node:
-    """A hypothesis: a token, and the hypothesis that it follows.
+    """A hypothesis: a token and its parent hypothesis.
 
     Args:
-        total: Sum of the scores, by which hypotheses of one length are ranked.
-        logprob: Log-probability that the model gave the token, before any rule.
+        total: Sum of the scores, which ranks hypotheses of equal length.
+        logprob: Log-probability of the token according to the model, before any constraint.
         depth: Number of tokens.
-        kept: Whether it was finished or went on.
+        kept: Whether the hypothesis was finished or continued.
     """
 
     parent: "Node | None"
@@ -39,12 +39,12 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamLimits:
-    """Options that the searches of all images share.
+    """Options that the searches of all inputs share.
 
     Args:
-        steps: Tokens that may be chosen for a text, the end token counted.
-        limit: Tokens at which a text is cut that did not end.
-        traced: Whether every candidate of each step is kept.
+        steps: Maximum number of tokens chosen for a text, end token included.
+        limit: Number of tokens at which an unfinished text is cut.
+        traced: Whether to store all candidates of each step.
     """
 
     decoding: Decoding
@@ -55,7 +55,7 @@ class BeamLimits:
 
     @property
     def width(self) -> int:
-        """Number W of beams of a group."""
+        """Number W of beams per group."""
         return self.decoding.beam // self.decoding.groups
 
     @property
@@ -69,13 +69,13 @@ Candidates = Sequence[Sequence[float]]
 
 @dataclass
 class BeamRow:
-    """The search for the texts of one image.
+    """The search for the texts of one input.
 
     Args:
-        beams: The hypotheses that go on, None where there are fewer than beams.
-        finished: For each group, scores and hypotheses, best first.
-        age: Steps taken, those of the prefix counted.
-        tree: Every candidate of each step, if traced.
+        beams: The continuing hypotheses; None for missing ones.
+        finished: Scores and hypotheses of each group, best first.
+        age: Number of steps taken, the prefix included.
+        tree: All candidates of each step, if traced.
     """
 
     limits: BeamLimits
@@ -102,16 +102,16 @@ class BeamRow:
         return [*self.limits.prefix, *node.tokens()]
 
     def step(self, groups: Sequence[Candidates], vocab: int) -> None:
-        """Takes in the candidates of one step, those of each group."""
+        """Processes the candidates of one step, group by group."""
         if not self.in_prefix and not self.ended:
             for number, candidates in enumerate(groups):
                 self._grow(number, self._nodes(number, candidates, vocab))
-            # Groups end together, for the tokens of one bear on those after it.
+            # Groups end together, because the tokens of one affect the later ones.
             self.ended = all(self._decided(number) for number in range(len(groups)))
         self.age += 1
 
     def _nodes(self, group: int, candidates: Candidates, vocab: int) -> list[Node]:
-        """Candidates as nodes."""
+        """Converts candidates to nodes."""
         beams, nodes = self.group(group), {}
         for place, total, logprob, rank in zip(*candidates, strict=True):
             beam, token = divmod(int(place), vocab)
@@ -121,7 +121,7 @@ class BeamRow:
         return list(nodes.values())
 
     def _grow(self, group: int, candidates: list[Node]) -> None:
-        """Finishes and keeps hypotheses of a group."""
+        """Finishes and continues hypotheses of a group."""
         limits, width = self.limits, self.limits.width
         last, required = self.age - len(limits.prefix) + 1 == limits.steps, limits.decoding.rules.required
         going = [] if last else [node for node in candidates if node.token != limits.eos_id]
@@ -135,7 +135,7 @@ class BeamRow:
             finished.append((node.total / max(1, node.depth) ** limits.decoding.length_penalty, node))
             node.kept = True
         stuck = [node for node in self.group(group) if node is not None]
-        if stuck and not candidates and not finished:  # the rules leave no token: the best beam is cut here
+        if stuck and not candidates and not finished:  # the constraints allow no token: cut the best beam
             finished.append((float("-inf"), stuck[0]))
         finished.sort(key=lambda pair: -pair[0])
         del finished[width:]
@@ -148,7 +148,7 @@ class BeamRow:
             self.tree.append(candidates)
 
     def _cut(self, group: int, candidates: list[Node]) -> list[Node]:
-        """The texts of a group's beams that have no room for more: ended where that is likeliest, else as they are."""
+        """The texts of a group that reached the limit: with the end token if it is the most probable, else without."""
         best: dict[int, Node] = {}
         for node in candidates:
             best.setdefault(id(node.parent), node)
@@ -159,9 +159,9 @@ class BeamRow:
         return texts
 
     def _share_out(self, going: list[Node]) -> list[Node]:
-        """Orders hypotheses so that the first W hold as many of each bank, where there are that many.
+        """Orders hypotheses so that the first W are spread equally over the banks.
 
-        A bank holds those that have come equally far in the required words (Post and Vilar 2018).
+        A bank holds the hypotheses with equal progress in the required words (Post and Vilar 2018).
         """
         required = self.limits.decoding.rules.required
         if not required:
@@ -173,10 +173,10 @@ class BeamRow:
         return [bank[n] for n in range(max(map(len, columns), default=0)) for bank in columns if n < len(bank)]
 
     def _decided(self, group: int) -> bool:
-        """True if no continuation of a group's beams can come among the results.
+        """Returns True if no continuation of a group's beams can enter the results.
 
-        Scores only fall as a text grows, so that what a beam may come to is bounded by its total over the greatest
-        length, where that makes most of it, or over the next one.
+        Scores only decrease as a text grows. A beam's best possible score is therefore bounded by its total over the
+        maximum length, or over the next length if the penalty makes that larger.
         """
         decoding = self.limits.decoding
         going = [node for node in self.group(group) if node is not None]
@@ -190,7 +190,7 @@ class BeamRow:
         return max(node.total for node in going) / length**alpha <= finished[wanted - 1][0]
 
     def _stops_early(self, going: Sequence[Node], finished: Sequence[tuple[float, Node]]) -> bool:
-        """True if a group has as many finished texts as beams, and needs no better ones by early_stopping."""
+        """Returns True if a group has as many finished texts as beams and early_stopping needs no better ones."""
         decoding, width = self.limits.decoding, self.limits.width
         if len(finished) < width:
             return False
@@ -198,9 +198,9 @@ class BeamRow:
         return decoding.early_stopping is True or best <= finished[-1][0]
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The texts of the image, best first."""
+        """The texts of the input, best first."""
         finished = sorted((pair for group in self.finished for pair in group), key=lambda pair: -pair[0])
-        texts: dict[tuple[int, ...], Hypothesis] = {}  # those of two groups may be the same
+        texts: dict[tuple[int, ...], Hypothesis] = {}  # two groups may find the same text
         for score, node in finished:
             path = node.path()
             tokens = [step.token for step in path]

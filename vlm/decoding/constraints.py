@@ -1,4 +1,4 @@
-"""Constraints on texts: rules that change scores before a token is chosen, and words that a text must hold."""
+"""Constraints on generated texts: rules that change scores before a token is chosen, and required words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,18 @@ Required = Sequence[Sequence[Words]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Constraints on a text, each as Hugging Face defines it where it has the same.
+    """Constraints on a text. Those that Hugging Face has too are defined as there.
 
     Args:
-        repetition_penalty: Scores of tokens that the text holds are divided by it where positive, multiplied by it
-            where negative (Keskar et al. 2019). Greedy search and sampling apply it to logits, beam search to
-            log-probabilities.
-        no_repeat_ngram: No run of this many tokens comes twice (Paulus et al. 2017).
-        min_tokens: The shortest text, the prefix counted and the end token not.
-        prefix: Tokens that each text begins with; they count for the other rules, not for the score.
-        banned: Runs of tokens that no text holds.
-        required: Lists of runs of tokens; each text holds at least one run of each list.
+        repetition_penalty: Divides positive scores, and multiplies negative scores, of tokens that the text contains
+            (Keskar et al. 2019). Applied to logits by greedy search and sampling, to log-probabilities by beam search.
+        no_repeat_ngram: No n-gram of this size occurs twice (Paulus et al. 2017); 0 disables it.
+        min_tokens: Minimum number of tokens of a text, with the prefix and without the end token.
+        prefix: Tokens that each text begins with. Other constraints count them, the score does not.
+        banned: Token sequences that no text contains.
+        required: Lists of token sequences; a text contains at least one sequence of each list.
     Raises:
-        UserError: A value is outside its range, or rules contradict each other.
+        UserError: A value is invalid, or constraints contradict each other.
     """
 
     repetition_penalty: float = 1.0
@@ -38,44 +37,44 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not 0 < self.repetition_penalty < float("inf"):
-            raise UserError(f"--repetition-penalty {self.repetition_penalty:g} is not possible; give more than 0")
+            raise UserError(f"--repetition-penalty {self.repetition_penalty:g} is invalid; it must be greater than 0")
         for name, value in (("--no-repeat-ngram", self.no_repeat_ngram), ("--min-tokens", self.min_tokens)):
             if value < 0:
-                raise UserError(f"{name} {value} is not possible; give 0 or more")
+                raise UserError(f"{name} {value} is invalid; it must be 0 or more")
         if not all(self.banned) or not all(all(ways) for ways in self.required):
-            raise UserError("--ban, --require: a word without tokens is not possible; give words that have letters")
+            raise UserError("--ban, --require: a word has no tokens; give words that contain letters")
         for count, ways in enumerate(self.required, start=1):
             if not any(self._allows(words) for words in ways):
                 also = "--ban or --no-repeat-ngram" if self.no_repeat_ngram else "--ban"
-                raise UserError(f"--require: {also} forbids its word {count}; leave one of them out")
+                raise UserError(f"--require: {also} forbids its word {count}; remove one of them")
 
     def _allows(self, words: Words) -> bool:
-        """True if the rules on runs of tokens let a text hold this one."""
+        """Returns True if `banned` and `no_repeat_ngram` allow a text to contain these words."""
         ngrams = _runs(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
         banned = any(run in _runs(words, len(run)) for run in self.banned)
         return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
     def read_texts(self) -> bool:
-        """True if any rule reads the texts so far."""
+        """Returns True if any constraint depends on the text so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
         return bool(texts or self.banned)
 
 
 def allow_end(scores: Tensor, eos_id: int) -> None:
-    """Allows the end token, in place, where the rules leave no token at all: scores (R, V)."""
+    """Allows the end token, in place, in rows where the constraints allow no token: scores (R, V)."""
     if 0 <= eos_id < scores.shape[1]:
         none = scores.amax(-1) == -torch.inf
         scores[:, eos_id].masked_fill_(none, 0.0)
 
 
 def _runs(words: Words, length: int) -> list[Words]:
-    """The runs of a length that stand in these words."""
+    """All runs of a given length in these words."""
     return [words[at : at + length] for at in range(len(words) - length + 1)]
 
 
 def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
-    """Scores with those of the tokens of each text made worse by the penalty: (R, V)."""
+    """Applies the repetition penalty to the tokens of each text: (R, V)."""
     index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
     seen = scores.gather(1, index)
     return scores.scatter(1, index, torch.where(seen < 0, seen * penalty, seen / penalty))
@@ -93,11 +92,11 @@ def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
 
 
 def follows(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
-    """Mask of the texts that end in these words (W,): bool (R,)."""
+    """Mask of the texts that end with these words (W,): bool (R,)."""
     return (_tail(texts, lengths, len(words)) == words).all(-1)
 
 
 def _tail(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """The last tokens of each text, -2 where it has not as many: (R, count)."""
+    """The last `count` tokens of each text, -2 where it has fewer: (R, count)."""
     places = lengths[:, None] + torch.arange(-count, 0, device=texts.device)
     return torch.where(places < 0, -2, texts.gather(1, places.clamp(min=0)))

@@ -1,4 +1,4 @@
-"""Continuing texts: many prompts of different lengths at once, each as if it were alone."""
+"""Continues many prompts of different lengths in one batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from vlm.randomness import numpy_rng
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A token that was just drawn for a prompt, with the log-probability that the model gave it."""
+class SampledToken:
+    """A token that was drawn for a prompt, with its log-probability according to the model."""
 
     prompt: int
     token: int
@@ -34,22 +34,21 @@ def continue_texts(
     eos_id: int,
     seed: int,
     context: Context | None = None,
-) -> Iterator[list[Drawn]]:
-    """Continues texts token by token until their end or max_tokens.
+) -> Iterator[list[SampledToken]]:
+    """Continues texts token by token until the end token or max_tokens.
 
-    What a prompt becomes depends on itself, its context and the seed alone, not on the others or their order. Once a
-    text is longer than the decoder's max_len, the model goes on from its newest half, and again whenever that has
-    filled up.
+    The continuation of a prompt depends only on the prompt, its context and the seed, not on other prompts or their
+    order. When a text exceeds the decoder's max_len, only its last half is read again, whenever the window is full.
 
     Args:
         prompts: Token ids, at least one each.
-        context: A row for each prompt; None for a decoder without context.
+        context: One row per prompt; None for a decoder without context.
     Yields:
-        After each step, what was drawn for every text that is not finished.
+        The tokens of each step, for every unfinished text.
     """
     texts = [list(prompt) for prompt in prompts]
     device = decoder.token_embed.weight.device
-    # All numbers of a text are sent at once: each copy in a step would wait for the device.
+    # Random numbers are copied to the device once: a copy in each step would wait for the device.
     numbers = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
@@ -60,7 +59,7 @@ def continue_texts(
         if len(ended) == len(texts):
             return
         wanted = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
-        full = steps is not None and steps.state.length == decoder.max_len  # by a longer text, which has ended
+        full = steps is not None and steps.state.length == decoder.max_len  # filled by a longer text that has ended
         if steps is None or full or wanted != begins:
             rows = [row for row in rows if row not in ended]
             begins = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
@@ -72,15 +71,15 @@ def continue_texts(
             logits = steps.logits(tokens[:, None])  # (R, V)
         tokens = sampling.draw(logits, drawing[:, step])
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        read = torch.stack([tokens, logprobs], 1).tolist()  # the one wait of a step; float32 holds every id
+        read = torch.stack([tokens, logprobs], 1).tolist()  # the only synchronisation of a step; float32 holds all ids
         pairs = zip(rows, read, strict=True)
-        drawn = [Drawn(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
+        drawn = [SampledToken(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
         for item in drawn:
             texts[item.prompt].append(item.token)
         yield drawn
         ended |= {item.prompt for item in drawn if item.token == eos_id}
         going = [place for place, row in enumerate(rows) if row not in ended]
-        if len(going) < len(rows) and not replay.replayed(device):  # a step is recorded for so many rows
+        if len(going) < len(rows) and not replay.replayed(device):  # a recorded step has a fixed number of rows
             rows, begins = [rows[place] for place in going], [begins[place] for place in going]
             index = torch.tensor(going, device=device, dtype=torch.long)
             tokens, drawing = tokens[index], drawing[index]
@@ -88,9 +87,9 @@ def continue_texts(
 
 
 def context_begin(length: int, window: int) -> int:
-    """Index of the first token that the model sees of a text: a function of its length alone.
+    """Index of the first token of a text that the model sees; it depends on the text's length only.
 
-    It moves in strides of half a window, because every move means reading the whole context again.
+    It moves in strides of half a window, because each move requires reading the whole context again.
     """
     stride = window - window // 2
     return 0 if length <= window else -(-(length - window) // stride) * stride
@@ -99,14 +98,14 @@ def context_begin(length: int, window: int) -> int:
 def _read(
     texts: list[list[int]], decoder: Decoder, device: torch.device, context: Context | None
 ) -> tuple[Stepper, Tensor]:
-    """Reads texts of different lengths, aligned at their ends."""
+    """Reads texts of different lengths, right-aligned."""
     tokens, starts = aligned(texts, device)
     steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=decoder.max_len, starts=starts, beams=1))
     return steps, steps.logits(tokens)
 
 
 def aligned(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Texts of different lengths as rows that end together, and where each begins, None if all do at 0.
+    """Right-aligns texts of different lengths; returns rows and where each text begins, None if all begin at 0.
 
     Shapes:
         -> tokens (R, L), starts (R,)

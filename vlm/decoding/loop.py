@@ -1,4 +1,4 @@
-"""The loop over decode steps: images wait in a queue, and take the places of those whose texts have ended."""
+"""The decoding loop: inputs wait in a queue and take over the rows of finished texts."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -13,20 +13,20 @@ from vlm.decoding.continuation import aligned
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Stepwise
 from vlm.decoding.token_history import TokenHistory
-from vlm.models.context import Context, joined
+from vlm.models.context import Context, concat_batches
 from vlm.nn.step import replay
 
-TEXTS = 4096  # that are decoded side by side, at most; their keys, values and logits are held at once
+TEXTS = 4096  # maximum number of texts decoded in one batch; their keys, values and logits are all in memory
 
-# Ids of images, which with the seed decide what is drawn for them, and their encoded states, or None without any.
+# Ids of inputs, which together with the seed determine random draws, and their encoded states (None without any).
 Chunk = tuple[Sequence[int | str], Context | None]
 
-# Is shown the place of an image and the tokens of its texts so far; false where nobody wants them any more.
+# Called with the index of an input and the tokens of its texts so far; returns False to stop decoding it.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
 class StepDecoder(Protocol):
-    """A decoder, as decoding uses it."""
+    """The interface of a decoder that decoding uses."""
 
     max_len: int
 
@@ -45,10 +45,10 @@ class StepDecoder(Protocol):
 
 
 class Chooser(Protocol):
-    """A search: chooses the next tokens of R rows of G texts, and tells which rows have ended.
+    """A search strategy: chooses the next tokens of R rows of G texts and reports which rows have ended.
 
-    `begin` takes the images of all rows, `replace` others for some rows, `select` keeps some; each index holds rows on
-    the device. `choose` must not wait for the device, `collect` may.
+    `begin` takes the inputs of all rows, `replace` assigns other inputs to some rows, `select` keeps some rows; each
+    `index` holds rows on the device. `choose` must not wait for the device, `collect` may.
     """
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None: ...
@@ -73,31 +73,32 @@ def decode(
     prompts: Sequence[Sequence[int]] = (),
     watch: Watch | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Finds texts for a queue of images, at most `rows` at a time.
+    """Generates texts for a queue of inputs, at most `rows` at a time.
 
-    The texts of an image depend on it, its id and the options alone: not on rows, its neighbours or the order.
+    The texts of an input depend only on the input, its id and the options, not on `rows`, other inputs or their order.
 
     Args:
-        chunks: Encoded images, taken as there is room for them. One without ids says that none waits now: it is asked
-            for the next one as further rows fall free, and is the end where nothing is left to decode.
-        prompts: Tokens that the text of each place goes on from, in place of the begin token. They are read at once,
-            so that all places of the queue must have a row. Rules on what a text repeats look at them too; counts of
-            tokens and required words are of what follows. All have as much room as the longest leaves.
-        trees: Takes the candidates of each step of each image's beam search, by its place.
-        pool: Recorded steps of calls before, and for calls to come; by default none.
-        watch: Is shown each image's texts whenever tokens of them become known. An image whose texts nobody wants ends
-            there, without any. They have neither prefix nor prompt; beams change until their end, and show none.
+        chunks: Encoded inputs, read when rows are free. A chunk without ids means that none is available now: the next
+            one is requested when more rows become free. It is the end if nothing is left to decode.
+        prompts: Tokens that the text of each input continues, instead of the begin token. They are read at once, so
+            every input of the queue must have a row. Constraints on repetition include them; token counts and required
+            words do not. All texts have as much room as the longest prompt leaves.
+        trees: Filled with the candidates of each step of beam search, by index of the input.
+        pool: Recorded steps to reuse across calls; default none.
+        watch: Called with each input's texts whenever new tokens are known. If it returns False, decoding of the input
+            stops and returns no texts. Prefix and prompt are not included; beam search passes no texts, because beams
+            change until the end.
     Yields:
-        The place of an image in the queue and its texts, best first, as soon as they are found.
+        The index of an input in the queue and its texts, best first, as soon as they are complete.
     Raises:
-        UserError: The rules ask for more than a text has room for.
+        UserError: The constraints need more tokens than a text may have.
         ValueError: There are more prompts than rows.
     """
     with torch.inference_mode():
         pool = replay.StepperPool() if pool is None else pool
         loop = _Loop(decoder, chunks, decoding, bos_id, eos_id, rows, torch.device(device), trees, pool, prompts, watch)
     while True:
-        with torch.inference_mode():  # not around the yield, or it would be on in the caller's code too
+        with torch.inference_mode():  # must not include the yield, or it would apply to the caller's code
             texts = loop.advance()
         if texts is None:
             return
@@ -130,29 +131,29 @@ class _Loop:
         self.room = max(1, min(rows, TEXTS // decoding.columns))
         self.device, self.trees, self.pool, self.watch = device, trees, pool, watch
         if len(prompts) > self.room:
-            raise ValueError(f"{len(prompts)} prompts are more than {self.room} rows")
+            raise ValueError(f"there are {len(prompts)} prompts, but only {self.room} rows")
         self.prompts, self.read = prompts, max(map(len, prompts), default=1) - 1  # steps before the first choice
         room = decoder.max_len - self.read
         prefix, limit = len(decoding.rules.prefix), decoding.longest_text(room)
-        # The last step is there for an end token only, unless that counts.
+        # The last step is for the end token only, unless it counts.
         self.max_len = min(limit + (not decoding.end_counts), room)
         options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
         )
         self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
-        self.came = 0  # images so far
+        self.came = 0  # number of inputs so far
         self.steps: replay.Stepper | None = None
         self.history: TokenHistory | None = None
         self.tokens = torch.empty(0)
         # Reading chosen tokens waits for the device. On a GPU the host runs ahead of it instead.
         self.ahead = replay.replayed(device)
         self.pace = 8 if self.ahead else 1
-        self.free: list[int] = []  # rows whose texts have ended
-        self.left = 0  # steps until a text must have ended
+        self.free: list[int] = []  # rows of finished texts
+        self.left = 0  # steps until some text must have ended
 
     def advance(self) -> list[tuple[int, list[Hypothesis]]] | None:
-        """Takes steps until texts have ended; None once no image is left."""
+        """Runs steps until texts have ended; returns None when no input is left."""
         if self.steps is None and not self._start():
             return None
         for step in range(1, self.max_len + 1):
@@ -166,7 +167,7 @@ class _Loop:
             self.tokens = tokens
             self.left -= 1
             if step % self.pace == 0 or self.left <= 0:
-                texts = self._settle()
+                texts = self._read_ended()
                 if texts:
                     return texts
         return []
@@ -195,7 +196,7 @@ class _Loop:
                 self.history.read(self.prompts)
         return True
 
-    def _settle(self) -> list[tuple[int, list[Hypothesis]]]:
+    def _read_ended(self) -> list[tuple[int, list[Hypothesis]]]:
         known = {*self.free}
         ended = self.chooser.collect(known)
         done = [(self.places[row], texts) for row, texts in ended]
@@ -206,26 +207,26 @@ class _Loop:
             unwanted = self._unwanted(self.watch, {*self.free}, known)
             done += [(self.places[row], []) for row in unwanted]
             self.free += unwanted
-        # Images join a few at a time: each time costs a pass over their keys and values.
+        # Inputs join a few at a time: each time costs a pass over their keys and values.
         if 8 * len(self.free) >= len(self.places):
             self._refill()
         return done
 
     def _unwanted(self, watch: Watch, ended: Collection[int], known: Collection[int]) -> list[int]:
-        """Shows the texts of all rows but those known of; returns the rows whose texts nobody wants to be ended."""
+        """Calls `watch` for all rows that are not known to have ended; returns the rows to stop."""
         rows = [row for row in range(len(self.places)) if row not in known]
         wanted = [watch(self.places[row], self.chooser.written(row)) for row in rows]
         return [row for row, wants in zip(rows, wanted, strict=True) if not wants and row not in ended]
 
     def _refill(self) -> None:
-        """Gives the rows of ended texts to waiting images; without any, goes on with fewer rows, or ends.
+        """Assigns the rows of finished texts to waiting inputs; without any, drops rows or ends.
 
             rows     0   1   2   3   4   5           0   1   2   3   4   5
-            images   a   -   b   -   c   d    ->     a   e   b   f   c   d       e and f waited
+            inputs   a   -   b   -   c   d    ->     a   e   b   f   c   d       e and f waited
                          free    free                    begin now
 
-        With none waiting, rows of ended texts are dropped once they are half of all. A GPU keeps them: a step was
-        recorded for so many rows, and takes as long with fewer.
+        If no input waits, finished rows are dropped once they are half of all. A GPU keeps them: the recorded step has
+        a fixed number of rows, and fewer would not be faster.
         """
         new = self._take(len(self.free))
         if new:
@@ -237,7 +238,7 @@ class _Loop:
             self._keep([row for row in range(len(self.places)) if row not in self.free])
 
     def _replace(self, rows: list[int], new: list["_Waiting"]) -> None:
-        """Gives rows to new images, whose texts begin at this step."""
+        """Assigns rows to new inputs, whose texts begin at this step."""
         assert self.steps is not None
         index, context = torch.tensor(rows, device=self.device), _joined(new)
         mask = None if context is None else context.mask
@@ -251,7 +252,7 @@ class _Loop:
         self.left = self.max_len
 
     def _keep(self, rows: list[int]) -> None:
-        """Goes on with these rows alone."""
+        """Keeps only these rows."""
         assert self.steps is not None
         index = torch.tensor(rows, device=self.device)
         self.steps.state.select(index)
@@ -262,7 +263,7 @@ class _Loop:
         self.places, self.free = [self.places[row] for row in rows], []
 
     def _take(self, count: int) -> list[_Waiting]:
-        """Up to `count` images from the queue."""
+        """Takes up to `count` inputs from the queue."""
         while len(self.waiting) < count:
             chunk = next(self.chunks, None)
             if chunk is None or not chunk[0]:
@@ -277,4 +278,4 @@ class _Loop:
 
 def _joined(waiting: Sequence[_Waiting]) -> Context | None:
     parts = [item.context for item in waiting if item.context is not None]
-    return joined(parts) if parts else None
+    return concat_batches(parts) if parts else None

@@ -1,6 +1,6 @@
-"""Words that texts must hold: which of them a text has, and the tokens that bring it further in them.
+"""Required words: which of them a text contains, and the tokens that it still needs.
 
-The functions tell of one text, on the host. `RequiredWords` follows many at once, on the device, and waits for nothing.
+The functions work on one text, on the host. `RequiredWords` tracks many texts on the device without synchronising.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ def missing(text: Sequence[int], required: Required) -> list[Sequence[Words]]:
 
 
 def room_needed(text: Sequence[int], lacking: Required) -> int:
-    """Tokens that must still follow: the rest of one requirement that the text is in the middle of, all of the others.
+    """Number of tokens still needed: the rest of the requirement that the text is in the middle of, and all others.
 
-    Two requirements that share tokens count as if they did not.
+    Tokens shared by two requirements are counted twice.
     """
     whole = [min(map(len, ways)) for ways in lacking]
     saved = [full - min(len(rest(text, words)) for words in ways) for full, ways in zip(whole, lacking, strict=True)]
@@ -32,12 +32,12 @@ def next_tokens(text: Sequence[int], lacking: Required) -> set[int]:
 
 
 def progress(text: Sequence[int], required: Required) -> int:
-    """Tokens of the required words that a text has: the bank it stands in (Post and Vilar 2018)."""
+    """Number of required tokens that a text contains: its bank (Post and Vilar 2018)."""
     return sum(min(map(len, ways)) for ways in required) - room_needed(text, missing(text, required))
 
 
 def rest(text: Sequence[int], words: Words) -> Words:
-    """The part of these words that must still follow a text, which may end in the middle of them."""
+    """The words that must still follow a text, which may end in the middle of them."""
     for count in range(min(len(words) - 1, len(text)), 0, -1):
         if tuple(text[-count:]) == words[:count]:
             return words[count:]
@@ -49,18 +49,18 @@ def _holds(text: Sequence[int], words: Words) -> bool:
 
 
 class RequiredWords:
-    """Required words in R rows of G texts, as an automaton over the ends of texts (Aho and Corasick 1975).
+    """Required words of R rows of G texts, as an automaton over the ends of texts (Aho and Corasick 1975).
 
-    The node of a text is the longest run of tokens at its end that a required word begins with. With "a b c" and "b d":
+    A text's node is its longest suffix that is a prefix of a required word. With "a b c" and "b d":
 
         text        x    a    b     d              c       b
-        node        -    a    a b   b d: is met    -       b
+        node        -    a    a b   b d: met       -       b
 
     Args:
-        required: Lists of runs of tokens, of each of which a text must hold one: M requirements.
+        required: M lists of token sequences; a text must contain at least one sequence of each.
     Shapes:
-        node (R, G), met bool (R, G, M); tables over T nodes and K tokens: goto (T, K + 1), the last for all other
-        tokens; meets (T, M), saved (T, M), useful (T, M, K)
+        node (R, G), met bool (R, G, M); tables over T nodes and K tokens: goto (T, K + 1), the last column for all
+        other tokens; meets (T, M), saved (T, M), useful (T, M, K)
     """
 
     def __init__(self, required: Required, *, rows: int, beams: int, device: torch.device) -> None:
@@ -89,7 +89,7 @@ class RequiredWords:
         self.met = torch.zeros(rows, beams, len(required), dtype=torch.bool, device=device)
 
     def begin(self, rows: Tensor) -> None:
-        """Gives rows to new texts."""
+        """Assigns rows to new texts."""
         self.node[rows] = 0
         self.met[rows] = False
 
@@ -97,12 +97,12 @@ class RequiredWords:
         self.node, self.met = self.node[rows], self.met[rows]
 
     def append(self, tokens: Tensor, parents: Tensor | None) -> None:
-        """Adds a token to each text: tokens (R, G); parents (R, G) or None are the beams that they follow."""
+        """Appends a token to each text: tokens (R, G); parents (R, G) are the beams that they follow, or None."""
         own = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         self.node, self.met = self.after(tokens, own if parents is None else parents)
 
     def after(self, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """Node and requirements met of texts with one more token: tokens and parents (R, n) -> (R, n), (R, n, M)."""
+        """Node and met requirements after one more token: tokens and parents (R, n) -> (R, n), (R, n, M)."""
         same = tokens[..., None] == self.tokens
         letter = torch.where(same.any(-1), same.int().argmax(-1), len(self.tokens))
         node = self.goto[self.node.gather(1, parents), letter]
@@ -110,23 +110,23 @@ class RequiredWords:
         return node, met | self.meets[node]
 
     def needed(self, node: Tensor, met: Tensor) -> Tensor:
-        """As `room_needed`: node (...), met (..., M) -> (...)."""
+        """Like `room_needed`: node (...), met (..., M) -> (...)."""
         lacking = ~met
         return (self.lengths * lacking).sum(-1) - (self.saved[node] * lacking).amax(-1)
 
     def progress(self, node: Tensor, met: Tensor) -> Tensor:
-        """As the function `progress`."""
+        """Like the function `progress`."""
         return self.lengths.sum() - self.needed(node, met)
 
     def wanted(self) -> Tensor:
-        """The tokens that begin or continue what each text lacks: bool (R, G, K)."""
+        """The tokens that begin or continue a missing requirement of each text: bool (R, G, K)."""
         return (self.useful[self.node] & ~self.met[..., None]).any(2)
 
     def constrain(self, scores: Tensor, room: Tensor, eos_id: int) -> Tensor:
-        """Scores with -inf, in place, for each token after which a text could not hold what it lacks any more.
+        """Masks scores in place, with -inf, for tokens after which the missing requirements no longer fit.
 
         Args:
-            room: Tokens that may follow the next one, the end token not counted.
+            room: Number of tokens that may follow the next one, end token excluded.
         Shapes:
             scores (R * G, V), room (R,)
         """

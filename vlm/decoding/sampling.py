@@ -1,4 +1,4 @@
-"""From logits to the distribution that a token is drawn from."""
+"""Sampling of tokens from logits."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from vlm.nn.precision import widest
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The distribution of a drawn token; filters apply one after another, each to the tokens that the one before left.
+    """The sampling distribution of a token; filters apply in this order, each to the tokens left by the previous one.
 
     Args:
-        temperature: Divides the logits; 0 takes the most probable token.
+        temperature: Divides the logits; 0 is greedy.
         top_k: Keeps the k most probable tokens (Fan et al. 2018).
-        top_p: Keeps the most probable tokens that together have at least this probability (Holtzman et al. 2020).
+        top_p: Keeps the most probable tokens with at least this total probability (Holtzman et al. 2020).
         min_p: Keeps tokens of at least this probability relative to the most probable one (Nguyen et al. 2024).
     Raises:
         UserError: A value is outside its range.
@@ -29,37 +29,37 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature {self.temperature:g} is not possible; give 0 (the most probable) or more")
+            raise UserError(f"--temperature {self.temperature:g} is invalid; it must be 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"--top-k {self.top_k} is not possible; give at least 1")
+            raise UserError(f"--top-k {self.top_k} is invalid; it must be at least 1")
         for name, value in (("--top-p", self.top_p), ("--min-p", self.min_p)):
             if value is not None and not 0 < value <= 1:
-                raise UserError(f"{name} {value:g} is not possible; give a number above 0 and at most 1")
+                raise UserError(f"{name} {value:g} is invalid; it must be greater than 0 and at most 1")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution to draw from: logits (B, V) -> (B, V), rows that sum to 1."""
+        """The sampling distribution: logits (B, V) -> (B, V), rows sum to 1."""
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
-        # Shifted first: a small temperature would send large logits to infinity, and their difference to NaN.
+        # Shifted first: with a small temperature, large logits would become infinite and their difference NaN.
         probs = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is not None and self.top_k < probs.shape[-1]:
             probs = _keep(probs, probs >= probs.topk(self.top_k).values[:, -1:])
         if self.top_p is not None:
             ordered, places = probs.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered  # of the more probable ones; 0 for the first, which always stays
+            before = ordered.cumsum(-1) - ordered  # probability of the more probable ones; 0 for the first, always kept
             probs = _keep(probs, (before < self.top_p).gather(-1, places.argsort(-1)))
         if self.min_p is not None:
             probs = _keep(probs, probs >= self.min_p * probs.amax(-1, keepdim=True))
         return probs
 
     def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """Draws a token a row by inverting the cumulative distribution.
+        """Draws one token per row by inverting the cumulative distribution.
 
         Shapes:
             logits (B, V), uniform (B,) in [0, 1) -> tokens (B,)
         """
         cumulative = self.probabilities(logits.to(widest(logits.device))).cumsum(-1)
-        # Scaled by the total, which rounding keeps from being 1, so that no draw falls behind the last token.
+        # Scaled by the total, which rounding keeps from being 1, so that no draw exceeds the last token.
         return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 

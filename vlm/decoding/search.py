@@ -1,4 +1,4 @@
-"""Searching texts for a batch of encoded images."""
+"""Decoding for a batch of encoded inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from vlm.nn.step.replay import StepperPool
 
 @dataclass
 class Sequences:
-    """Decoded token ids and their log-probabilities, one list a row, both without the begin and with the end token."""
+    """Generated token ids and log-probabilities, one list per row, without the begin token and with the end token."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
 
 
 def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
-    """Takes the most probable token at each step until the end token or max_tokens.
+    """Greedy search until the end token or max_tokens.
 
     Args:
-        max_tokens: The longest text, in tokens, the end token not counted; never more than the decoder has room for.
+        max_tokens: Maximum number of tokens of a text, end token excluded; limited by the decoder's maximum.
     Shapes:
         context states (B, S, D) -> B sequences
     """
@@ -40,11 +40,11 @@ def search(
     trees: dict[int, list] | None = None,
     pool: StepperPool | None = None,
 ) -> list[list[Hypothesis]]:
-    """Texts for each image of a batch, best first.
+    """Texts for each input of a batch, best first.
 
     Args:
-        ids: Of the images, for what is drawn; by default their places.
-        trees, pool: As in `decode`.
+        ids: Ids of the inputs, for sampling; default their indices.
+        trees, pool: See `decode`.
     """
     count = len(context.states)
     chunks = [(range(count) if ids is None else ids, context)] if count else []

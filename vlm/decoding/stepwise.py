@@ -1,4 +1,4 @@
-"""One token a text at each step: the most probable one, or one drawn."""
+"""Greedy search and sampling: one token per text and step."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ from vlm.randomness import numpy_rng
 
 @dataclass
 class _Row:
-    """The texts of an image: a list a column each."""
+    """The texts of an input, one list per column."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
-    age: int = 0  # steps that the host has read
+    age: int = 0  # number of steps that the host has read
     ended: list[bool] = field(default_factory=list)
 
 
 class Stepwise:
-    """Greedy search and sampling. Chosen tokens are read by the host only in `collect`, which may wait.
+    """Greedy search and sampling. The host reads tokens only in `collect`, which may wait for the device.
 
     Args:
-        steps: Tokens that may be chosen for a text, the end token counted.
-        limit: Tokens at which a text is cut that did not end.
+        steps: Maximum number of tokens chosen for a text, end token included.
+        limit: Number of tokens at which an unfinished text is cut.
     Shapes:
-        draws (R, G, steps): uniform numbers, all of a text's at once; ages (R,): steps taken
+        draws (R, G, steps): all random numbers of a text; ages (R,): steps taken
     """
 
     def __init__(self, decoding: Decoding, *, steps: int, limit: int, eos_id: int) -> None:
@@ -40,10 +40,10 @@ class Stepwise:
         self.rows: list[_Row] = []
         self.draws: Tensor | None = None
         self.required: RequiredWords | None = None
-        self._unread: list[tuple[Tensor, Tensor | None]] = []
+        self._pending: list[tuple[Tensor, Tensor | None]] = []
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None:
-        """Begins texts for these images."""
+        """Starts texts for these inputs."""
         self.rows = [self._row() for _ in ids]
         self.ages = torch.zeros(len(ids), dtype=torch.long, device=device)
         self.forced = torch.tensor(self.prefix, dtype=torch.long, device=device)
@@ -53,7 +53,7 @@ class Stepwise:
             self.required = RequiredWords(words, rows=len(ids), beams=self.decoding.columns, device=device)
 
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None:
-        """Gives rows to other images; index holds the same rows on the device."""
+        """Assigns rows to other inputs; `index` holds the same rows on the device."""
         for row in rows:
             self.rows[row] = self._row()
         self.ages[index] = 0
@@ -63,7 +63,7 @@ class Stepwise:
             self.required.begin(index)
 
     def select(self, rows: Sequence[int], index: Tensor) -> None:
-        """Keeps these rows, in this order."""
+        """Keeps only these rows, in this order."""
         self.rows = [self.rows[row] for row in rows]
         self.ages = self.ages[index]
         self.draws = None if self.draws is None else self.draws[index]
@@ -88,23 +88,23 @@ class Stepwise:
         tokens = self._force(tokens.view(-1, columns))
         if self.required is not None:
             self.required.append(tokens, None)
-        self._unread.append((tokens, logprobs))
+        self._pending.append((tokens, logprobs))
         self.ages += 1
         return tokens, None
 
     def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """Reads chosen tokens; returns the rows that have ended, but for those known of, with their texts."""
-        for tokens, logprobs in self._unread:
+        """Reads tokens from the device; returns the rows that have ended, except `known` ones, with their texts."""
+        for tokens, logprobs in self._pending:
             chosen = tokens.tolist()
             logs = None if logprobs is None else logprobs.tolist()
             for place, row in enumerate(self.rows):
                 self._read(row, chosen[place], None if logs is None else logs[place])
-        self._unread = []
+        self._pending = []
         ended = (place for place, row in enumerate(self.rows) if place not in known and all(row.ended))
         return [(place, self._hypotheses(self.rows[place])) for place in ended]
 
     def written(self, row: int) -> list[list[int]]:
-        """The tokens of a row's texts that the host has read, the end token counted."""
+        """The tokens of a row's texts that the host has read, end token included."""
         return [tokens[: self.limit] for tokens in self.rows[row].tokens]
 
     def _row(self) -> _Row:
@@ -136,14 +136,14 @@ class Stepwise:
         return texts
 
     def _force(self, tokens: Tensor) -> Tensor:
-        """Puts the prefix in the place of chosen tokens for texts that are still within it."""
+        """Replaces tokens by those of the prefix for texts that are still inside it."""
         if not self.prefix:
             return tokens
         forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)]
         return torch.where((self.ages < len(self.prefix))[:, None], forced[:, None], tokens)
 
     def _uniform(self) -> Tensor:
-        """The numbers of this step, (R * G,); texts that have ended draw on until the host knows of it."""
+        """Random numbers of this step, (R * G,); finished texts keep drawing until the host notices."""
         assert self.draws is not None
         at = (self.ages - len(self.prefix)).clamp(0, self.steps - 1)[:, None, None]
         return self.draws.gather(2, at.expand(-1, self.draws.shape[1], 1)).flatten()

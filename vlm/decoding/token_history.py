@@ -1,4 +1,4 @@
-"""The texts so far, on the device beside the model, and their rules."""
+"""The tokens generated so far, on the device, and the constraints that depend on them."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,20 @@ from vlm.decoding.constraints import Rules, follows, penalise, repeats
 
 
 class TokenHistory:
-    """Texts of R rows of G beams from the begin token on, in memory allocated once; kept only if a rule reads them.
+    """Tokens of R rows of G beams, begin token included, in preallocated memory. Used only if a constraint needs it.
 
     Args:
         rows: Number R of rows.
         beams: Number G of beams.
-        max_len: Room of a text.
+        max_len: Maximum number of tokens of a text.
     """
 
     def __init__(self, rules: Rules, *, rows: int, beams: int, max_len: int, bos_id: int, device: torch.device) -> None:
         self.rules, self.bos_id = rules, bos_id
-        self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # one more: what is never read
+        self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # the last column is never read
         self.lengths = torch.zeros(rows, 1, 1, dtype=torch.long, device=device)
-        self.begun = torch.ones_like(self.lengths)  # tokens that no rule on lengths counts
-        # Copied to the device here, once: each copy in a step would wait for it.
+        self.begun = torch.ones_like(self.lengths)  # number of leading tokens that do not count in lengths
+        # Copied to the device once: a copy in each step would wait for the device.
         self.banned = [(torch.tensor(run[:-1], dtype=torch.long, device=device), run[-1]) for run in rules.banned]
         self.begin(torch.arange(rows, device=device))
 
@@ -32,26 +32,27 @@ class TokenHistory:
         self.lengths[rows] = 1
 
     def read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begins each text with the tokens of a prompt in place of the begin token."""
+        """Begins each text with the tokens of a prompt instead of the begin token."""
         for row, prompt in enumerate(prompts):
             self.tokens[row, :, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
             self.lengths[row] = self.begun[row] = len(prompt)
 
     def append(self, tokens: Tensor, parents: Tensor | None) -> None:
-        """Adds a token to each text: tokens (R, G); parents (R, G) or None are the beams that they follow."""
+        """Appends a token to each text: tokens (R, G); parents (R, G) are the beams that they follow, or None."""
         if parents is not None:
             self.tokens = self.tokens.gather(1, parents[..., None].expand_as(self.tokens))
         self.tokens.scatter_(2, self.lengths.expand(-1, tokens.shape[1], 1), tokens[..., None])
-        # Texts that have ended go on until others take their rows: their tokens pile up in the place never read.
+        # Finished texts continue until others take their rows: their tokens are written to the column that is never
+        # read.
         self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
         self.tokens, self.lengths, self.begun = self.tokens[rows], self.lengths[rows], self.begun[rows]
 
     def constrain(self, scores: Tensor, eos_id: int) -> Tensor:
-        """Scores (R * G, V) after all rules but the required words, -inf where a token may not come.
+        """Applies all constraints except required words to scores (R * G, V); forbidden tokens get -inf.
 
-        Changes its argument. Masks are applied whole: picking rows by a bool mask would wait for the device.
+        Changes its argument. Masks apply to all rows, because indexing by a bool mask would wait for the device.
         """
         rules, texts = self.rules, self.tokens[:, :, :-1].flatten(0, 1)
         lengths, chosen = (

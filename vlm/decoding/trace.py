@@ -1,4 +1,4 @@
-"""The tree of a beam search, for people to look at."""
+"""Export of the beam search tree, for display."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ from vlm.decoding.beam_row import Node
 
 
 def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict[str, Any]:
-    """A search as plain containers: every candidate that was looked at, step by step.
+    """The search as plain containers: all candidates, step by step.
 
     Args:
-        tree: The candidates of each step, as `decode` hands them out.
-        piece: Printable form of a token.
+        tree: The candidates of each step, from `decode`.
+        piece: Returns the printable form of a token.
     Returns:
-        nodes, each with id, parent (its id, None for a first token), step, token, logprob (what the model gave it),
-        total (of the whole hypothesis, by which it was ranked) and kept (whether it was finished or went on).
+        nodes, each with id, parent (its id, None for a first token), step, token, logprob (according to the model),
+        total (score of the whole hypothesis) and kept (whether it was finished or continued).
     """
     numbers: dict[int, int] = {}
     nodes: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Classifiers: an encoder of images or of text, a pooling of its states, a linear head."""
+"""Classifiers: an image or text encoder, a pooling of its states and a linear head."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from vlm.nn.attention import CrossAttention
 from vlm.nn.dropout import Dropout
 
 Pool = Literal["mean", "class", "attention", "class_mean", "distilled"]
-PAIRS = ("class_mean", "distilled")  # of two vectors side by side
+PAIRS = ("class_mean", "distilled")  # poolings that concatenate two vectors
 
 
 class AttentionPool(nn.Module):
@@ -37,11 +37,11 @@ class AttentionPool(nn.Module):
 
 
 def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
-    """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D).
+    """Pools states to one vector per input: (B, S, D) -> (B, D), or (B, 2D) for the poolings in PAIRS.
 
     Args:
-        pool: As in PoolingClassifier.
-        attention: Pools where it is not None.
+        pool: See PoolingClassifier.
+        attention: Used instead of `pool` if it is not None.
     """
     states, mask = context.states, context.mask
     if attention is not None:
@@ -56,17 +56,17 @@ def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -
 
 
 def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the states that may be attended to: (B, S, D) -> (B, D)."""
+    """Mean of the unmasked states: (B, S, D) -> (B, D)."""
     if mask is None:
         return states.mean(dim=1)
     return (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
 
 
 def check_pool(encoder: nn.Module, pool: Pool) -> None:
-    """Refuses an encoder of images without a token that it is to be pooled by.
+    """Checks that an image encoder has the token that a pooling needs.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The token is missing.
     """
     needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
     if needed is not None and getattr(encoder, needed, None) is None:
@@ -74,16 +74,15 @@ def check_pool(encoder: nn.Module, pool: Pool) -> None:
 
 
 class PoolingClassifier(nn.Module):
-    """Pools the states of an encoder and gives a logit for each class; a subclass reads images or text.
+    """Pools the states of an encoder and computes logits of classes. Base of the image and text classifiers.
 
     Args:
         encoder: Returns a Context; its attribute `dim` is D.
         num_classes: Number C of classes.
-        pool: "mean" of the states, "attention" by a learned query, "class": the first state; of two vectors side by
-            side, "class_mean": the first state and the mean of the others, as in DINOv2, or "distilled": the first two,
-            as in DeiT.
-        pool_heads: Heads of the attention that pools.
-        dropout: Probability of dropping an element of what the head reads.
+        pool: "mean" of the states; "attention" by a learned query; "class", the first state; "class_mean", the first
+            state and the mean of the others, concatenated (DINOv2); "distilled", the first two, concatenated (DeiT).
+        pool_heads: Number of heads of the attention pooling.
+        dropout: Dropout rate before the head.
     """
 
     def __init__(self, *, encoder: nn.Module, num_classes: int, pool: Pool, pool_heads: int, dropout: float) -> None:
@@ -94,7 +93,7 @@ class PoolingClassifier(nn.Module):
         self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * dim if pool in PAIRS else dim, num_classes)
-        nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
+        nn.init.zeros_(self.head.weight)  # training starts from equal probabilities
         nn.init.zeros_(self.head.bias)
 
     def classify(self, context: Context) -> Tensor:
@@ -103,29 +102,29 @@ class PoolingClassifier(nn.Module):
 
     def flop(self, image_size: int) -> Flop:
         head = Flop(head=2 * self.head.weight.numel())
-        if isinstance(self.encoder, Counted):  # of text
+        if isinstance(self.encoder, Counted):  # a text encoder
             return self.encoder.flop(image_size) + head
         encoder, context = encoder_flop(self.encoder, image_size)
         pool, _ = measured(self, context, method="pooled")
         return encoder + Flop(pool=pool) + head
 
     def pooled(self, context: Context) -> Tensor:
-        """One vector an input: states (B, S, D) -> (B, D), of a pair (B, 2D)."""
+        """Pooled vector of each input: states (B, S, D) -> (B, D), or (B, 2D) for the poolings in PAIRS."""
         return pool_states(context, self.pool, self.attention_pool)
 
 
 class Classifier(PoolingClassifier):
-    """Reads an image, gives a logit for each class.
+    """Classifies images.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is D.
-        pool: As in PoolingClassifier; "class" and pairs need an encoder with a class token, "distilled" one
-            with a distillation token too.
-        others: As in PoolingClassifier.
+        pool: See PoolingClassifier; "class" and "class_mean" need an encoder with a class token, "distilled" also one
+            with a distillation token.
+        others: See PoolingClassifier.
     Shapes:
-        images (B, 3, H, W), normalised, or the features kept of them -> logits (B, C)
+        images (B, 3, H, W), normalised, or their cached features -> logits (B, C)
     Raises:
-        ValueError: The encoder has no token to pool by.
+        ValueError: The encoder lacks the token that the pooling needs.
     """
 
     def __init__(

@@ -24,20 +24,20 @@ from vlm.nn.vocabulary_loss import Head
 
 
 class Decoder(nn.Module):
-    """Causal text decoder, cross-attending to context (Vaswani et al. 2017, section 3.1), or with it as a prefix.
+    """Causal text decoder with cross-attention (Vaswani et al. 2017, section 3.1) or with the context as a prefix.
 
     Without context_dim and prefix it is a language model.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest segment, in tokens.
+        max_len: Maximum number of tokens of a segment.
         depth: Number of blocks.
-        context_dim: Width of the context's states for cross-attention; None for a decoder without.
-        prefix: Entrance of the context's states as a prefix; None for a decoder without.
-        positions: Encoding of positions; by default learned vectors.
-        vocabulary_head: Head; by default the embedding of tokens (Press and Wolf 2017).
-        embed_norm: Whether embeddings are normalised before the first block, as in BERT and GIT.
-        block: As in BlockConfig.
+        context_dim: Width of the context's states for cross-attention; None for no cross-attention.
+        prefix: Projects the context's states to a prefix; None for no prefix.
+        positions: Position encoding; default learned vectors.
+        vocabulary_head: Output head; default the transposed token embedding (Press and Wolf 2017).
+        embed_norm: Whether to normalise embeddings before the first block, as BERT and GIT do.
+        block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     Raises:
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         """Hidden states of whole rows; without segments, each row is one segment.
 
         Args:
-            bounds: Of the segments, as in `TextRows`, where they are known: a GPU then needs no mask.
+            bounds: Boundaries of the segments, as in `TextRows`; if given, a GPU needs no mask.
         """
         length = tokens.shape[1]
         if segments is None:
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
             mask: Mask = "causal"
         else:
             places, mask = positions_within(segments), within_segments(segments, bounds)
-        # Rows of captions, documents in rows and rows of evaluations are of all lengths; else rows are of one.
+        # Row lengths change from batch to batch, except in training on equally long rows of text.
         changing = context is not None or segments is not None or not self.training
         with changing_lengths(tokens.device) if changing else nullcontext():
             if self.prefix is None or context is None:
@@ -107,14 +107,14 @@ class Decoder(nn.Module):
         return self.embed(tokens, positions), self.positions.place(positions, keys=tokens.shape[1])
 
     def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
-        """The stack of blocks, with context for cross-attention."""
+        """The blocks, with context for cross-attention."""
         states, context_mask = (None, None) if context is None else (context.states, context.mask)
         for block in self._blocks():
             x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
         return x
 
     def _first(self, context: Context | None) -> int:
-        """Position of a text's first token."""
+        """Position of the first token of a text."""
         if self.prefix is None or context is None:
             return 0
         return self.prefix.first(context, self.positions, self.max_len)
@@ -132,12 +132,12 @@ class Decoder(nn.Module):
         return self.dropout(self.embed_norm(x if added is None else x + added.to(x.dtype)))  # (B, L, D)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary, only for the positions given: (..., D) -> (..., V)."""
+        """Logits over the vocabulary: (..., D) -> (..., V). Called only for positions that need them."""
         return self.head_parts.logits(hidden)
 
     @property
     def head_parts(self) -> Head:
-        """The head as the loss takes it."""
+        """Weights and transform of the head, for the loss."""
         embedding = self.token_embed.weight
         return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
 
@@ -150,14 +150,13 @@ class Decoder(nn.Module):
         starts: Tensor | None = None,
         beams: int | None = None,
     ) -> DecodeState:
-        """A state for decoding `rows` sequences of up to max_len tokens; the context's keys are computed here, once.
+        """Creates the state for decoding `rows` sequences of up to max_len tokens; computes keys of the context once.
 
         Args:
-            starts: Step of each text's first token, (rows / beams,): texts of other lengths are aligned at their ends.
-            beams: How many sequences next to each other share a text or context; by default rows / B, or 1 without
-                context.
+            starts: Step of each text's first token, (rows / beams,); texts of different lengths are right-aligned.
+            beams: Number of adjacent sequences that share a text or context; default rows / B, or 1 without context.
         Raises:
-            ValueError: max_len is more than the decoder has positions for.
+            ValueError: max_len exceeds the decoder's number of positions.
         """
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
@@ -172,13 +171,13 @@ class Decoder(nn.Module):
         return DecodeState(blocks, caches, keys_values, mask, starts, beams, max_len, first)
 
     def _caches(self, rows: int, max_len: int, like: Tensor) -> list[KeyValueCache]:
-        """An empty cache for each block, of the type of a tensor."""
+        """An empty cache per block, with the dtype and device of `like`."""
         attns = [block.attn for block in self._blocks()]
         sizes: dict[str, Any] = {"rows": rows, "max_len": max_len, "like": like}
         return [KeyValueCache(heads=attn.num_kv_heads, head_dim=attn.head_dim, **sizes) for attn in attns]
 
     def keys_values(self, context: Context | None) -> list[KeysValues | None]:
-        """Each block's keys and values of the context, laid out so that every step reads them in one go."""
+        """Keys and values of the context in each block, contiguous, because every step reads them."""
         if self.prefix is not None and context is not None:
             x, position = self.prefix(context.states, self.positions)
             return self._read(x, position, context.mask)
@@ -186,7 +185,7 @@ class Decoder(nn.Module):
         return [_in_order(block.keys_values(states)) for block in self._blocks()]
 
     def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues | None]:
-        """Each block's keys and values of a prefix (B, S, D): a step of S tokens that all see one another."""
+        """Keys and values of a prefix (B, S, D) in each block: a step of S tokens that all attend to one another."""
         rows, count = x.shape[:2]
         caches = self._caches(rows, count, x)
         bias = None if mask is None else as_bias(mask, caches[0].keys)[:, None, None]  # (B, 1, 1, S)
@@ -198,7 +197,7 @@ class Decoder(nn.Module):
         return [(cache.keys, cache.values) for cache in caches]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state moves on by L."""
+        """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state advances by L."""
         positions, inputs = state.look(self.positions, tokens.shape[1])
         x = self.embed(tokens, positions).flatten(0, 1)  # (R * L, D)
         bias = state.context_bias

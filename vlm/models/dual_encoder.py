@@ -1,4 +1,4 @@
-"""The dual encoder: images and texts as vectors of one space."""
+"""The dual encoder: embeds images and texts in one space."""
 
 import math
 
@@ -13,28 +13,28 @@ from vlm.models.flop import Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.models.text_encoder import TextEncoder
 
-TEMPERATURE = 0.07  # at the start of training
-LEAST, MOST = 0.0, math.log(100)  # logarithm of the scale
+TEMPERATURE = 0.07  # initial value
+LEAST, MOST = 0.0, math.log(100)  # range of the log scale
 
 
 class DualEncoder(nn.Module):
-    """Embeds images and texts so that those that belong together lie close (Radford et al. 2021, "CLIP").
+    """Embeds images and texts so that matching pairs are close (Radford et al. 2021, "CLIP").
 
-    Each side is encoded, pooled, projected to one width and normalised. A text is pooled by the state of the token that
-    begins it, so that several texts may lie end to end in a row.
+    Each side is encoded, pooled, projected to the same width and normalised. A text is pooled by the state of its first
+    token, so that several texts can be packed into a row.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is its width.
-        text_encoder: The encoder of texts.
+        text_encoder: The text encoder.
         embed_dim: Width E of the embeddings.
-        pool: Pooling of the states of an image, as in Classifier.
-        pool_heads: Heads of the attention that pools.
+        pool: Pooling of the image's states, see Classifier.
+        pool_heads: Number of heads of the attention pooling.
     Shapes:
-        images (B, 3, H, W) normalised, or the features kept of them, tokens (R, L), segments (R, L),
-        places (T,) of the texts' first tokens in the rows end to end
+        images (B, 3, H, W) normalised, or their cached features, tokens (R, L), segments (R, L),
+        places (T,): indices of the texts' first tokens in the flattened rows
         -> images (B, E), texts (T, E), of norm 1, and the scale (1,) of their products
     Raises:
-        ValueError: The encoder has no class token to pool by.
+        ValueError: The encoder has no class token, but the pooling needs one.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class DualEncoder(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the products of embeddings, one over the temperature: (1,)."""
+        """Inverse temperature, the factor of the similarities: (1,)."""
         return self.log_scale.float().exp()
 
     @torch.no_grad()
     def clamp_scale(self) -> None:
-        """Keeps the scale between 1 and 100, as training of CLIP does after each step."""
+        """Clamps the scale to 1...100, as CLIP does after each training step."""
         self.log_scale.clamp_(LEAST, MOST)
 
     def embed_images(self, images: Tensor | Features) -> Tensor:
@@ -79,16 +79,16 @@ class DualEncoder(nn.Module):
         return F.normalize(self.image_projection(pooled).float(), dim=-1)
 
     def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
-        """Embeddings of texts in rows (R, L): (T, E)."""
+        """Embeddings of packed texts (R, L): (T, E)."""
         states = self.text_encoder(tokens, segments).states.flatten(0, 1)  # (R * L, D)
         return F.normalize(self.text_projection(states.index_select(0, places)).float(), dim=-1)
 
     def pooled(self, context: Context) -> Tensor:
-        """One vector an image: states (B, S, D) -> (B, D)."""
+        """Pooled vector of each image: states (B, S, D) -> (B, D)."""
         return pool_states(context, self.pool, self.attention_pool)
 
     def flop(self, image_size: int) -> Flop:
         encoder, context = encoder_flop(self.encoder, image_size)
         pool, _ = measured(self, context, method="pooled")
-        head = 2 * (self.image_projection.weight.numel() + self.text_projection.weight.numel())  # of a pair
+        head = 2 * (self.image_projection.weight.numel() + self.text_projection.weight.numel())  # per pair
         return encoder + self.text_encoder.flop() + Flop(pool=pool, head=head)

@@ -1,26 +1,26 @@
-"""An encoder of images or of text, joined to a text decoder."""
+"""Encoder-decoder models for images and texts."""
 
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.models.context import Context, beside, joined
+from vlm.models.context import Context, concat_batches, concat_states
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.vocabulary_loss import Head
 
-AT_ONCE = 8  # images that a CPU encodes at once
+AT_ONCE = 8  # batch size of the encoder on a CPU
 
 
 class EncoderDecoder(nn.Module):
-    """Reads an input, writes text: the decoder takes the encoder's states. A subclass says how it is read.
+    """Base class: a decoder that takes the states of an encoder. A subclass defines what the encoder reads.
 
     Args:
         encoder: Returns a Context.
         decoder: Takes context of the encoder's width, by cross-attention or as a prefix.
     Raises:
-        ValueError: The decoder takes no context, so that it would write without having read.
+        ValueError: The decoder takes no context.
     """
 
     def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
@@ -39,13 +39,13 @@ class EncoderDecoder(nn.Module):
 
 
 class VisionLanguageModel(EncoderDecoder):
-    """Reads an image, writes text.
+    """Generates text from an image.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context.
-        decoder: As in EncoderDecoder.
+        decoder: See EncoderDecoder.
     Shapes:
-        images (B, 3, H, W) normalised, or the features kept of them, tokens (B, L), segments (B, L) -> hidden (B, L, D)
+        images (B, 3, H, W) normalised, or their cached features, tokens (B, L), segments (B, L) -> hidden (B, L, D)
     """
 
     def forward(self, images: Tensor | Features, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -60,14 +60,14 @@ class VisionLanguageModel(EncoderDecoder):
 
 
 class TextToText(EncoderDecoder):
-    """Reads a text, writes another, such as its translation (Vaswani et al. 2017).
+    """Generates text from text, for example a translation (Vaswani et al. 2017).
 
     Args:
-        encoder: Texts (B, S), their segments and types -> Context, as TextEncoder.
-        decoder: As in EncoderDecoder.
+        encoder: Texts (R, S), their segments and token types -> Context; see TextEncoder.
+        decoder: See EncoderDecoder.
     Shapes:
-        texts (R, S), tokens (B, L), segments (B, L), text_segments (R, S), types (R, S), layout (B, S) as in InputRows,
-        or None where R = B -> hidden (B, L, D)
+        texts (R, S), tokens (B, L), segments (B, L), text_segments (R, S), types (R, S),
+        layout (B, S) as in InputRows, or None if R = B -> hidden (B, L, D)
     """
 
     def forward(
@@ -84,8 +84,8 @@ class TextToText(EncoderDecoder):
     def encode(
         self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
     ) -> Context:
-        """The context of texts: rows (R, S) -> states (B, S, D)."""
-        return self.encoder(texts, segments, types).apart(layout)
+        """Encodes packed texts: rows (R, S) -> states (B, S, D)."""
+        return self.encoder(texts, segments, types).one_text_per_row(layout)
 
     def flop(self, image_size: int = 0) -> Flop:
         read = self.encoder.flop()  # type: ignore[operator]
@@ -95,15 +95,15 @@ class TextToText(EncoderDecoder):
 
 
 class TextAndImageToText(TextToText):
-    """Reads a text and an image that belongs to it, writes a text (multimodal translation: Specia et al. 2016).
+    """Generates text from a text and an image (multimodal translation, Specia et al. 2016).
 
-    The states of the text come first, and then those of the image.
+    The context holds the states of the text, then those of the image.
 
     Args:
         image_encoder: Images (B, 3, H, W) -> Context of the encoder's width.
-        others: As in TextToText.
+        others: See TextToText.
     Shapes:
-        images (B, 3, H, W) normalised, others as in TextToText
+        images (B, 3, H, W) normalised; for others see TextToText
     """
 
     def __init__(self, *, encoder: nn.Module, image_encoder: nn.Module, decoder: Decoder) -> None:
@@ -132,18 +132,18 @@ class TextAndImageToText(TextToText):
         *,
         images: Tensor,
     ) -> Context:
-        return beside([super().encode(texts, segments, types, layout), self.image_encoder(images)])
+        return concat_states([super().encode(texts, segments, types, layout), self.image_encoder(images)])
 
     def flop(self, image_size: int = 0) -> Flop:
         return encoder_flop(self.image_encoder, image_size)[0] + super().flop()
 
 
 def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
-    """As `encode`; on a CPU a few images at a time.
+    """Like `encode`, but a few images at a time on a CPU.
 
-    States between layers of larger batches are fetched from the system and given back at every layer, which takes a
-    sixth of the time (measured with 32 images of 224 pixels).
+    Activations of larger batches are allocated and freed at every layer, which takes a sixth of the time (measured with
+    32 images of 224 pixels).
     """
     if images.device.type != "cpu" or len(images) <= AT_ONCE:
         return model.encode(images)
-    return joined([model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)])
+    return concat_batches([model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)])

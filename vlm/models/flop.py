@@ -1,9 +1,8 @@
-"""Floating-point operations of a training step, counted by torch on tensors without values.
+"""Floating-point operations of a training step, counted by torch on meta tensors.
 
-Only matrix products count, a multiplication and an addition each, as in the count that model FLOP utilisation is
-defined by (Chowdhery et al. 2022, "PaLM", appendix B): the model's own work, whatever a program does beside it.
-Attention counts whole, also where a mask hides half of it, and the backward pass counts twice the forward one. A model
-states its operations in a method `flop`.
+Only matrix products count, with one multiplication and one addition each, as in the definition of model FLOP
+utilisation (Chowdhery et al. 2022, "PaLM", appendix B). Attention counts in full, even where a mask hides half of it.
+The backward pass counts twice the forward pass. A model states its operations in a method `flop`.
 """
 
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ class Work:
     """Size of a batch.
 
     Args:
-        images: Images that are encoded.
-        rows: Rows of text, B.
-        length: Tokens of a row, L, padding included.
-        read: Tokens of the text that is encoded for a row, S, padding included; 0 where it is no text.
-        packed: Number and length of the rows in which these texts are encoded; None for a row of S tokens each.
-        kept: Whether the features of the images were kept, and are only projected, if that.
+        images: Number of images to encode.
+        rows: Number B of rows of text.
+        length: Number L of tokens per row, padding included.
+        read: Number S of tokens of the encoded text per row, padding included; 0 if no text is encoded.
+        packed: Number and length of the packed rows of encoded texts; None if each row holds one text of S tokens.
+        kept: Whether image features are cached, so that at most a projection is computed.
     """
 
     images: int = 0
@@ -39,19 +38,19 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Flop:
-    """Operations of a model.
+    """Operations of a model, per unit of its inputs.
 
     Args:
-        image: Of encoding an image; `projection`: of projecting its kept features; `learned`: of those of an image, the
-            ones that have a backward pass: none has below what learns.
-        states: States that an image becomes; a text becomes as many as it has tokens.
-        read_token, read_pair: Of a token of a text that is encoded, and of a pair of them.
-        read_learns: Whether the encoder of texts has a backward pass.
-        token, pair: Of a token, and of a pair of tokens of a row.
-        state, context_pair: Of a state of the context, and of its pair with a token.
-        state_pair: Of a pair of states of the context.
-        pool: Of pooling an image's states.
-        head: Of a position that goes through the head.
+        image: To encode an image. `projection`: to project its cached features. `learned`: the part of an image's
+            operations that has a backward pass.
+        states: Number of states of an image; a text has one per token.
+        read_token, read_pair: Per token of an encoded text, and per pair of tokens.
+        read_learns: Whether the text encoder has a backward pass.
+        token, pair: Per token, and per pair of tokens in a row.
+        state, context_pair: Per context state, and per pair of a state and a token.
+        state_pair: Per pair of context states.
+        pool: To pool the states of an image.
+        head: Per position that the head is applied to.
     """
 
     image: int = 0
@@ -76,7 +75,7 @@ class Flop:
         """Operations of a forward pass, by part of the model.
 
         Args:
-            predicted: Positions that go through the head: tokens, or images of a classifier.
+            predicted: Number of positions that the head is applied to: tokens, or images for a classifier.
         """
         tokens, states = work.rows * work.length, self.states + work.read
         text = tokens * (self.token + work.length * self.pair + states * self.context_pair)
@@ -102,17 +101,17 @@ class Flop:
 
 @runtime_checkable
 class Counted(Protocol):
-    """A module that states its operations."""
+    """A module that counts its operations."""
 
     def flop(self, image_size: int) -> Flop:
-        """Operations for images of so many pixels a side; 0 where it reads none."""
+        """Operations for images with `image_size` pixels a side; 0 if the module reads none."""
 
 
 def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
-    """The operations of a model, asked before it is sharded.
+    """Operations of a model. Call it before the model is sharded.
 
     Raises:
-        TypeError: The model does not state them.
+        TypeError: The model has no method `flop`.
     """
     if not isinstance(model, Counted):
         raise TypeError(f"the operations of a {type(model).__name__} are not counted: it has no method flop")
@@ -120,7 +119,7 @@ def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
 
 
 def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
-    """The operations of encoding an image, or the several of a record, and its context without values."""
+    """Operations of encoding an image (or the images of one record), and the resulting context on "meta"."""
     image = torch.empty(1, getattr(encoder, "count", 1), 3, image_size, image_size, device="meta").squeeze(1)
     count, context = measured(encoder, image)
     kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
@@ -129,16 +128,16 @@ def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
 
 
 def text_flop(encoder: nn.Module) -> tuple[int, int]:
-    """The operations of encoding a text: of each token, and of each pair of tokens."""
+    """Operations of encoding a text: per token, and per pair of tokens."""
     one, two = (measured(encoder, _tokens(length))[0] for length in (1, 2))
     pair = (two - 2 * one) // 2
     return one - pair, pair
 
 
 def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
-    """The operations of a row of text, beside states of a context of a width.
+    """Operations of decoding a row of text, with context states of a given width.
 
-    They are a polynomial in the numbers of tokens L and of states S, which a few small ones determine:
+    They are a polynomial in the numbers of tokens L and of states S, fitted with a few small sizes:
     token * L + pair * L * L + state * S + state_pair * S * S + context_pair * L * S
     """
 
@@ -158,13 +157,13 @@ def _tokens(length: int) -> Tensor:
 
 
 def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
-    """Operations of a call as torch counts them, and its result; nothing is computed.
+    """Returns the operations of a call, as torch counts them on "meta", and its result.
 
     Args:
-        args: Tensors on the device "meta"; the module's own weights stay where they are.
-        method: The method that is called.
+        args: Tensors on the device "meta"; the module's own weights are not moved.
+        method: Name of the method to call.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # which using a model does not need
+    from torch.utils.flop_counter import FlopCounterMode  # not needed for inference
 
     held = [*module.named_parameters(), *module.named_buffers()]
     tensors = {f"module.{name}": tensor.detach().to("meta") for name, tensor in held}
@@ -174,13 +173,13 @@ def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[i
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             result = torch.func.functional_call(_Call(module, method), tensors, args)
     finally:
-        for part, training in modes:  # each its own: a frozen part of a module that learns does not train
+        for part, training in modes:  # part by part, because frozen parts stay in evaluation mode
             part.training = training
     return counter.get_total_flops(), result
 
 
 class _Call(nn.Module):
-    """A call of a module's method as a forward pass, in which the module's weights can be replaced."""
+    """Wraps a method of a module as a forward pass, for functional_call."""
 
     def __init__(self, module: nn.Module, method: str) -> None:
         super().__init__()
@@ -191,5 +190,5 @@ class _Call(nn.Module):
 
 
 def learns(part: nn.Module) -> bool:
-    """True for a module that has a backward pass."""
+    """Returns True if a module has trainable parameters."""
     return any(parameter.requires_grad for parameter in part.parameters())

@@ -1,7 +1,7 @@
-"""Features from the frozen part of an encoder: always the same for an image, so that they can be kept.
+"""Features from the frozen part of an encoder, which never change and can be cached.
 
-That part is the whole encoder, unless the encoder projects what a backbone makes: then it is the backbone, and the
-encoder says so by `backbone`, ``features(images)`` and ``project(features)``.
+The frozen part is the whole encoder, or its backbone if the encoder projects the features of one. Such an encoder has
+`backbone`, ``features(images)`` and ``project(features)``.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from vlm.models.context import Context
 
 @dataclass
 class Features:
-    """Features of images from a frozen part, which a model takes in the images' place.
+    """Features of images from the frozen part of an encoder; a model takes them instead of images.
 
     Shapes:
-        values (B, S, C): C is D, or the backbone's width
+        values (B, S, C); C is D, or the width of the backbone
     """
 
     values: Tensor
@@ -35,22 +35,22 @@ class Features:
 
 @runtime_checkable
 class Projecting(Protocol):
-    """An encoder that projects the features of a backbone, its attribute `backbone`."""
+    """An encoder that projects the features of its attribute `backbone`."""
 
     def features(self, images: Tensor) -> Tensor:
         """Features of the backbone: (B, 3, H, W) -> (B, S, C)."""
 
     def project(self, values: Tensor) -> Context:
-        """The context of features: (B, S, C) -> states (B, S, D)."""
+        """Projects features to context: (B, S, C) -> states (B, S, D)."""
 
 
 def projects(encoder: Any) -> bool:
-    """True for an encoder, or a class of them, that projects the features of its backbone."""
+    """Returns True for an encoder, or a class of encoders, that projects features of a backbone."""
     return issubclass(encoder if isinstance(encoder, type) else type(encoder), Projecting)
 
 
 def frozen_part(encoder: Any) -> nn.Module:
-    """The part of an encoder whose weights decide its features."""
+    """The part of an encoder that computes its features."""
     return encoder.backbone if projects(encoder) else encoder
 
 
@@ -60,18 +60,18 @@ def features_of(encoder: Any, images: Tensor) -> Tensor:
     Shapes:
         images (B, 3, H, W) normalised -> (B, S, C)
     Raises:
-        UserError: The encoder masks states.
+        UserError: The encoder masks some states.
     """
     if projects(encoder):
         return encoder.features(images)
     context = encoder(images)
     if context.mask is not None:
-        raise UserError("data.cache_features: this encoder masks some of its states, which is not kept; set it false")
+        raise UserError("data.cache_features: this encoder masks some states, which is not supported; set it to false")
     return context.states
 
 
 def encode(encoder: Any, images: Tensor | Features) -> Context:
-    """Context of images, or of the features that were kept of them."""
+    """Context of images, or of their cached features."""
     if not isinstance(images, Features):
         return encoder(images)
     return encoder.project(images.values) if projects(encoder) else Context(images.values)

@@ -1,4 +1,4 @@
-"""Context as a prefix of the decoder's own sequence. The other way, cross-attention, is a part of the blocks."""
+"""Fusion by prefix: the context becomes part of the decoder's sequence. (Cross-attention is part of the blocks.)"""
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,18 @@ from vlm.nn.position import NO_POSITIONS, PositionInfo, Positions
 
 
 class Prefix(nn.Module):
-    """States of the context as the first tokens of a decoder (GIT: Wang et al. 2022; PaliGemma: Beyer et al. 2024).
+    """Context states as the first tokens of a decoder (GIT: Wang et al. 2022; PaliGemma: Beyer et al. 2024).
 
-    They go through all blocks, see one another in both directions, and are seen by every text of their row.
+    They pass through all blocks, attend to one another in both directions, and are visible to every text of their row.
 
     Args:
         dim: Width D of the decoder.
-        context_dim: Width of the context's states, which are projected to D where it is another.
-        project: Whether they are projected where it is D too, as in GIT.
-        norm: Whether states are normalised before they enter the blocks, as in GIT.
-        norm_eps: Added to the variance there.
-        counted: Whether states take the first positions, so that those of a text count on after them, as in PaliGemma;
-            else they have none, and a text counts from 0, as in GIT.
+        context_dim: Width of the context's states; they are projected to D if it differs.
+        project: Whether to project them even if the widths are equal, as GIT does.
+        norm: Whether to normalise states before the blocks, as GIT does.
+        norm_eps: Epsilon of that norm.
+        counted: Whether states occupy the first positions and the text continues after them, as in PaliGemma; else they
+            have no positions and the text starts at 0, as in GIT.
     Shapes:
         states (B, S, context_dim) -> (B, S, D)
     """
@@ -41,7 +41,7 @@ class Prefix(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
 
     def forward(self, states: Tensor, positions: Positions) -> tuple[Tensor, PositionInfo]:
-        """The tokens that the blocks take, and their positions."""
+        """The prefix's input to the blocks, and its positions."""
         x = self.norm(self.project(states))
         if not self.counted:
             return x, NO_POSITIONS
@@ -50,19 +50,19 @@ class Prefix(nn.Module):
         return x if added is None else x + added.to(x.dtype), PositionInfo(added=place.added, rotation=place.rotation)
 
     def first(self, context: Context, positions: Positions, max_len: int) -> int:
-        """Position of the first token of a text, of up to max_len tokens, after a context.
+        """Position of the first token of a text with up to max_len tokens after a context.
 
         Raises:
-            UserError: Positions are counted, and there are too few, or some states are masked, as in padded contexts.
+            UserError: Positions are counted and there are too few, or some states are masked.
         """
         states = context.states.shape[1]
         if not self.counted:
             return 0
         if context.mask is not None:
-            raise UserError("model.decoder.prefix.counted: some states are masked, and have no place; set it to false")
+            raise UserError("model.decoder.prefix.counted: not supported with a masked context; set it to false")
         if positions.room is not None and positions.room < states + max_len:
             raise UserError(
                 f"model.position.max_len: {positions.room} positions are too few for a prefix of {states} states and "
-                f"{max_len} tokens; give {states + max_len}, or model.decoder.prefix.counted=false"
+                f"{max_len} tokens; set it to {states + max_len}, or model.decoder.prefix.counted=false"
             )
         return states

@@ -1,4 +1,4 @@
-"""Heads of decoders and of masked language models that are more than the embedding of tokens."""
+"""Output heads of language models, apart from the plain token embedding."""
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,18 @@ from vlm.nn.vocabulary_loss import Head
 
 
 class VocabularyHead(nn.Module):
-    """Hidden states to logits: a transform, a matrix of its own or the embedding of tokens, and a bias.
+    """Maps hidden states to logits: an optional transform, a matrix (own or tied to the token embedding), a bias.
 
-    BERT's (Devlin et al. 2019) and BLIP's have a transform and a bias over the embedding, GIT's and Llama's a matrix.
+    The heads of BERT (Devlin et al. 2019) and BLIP have a transform, a tied matrix and a bias; GIT and Llama an own
+    matrix.
 
     Args:
         dim: Width D.
         vocab_size: Size V of the tokenizer's vocabulary.
-        tied: Whether the matrix is the embedding of tokens (Press and Wolf 2017).
-        bias: Whether each token has a bias.
-        transform: Activation between a linear layer of width D and a norm that come first; None for neither.
-        norm_eps: Added to the variance in that norm.
+        tied: Whether the matrix is the token embedding (Press and Wolf 2017).
+        bias: Whether to add a bias per token.
+        transform: Activation of a leading linear layer of width D with a norm; None for no transform.
+        norm_eps: Epsilon of that norm.
     Shapes:
         hidden (..., D) -> logits (..., V)
     """
@@ -36,7 +37,7 @@ class VocabularyHead(nn.Module):
     ) -> None:
         super().__init__()
         if transform == "swiglu":
-            raise ValueError("transform swiglu is no function of one layer; choose relu, gelu, gelu_tanh or quick_gelu")
+            raise ValueError("transform=swiglu is not supported; choose relu, gelu, gelu_tanh or quick_gelu")
         self.own = None if tied else nn.Linear(dim, vocab_size, bias=bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if tied and bias else None
         self.activation = None if transform is None else ACTIVATIONS[transform]
@@ -44,13 +45,13 @@ class VocabularyHead(nn.Module):
             self.dense, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim, eps=norm_eps)
 
     def parts(self, embedding: Tensor) -> Head:
-        """The head as the loss takes it; the embedding of tokens is (V, D)."""
+        """Weights and transform of the head, for the loss; the token embedding is (V, D)."""
         weight, bias = (embedding, self.bias) if self.own is None else (self.own.weight, self.own.bias)
         return Head(weight, bias, None if self.activation is None else self._transform)
 
     @property
     def transform_flop(self) -> int:
-        """Operations of the transform, for a position."""
+        """Operations of the transform per position."""
         return 0 if self.activation is None else 2 * self.dense.weight.numel()
 
     def _transform(self, hidden: Tensor) -> Tensor:

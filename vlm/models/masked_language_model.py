@@ -1,4 +1,4 @@
-"""The masked language model: a text encoder that fills in words."""
+"""The masked language model: a text encoder that predicts masked tokens."""
 
 from dataclasses import replace
 
@@ -13,16 +13,17 @@ from vlm.nn.vocabulary_loss import Head
 
 
 class MaskedLanguageModel(nn.Module):
-    """Reads a text with gaps, gives the states from which the head predicts what stands in them (Devlin et al. 2019).
+    """Encodes a text with masked tokens and returns the states that the head predicts them from (Devlin et al. 2019).
 
-    The head's matrix is the embedding of tokens.
+    The head is tied to the token embedding.
 
     Args:
         encoder: The text encoder.
         vocab_size: Size V of the tokenizer's vocabulary.
-        bias, transform, norm_eps: As in VocabularyHead; BERT has a bias and transform=gelu.
+        bias, transform, norm_eps: See VocabularyHead; BERT has a bias and transform=gelu.
     Shapes:
-        tokens (B, L), segments (B, L) or None, types (B, L) or None, places (T,) in the rows end to end -> (T, D)
+        tokens (B, L), segments (B, L) or None, types (B, L) or None, places (T,): indices in the flattened rows -> (T,
+        D)
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class MaskedLanguageModel(nn.Module):
 
     @property
     def head(self) -> Head:
-        """The head as the loss takes it."""
+        """Weights and transform of the head, for the loss."""
         return self.vocabulary_head.parts(self.encoder.token_embed.weight)
 
     def forward(self, tokens: Tensor, segments: Tensor | None, types: Tensor | None, places: Tensor) -> Tensor:

@@ -1,21 +1,21 @@
-"""The encoder of several images a record."""
+"""Encoder of several images per record."""
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count
-from vlm.models.context import Context, beside
+from vlm.models.context import Context, concat_states
 
 
 class SeveralImages(nn.Module):
-    """Encodes each image by itself, and joins their states in order, as Flamingo does (Alayrac et al. 2022).
+    """Encodes each image separately and concatenates their states in order, as Flamingo does (Alayrac et al. 2022).
 
-    A learned vector for each place in the order is added to the states of the image that stands there.
+    A learned vector per position in the order is added to the states of each image.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context.
         dim: Width D of its states.
-        count: Most images of a record.
+        count: Maximum number of images per record.
     Shapes:
         images (B, K, 3, H, W), or (B, 3, H, W) of one image each -> Context, states (B, K * S, D)
     """
@@ -30,8 +30,8 @@ class SeveralImages(nn.Module):
         several = images if images.ndim == 5 else images[:, None]
         rows, number = several.shape[:2]
         if number > self.count:
-            raise ValueError(f"{number} images of a record; the model reads {self.count}, model.encoder.count")
+            raise ValueError(f"a record has {number} images; the model reads {self.count}, see model.encoder.count")
         context = self.encoder(several.flatten(0, 1))  # (B * K, S, D)
         states = context.states.unflatten(0, (rows, number)) + self.order[:number, None]
         masks = [None] * number if context.mask is None else context.mask.unflatten(0, (rows, number)).unbind(1)
-        return beside([Context(*pair) for pair in zip(states.unbind(1), masks, strict=True)])
+        return concat_states([Context(*pair) for pair in zip(states.unbind(1), masks, strict=True)])

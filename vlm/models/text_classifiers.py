@@ -14,16 +14,16 @@ from vlm.nn.dropout import Dropout
 
 
 class SequenceClassifier(PoolingClassifier):
-    """Reads a text or a pair of texts, gives a logit for each class.
+    """Classifies a text or a pair of texts.
 
     Args:
         encoder: The text encoder.
-        pool: As in PoolingClassifier; the state of "class" is that of the token that begins the text.
-        transform: Whether the pooled state goes through a linear layer and a tanh first (BERT's pooler).
-        others: As in PoolingClassifier.
+        pool: See PoolingClassifier; "class" takes the state of the text's first token.
+        transform: Whether to apply a linear layer and a tanh to the pooled state first (BERT's pooler).
+        others: See PoolingClassifier.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None, layout (N, S) as in InputRows, or None
-        -> logits (N, C), of rows of one text each (B, C)
+        -> logits (N, C); (B, C) for rows of one text each
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SequenceClassifier(PoolingClassifier):
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
     ) -> Tensor:
-        return self.classify(self.encoder(tokens, segments, types).apart(layout))
+        return self.classify(self.encoder(tokens, segments, types).one_text_per_row(layout))
 
     def pooled(self, context: Context) -> Tensor:
         pooled = super().pooled(context)
@@ -50,15 +50,15 @@ class SequenceClassifier(PoolingClassifier):
 
 
 class TokenClassifier(nn.Module):
-    """Reads a text, gives a logit for each class of some of its tokens.
+    """Classifies tokens of a text.
 
     Args:
         encoder: The text encoder.
         num_classes: Number C of classes.
-        dropout: Probability of dropping an element of what the head reads.
+        dropout: Dropout rate before the head.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None,
-        places (T,) in the rows end to end, or None for all -> logits (T, C)
+        places (T,): indices in the flattened rows, or None for all -> logits (T, C)
     """
 
     def __init__(self, *, encoder: TextEncoder, num_classes: Injected[int], dropout: Rate = 0.0) -> None:
@@ -66,7 +66,7 @@ class TokenClassifier(nn.Module):
         self.encoder = encoder
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(encoder.dim, num_classes)
-        nn.init.zeros_(self.head.weight)  # all classes are equally likely until something is learnt
+        nn.init.zeros_(self.head.weight)  # training starts from equal probabilities
         nn.init.zeros_(self.head.bias)
 
     def forward(

@@ -16,22 +16,20 @@ from vlm.nn.position import LearnedPositions, Positions, positions_within
 
 
 class TextEncoder(nn.Module):
-    """Bidirectional text encoder (Vaswani et al. 2017, section 3.1); with post-norm and embed_norm, BERT's form.
+    """Bidirectional text encoder (Vaswani et al. 2017, section 3.1); BERT's with post-norm and embed_norm.
 
-    Several texts may lie end to end in a row (Devlin et al. 2019 have one): none sees another, and the positions of
-    each count from 0.
+    Several texts may be packed into a row: they do not see each other, and the positions of each start at 0.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest text, in tokens.
+        max_len: Maximum number of tokens of a text.
         depth: Number of blocks.
-        token_types: Number of types of tokens, such as those of the first text of a pair and of the second; None for
-            an encoder that does not tell them apart.
-        embed_norm: Whether the sum of the embeddings is normalised.
-        token_dropout: Probability that training zeroes a token's embedding, of which its position alone is left (word
-            dropout: Iyyer et al. 2015; Gal and Ghahramani 2016).
-        positions: Encoding of positions; by default learned vectors.
-        block: As in BlockConfig.
+        token_types: Number of token types, such as first and second text of a pair; None for no type embedding.
+        embed_norm: Whether to normalise the sum of the embeddings.
+        token_dropout: Probability of zeroing a token's embedding in training, leaving its position (word dropout: Iyyer
+            et al. 2015; Gal and Ghahramani 2016).
+        positions: Position encoding; default learned vectors.
+        block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None
     """
@@ -63,7 +61,7 @@ class TextEncoder(nn.Module):
         init_weights(self, dim=dim, branches=2 * depth)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
-        """States of whole rows; without segments each row is one text, without types all tokens are of type 0."""
+        """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
         length = tokens.shape[1]
         mask: Mask = None
         if segments is None:

@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from vlm.errors import Count, UserError
 from vlm.models.context import Context
 
-RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's names of what evaluation shows
+RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # our names for timm's crop modes
 
 
 class TimmEncoder(nn.Module):
-    """A backbone of the timm library (Wightman 2019), its features projected to the decoder's width.
+    """A backbone of the timm library (Wightman 2019) with features projected to the decoder's width.
 
     Args:
-        name: timm's name of the backbone, such as "vit_small_patch16_224" or "resnet18".
-        dim: Width D of the states handed on.
+        name: Name of the backbone in timm, such as "vit_small_patch16_224" or "resnet18".
+        dim: Width D of the projected states.
         image_size: Side of the square input, in pixels.
-        pretrained: Whether to fetch timm's pretrained weights.
-        weights: A local file of weights to start from instead.
+        pretrained: Whether to download timm's pretrained weights.
+        weights: Path of a local file of weights to use instead.
     Shapes:
-        images (B, 3, H, W) -> Context with states (B, S, D): the tokens of a transformer, the cells of a feature map
+        images (B, 3, H, W) -> Context with states (B, S, D): tokens of a transformer or cells of a feature map
     Raises:
-        UserError: The name is unknown to timm, or its weights cannot be had.
+        UserError: timm does not know the name, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TimmEncoder(nn.Module):
         """Features of the backbone: images (B, 3, H, W) -> (B, S, C)."""
         features = self.backbone.forward_features(images)
         if features.ndim == 4:
-            if features.shape[1] != self.backbone.num_features:  # some backbones are channels-last
+            if features.shape[1] != self.backbone.num_features:  # channels-last backbone
                 features = features.permute(0, 3, 1, 2)
             features = features.flatten(2).transpose(1, 2)  # (B, C, h, w) -> (B, S, C)
         return features
@@ -54,13 +54,13 @@ class TimmEncoder(nn.Module):
         return Context(self.proj(features))
 
     def layer_depths(self) -> dict[str, int]:
-        """Layers above each parameter, in the backbone by timm's own grouping: 1 for the last block.
+        """Number of layers above each parameter, in the backbone by timm's own grouping: 1 for the last block.
 
-        Tokens and positions that timm's grouping forgets stand beside the stem.
+        Tokens and positions that timm's grouping misses are grouped with the stem.
         """
         from timm.models import group_parameters
 
-        head = "\0"  # fits no layer, as a classifier's name does
+        head = "\0"  # matches no layer, like a classifier's name
         names = [*(name for name, _ in self.backbone.named_parameters()), head]
         named: Any = SimpleNamespace(named_parameters=lambda: ((name, None) for name in names))
         layers = group_parameters(named, self.backbone.group_matcher(coarse=False), reverse=True)
@@ -71,10 +71,10 @@ class TimmEncoder(nn.Module):
 
     @staticmethod
     def prepares(*, name: str, pretrained: bool = False, weights: str | None = None, **others: Any) -> dict[str, Any]:
-        """The preprocessing that the pretrained weights of a backbone were trained with, as far as timm knows it.
+        """Preprocessing that the pretrained weights of a backbone were trained with, as far as timm knows it.
 
         Returns:
-            Arguments of `vlm.data.images.image.Preprocess`; none without pretrained weights.
+            Arguments of `vlm.data.images.image.Preprocess`; empty without pretrained weights.
         """
         if not pretrained and weights is None:
             return {}
@@ -88,9 +88,9 @@ class TimmEncoder(nn.Module):
 
 
 def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
-    """Freezes what only the backbone's own classifier uses, such as its pooling: without a gradient, DDP would fail."""
+    """Freezes parameters that features do not depend on, such as pooling layers. DDP needs a gradient for the rest."""
     training = backbone.training
-    backbone.eval()  # statistics of normalisation stay as they are
+    backbone.eval()  # keeps the statistics of normalisation layers
     backbone.forward_features(torch.zeros(1, 3, image_size, image_size)).sum().backward()  # type: ignore[operator]
     for parameter in backbone.parameters():
         parameter.requires_grad_(parameter.grad is not None)
@@ -105,7 +105,7 @@ def _names() -> list[str]:
 
 
 def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
-    """The names that begin most like a name, shorter ones first."""
+    """Names similar to the start of a name, most similar and shortest first."""
     likeness = {known: SequenceMatcher(None, name, known[: len(name)]).ratio() for known in names}
     alike = [known for known in names if likeness[known] > 0.6]
     return sorted(alike, key=lambda known: (-likeness[known], len(known), known))[:shown]
@@ -116,21 +116,21 @@ def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -
 
     if ":" in name or "/" in name or name not in _names():
         near = ", ".join(_near(name, _names())) or "none"
-        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; near it: {near}")
+        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; similar names: {near}")
     options: dict = {"num_classes": 0, "pretrained": pretrained and weights is None}
     if weights is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": weights}}
     try:
         try:
             return timm.create_model(name, img_size=image_size, **options)
-        except TypeError:  # convolutional backbones take any size and no img_size
+        except TypeError:  # convolutional backbones take any size and have no img_size
             return timm.create_model(name, **options)
-    except Exception as fault:  # readers of weights, and constructors given a size, fail in many ways
+    except Exception as fault:  # timm's constructors and readers raise many types of exceptions
         reason = next(iter(str(fault).splitlines()), type(fault).__name__)
         if not pretrained and weights is None:
             raise UserError(f"model.encoder: timm cannot build {name!r} for {image_size} pixels ({reason})") from fault
         source = f"file {weights}" if weights else "pretrained weights"
         raise UserError(
-            f"model.encoder: the {source} for {name!r} could not be loaded ({reason});\n"
-            "set model.encoder.pretrained=false, or name a local file with model.encoder.weights=FILE"
+            f"model.encoder: cannot load the {source} for {name!r} ({reason});\n"
+            "set model.encoder.pretrained=false, or give a local file with model.encoder.weights=FILE"
         ) from fault

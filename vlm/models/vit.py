@@ -13,23 +13,24 @@ from vlm.nn.stems import PatchEmbed
 
 
 class ViT(nn.Module):
-    """Vision Transformer (Dosovitskiy et al. 2021): patches, positions, blocks, a final norm.
+    """Vision Transformer (Dosovitskiy et al. 2021): patches, positions, blocks, final norm.
 
     Args:
         image_size: Side of the square input, in pixels.
         patch_size: Side of a square patch, in pixels; divides image_size.
         depth: Number of blocks.
-        drop_path: Probability of dropping a whole branch in the last block, growing linearly from 0 in the first.
-        stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); by default a PatchEmbed.
-        class_token: Whether a learned token stands before the patches, to gather what the image shows.
-        distillation_token: Whether a second one stands between them (DeiT, Touvron et al. 2021); it needs the first.
-        embed_norm: Whether patches are normalised before the first block, as in CLIP.
-        positions: Encoding of the places of patches, row by row; by default vectors that are learned, starting from
-            sines and cosines of row and column.
-        block: As in BlockConfig.
+        drop_path: Probability of dropping a branch in the last block, growing linearly from 0 in the first.
+        stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); default a PatchEmbed.
+        class_token: Whether to put a learned class token before the patches.
+        distillation_token: Whether to add a second one after it (DeiT, Touvron et al. 2021); needs class_token.
+        embed_norm: Whether to normalise patches before the first block, as CLIP does.
+        positions: Position encoding of the patches, row by row; default learned vectors, initialised with sines and
+            cosines of row and column.
+        block: See BlockConfig.
     Shapes:
-        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)², + 1 a token before them
+        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)² + number of extra tokens
     Raises:
+        ValueError: patch_size does not divide image_size, or distillation_token is set without class_token.
         ValueError: patch_size does not divide image_size, or there is a distillation token without a class token.
     """
 
@@ -53,7 +54,7 @@ class ViT(nn.Module):
         if image_size % patch_size:
             raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
         if distillation_token and not class_token:
-            raise ValueError("distillation_token stands after the class token; set class_token=true")
+            raise ValueError("distillation_token needs a class token; set class_token=true")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.dim = dim
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
@@ -62,21 +63,21 @@ class ViT(nn.Module):
         grid = {"side": image_size // patch_size, "before": self.leading}
         self.positions = GridPositions(dim=dim, **grid) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
-        rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # a model may be built on "meta"
+        rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # the model may be built on "meta"
         self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
 
     @property
     def leading(self) -> int:
-        """Tokens before the patches."""
+        """Number of tokens before the patches."""
         return len(self._tokens())
 
     def _tokens(self) -> list[Tensor]:
         return [token for token in (self.class_token, self.distillation_token) if token is not None]
 
     def forward(self, images: Tensor) -> Context:
-        # In one piece: without a class token the whole stream of residuals would stay channel-major.
+        # Contiguous: without a class token, the whole residual stream would stay channel-major.
         x = self.patch_embed(images).flatten(2).transpose(1, 2).contiguous()  # (B, 3, H, W) -> (B, S, D)
         if tokens := self._tokens():
             x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], dim=1)  # (B, 1 or 2 + S, D)

@@ -17,7 +17,7 @@ from vlm.nn.dropout import dropout as drop
 from vlm.nn.mask import Mask, Texts, as_bias, dense
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
-FEW_KEYS = 512  # up to which plain products in bfloat16 beat torch's fused kernel on a CPU
+FEW_KEYS = 512  # up to this many keys, plain products in bfloat16 beat torch's fused kernel on a CPU
 
 
 def attention(
@@ -30,15 +30,15 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(q kᵀ / √K + bias) v over what may be attended to (Vaswani et al. 2017, equation 1).
+    """softmax(q kᵀ / √K + bias) v over the keys that the mask allows (Vaswani et al. 2017, equation 1).
 
-    Every attention of the package goes through here. Keys and values may have fewer heads, each shared by a group of
-    heads of the queries (Ainslie et al. 2023). On a CPU they may be of another type, in which all is then computed.
+    All attention of the package is computed here. Keys and values may have fewer heads, each shared by a group of query
+    heads (Ainslie et al. 2023). On a CPU they may have another type than the queries, which are then converted.
 
     Args:
-        mask: What may be attended to, as in Mask. "causal" aligns the last query with the last key.
+        mask: Keys that may be attended to, see Mask. "causal" aligns the last query with the last key.
         bias: Added to the scaled products, (N, L, S).
-        scale: Factor of the products; by default 1 / √K.
+        scale: Factor of the products; default 1 / √K.
         dropout: Probability of dropping an attention weight.
     Shapes:
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
@@ -50,7 +50,7 @@ def attention(
         return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     if k.shape[1] != q.shape[1]:
-        options["enable_gqa"] = True  # a plain bool: a comparison of sizes is none where torch.compile traces
+        options["enable_gqa"] = True  # a plain bool: under torch.compile a comparison of sizes is not one
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=dense(q, k, mask, bias), **options)
@@ -67,16 +67,16 @@ def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | 
     rows, _, length, _ = q.shape
     k, v = _spread(k, q), _spread(v, q)
     q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
-    # The length of a row stands for that of the longest text, which changes from batch to batch.
+    # max_len is the row's length, because the longest text changes from batch to batch.
     out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
     return out.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @contextmanager
 def changing_lengths(device: torch.device) -> Iterator[None]:
-    """Attention whose numbers of tokens change from call to call; nothing but the time depends on it.
+    """Context for attention whose sequence lengths change from call to call; it affects speed only.
 
-    On a GPU, cuDNN's kernels are left out: they make a plan for each new shape, which takes up to a second.
+    On a GPU it disables cuDNN's kernels, which take up to a second to plan for each new shape.
     """
     if device.type != "cuda":
         yield
@@ -86,16 +86,16 @@ def changing_lengths(device: torch.device) -> Iterator[None]:
 
 
 def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a forward pass and of its recomputation, which must choose the kernels that are allowed now."""
+    """Contexts for a forward pass and its recomputation, so that both choose the same kernels."""
     device = torch.device("cpu" if torch.backends.cuda.cudnn_sdp_enabled() else "cuda")
     return nullcontext(), changing_lengths(device)
 
 
 def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
-    """True if two products and a softmax are the fastest way.
+    """Returns True if plain products and a softmax are the fastest implementation.
 
-    On a CPU, torch has no fused kernel with dropout, and that for bfloat16 loses to plain products up to some 500
-    keys: at 64 tokens, forward and back take 4.1 ms in place of 1.2 (2 cores with AVX512-BF16).
+    On a CPU, torch has no fused kernel with dropout, and its bfloat16 kernel is slower up to about 500 keys: forward
+    and backward take 4.1 ms instead of 1.2 at 64 tokens (2 cores with AVX512-BF16).
     """
     if k.device.type != "cpu":
         return False
@@ -105,7 +105,7 @@ def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
 def attention_weights(
     q: Tensor, k: Tensor, *, mask: Mask = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """The weights that `attention` gives to values: (B, N, L, S)."""
+    """The attention weights that `attention` computes: (B, N, L, S)."""
     mask = dense(q, k, mask, bias)
     scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
@@ -115,18 +115,18 @@ def attention_weights(
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for four dimensions, whose first two are alike: for one text, matmul takes a sixth longer."""
+    """a @ b for 4-D tensors with equal leading dimensions; bmm is a sixth faster than matmul for a single text."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def _spread(shared: Tensor, q: Tensor) -> Tensor:
-    """Keys or values with a head for each of the queries'."""
+    """Repeats keys or values so that every query head has its own."""
     group = q.shape[1] // shared.shape[1]
     return shared if group == 1 else shared.repeat_interleave(group, dim=1)
 
 
 def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
-    """K: head_dim, or D / N by default.
+    """Width K of a head: head_dim if given, else D / N.
 
     Raises:
         ValueError: N does not divide D.
@@ -137,10 +137,10 @@ def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
 
 
 def heads_of_keys(num_heads: int, num_kv_heads: int | None) -> int:
-    """Heads of keys and values: num_kv_heads, or N by default.
+    """Number of heads of keys and values: num_kv_heads if given, else N.
 
     Raises:
-        ValueError: They do not divide N.
+        ValueError: num_kv_heads does not divide N.
     """
     if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
         raise ValueError(f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; change one")
@@ -148,19 +148,19 @@ def heads_of_keys(num_heads: int, num_kv_heads: int | None) -> int:
 
 
 class CosineScale(nn.Module):
-    """Query-key normalisation: attention by cosines, with a learned scale a head (Henry et al. 2020).
+    """Query-key normalisation: cosine attention with a learned scale per head (Henry et al. 2020).
 
-    Logits are bounded by the scale, so that attention cannot saturate however large the activations grow.
+    The scale bounds the logits, so that large activations cannot saturate attention.
 
     Args:
         num_heads: Number N of heads.
     Shapes:
-        q (B, N, L, K), k (B, N, S, K) -> the same, ready for products without further scaling
+        q (B, N, L, K), k (B, N, S, K) -> the same shapes, normalised and scaled
     """
 
     def __init__(self, *, num_heads: int) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.full((num_heads, 1, 1), 10.0))  # a cosine of 1 over one of 0: e¹⁰ to 1
+        self.scale = nn.Parameter(torch.full((num_heads, 1, 1), 10.0))  # cosines of 1 and 0 get weights of e¹⁰ to 1
 
     def queries(self, q: Tensor) -> Tensor:
         return F.normalize(q, dim=-1) * self.scale.to(q.dtype)
@@ -175,11 +175,11 @@ class SelfAttention(nn.Module):
     Args:
         dim: Width D of the input and output.
         num_heads: Number N of heads.
-        head_dim: Width K of a head; by default D / N.
-        num_kv_heads: Heads of keys and values, each shared by a group of queries' heads; by default N.
+        head_dim: Width K of a head; default D / N.
+        num_kv_heads: Number of heads of keys and values, each shared by a group of query heads; default N.
         dropout: Probability of dropping an attention weight.
         bias: Whether the four projections have biases.
-        qk_norm: Whether queries and keys are compared by their cosine, with a learned scale.
+        qk_norm: Whether to normalise queries and keys and learn a scale (CosineScale).
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
@@ -230,7 +230,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of text to context (Vaswani et al. 2017, section 3.2.3); keys and values are computed once a context.
+    """Attention of text to context (Vaswani et al. 2017, 3.2.3). Keys and values are computed once per context.
 
     Args:
         dim: Width D of the text.
@@ -285,10 +285,10 @@ class CrossAttention(nn.Module):
 
 @contextmanager
 def recorded(*layers: SelfAttention | CrossAttention) -> Iterator[list[list[Tensor]]]:
-    """Records the attention weights of these layers while it is open, and leaves all others as fast as they are.
+    """Records the attention weights of these layers inside the context; other layers keep their fast kernels.
 
     Yields:
-        A list for each layer with the weights (B, N, L, S) of each of its calls.
+        One list per layer with the weights (B, N, L, S) of each call.
     """
     records: list[list[Tensor]] = [[] for _ in layers]
 

@@ -19,7 +19,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
 
 class BlockOptions(TypedDict, total=False):
-    """Arguments of a model that go to its blocks as they are; `BlockConfig` describes them and has their defaults."""
+    """Arguments that a model passes on to its blocks; `BlockConfig` documents them and has their defaults."""
 
     head_dim: Count | None
     num_kv_heads: Count | None
@@ -40,18 +40,18 @@ class BlockConfig:
     Args:
         dim: Width D of the residual stream.
         num_heads: Number N of heads.
-        head_dim: Width K of a head; by default D / N.
-        num_kv_heads: Heads of keys and values, each shared by a group of queries' heads; by default N.
-        mlp_ratio: Hidden width of the MLP over D.
-        activation: Of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's, "swiglu" a gated unit of as
-            many parameters.
+        head_dim: Width K of a head; default D / N.
+        num_kv_heads: Number of heads of keys and values, each shared by a group of query heads; default N.
+        mlp_ratio: Hidden width of the MLP divided by D.
+        activation: Activation of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's, "swiglu" a gated
+            unit with the same number of parameters.
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
-        norm_eps: Added to the variance before its root is taken.
-        pre_norm: Whether a branch normalises its input (Xiong et al. 2020), else the stream is normalised after each
-            branch (Vaswani et al. 2017).
-        qk_norm: Whether attention goes by cosines with a learned scale.
+        norm_eps: Added to the variance for numerical stability.
+        pre_norm: Whether to normalise the input of a branch (Xiong et al. 2020), else the stream after each branch
+            (Vaswani et al. 2017).
+        qk_norm: Whether attention uses cosines with a learned scale.
         bias: Whether linear layers and norms have biases.
-        dropout: Probability of dropping an element of a branch's output, and an attention weight.
+        dropout: Dropout rate of branch outputs and attention weights.
     """
 
     dim: int
@@ -73,7 +73,7 @@ class BlockConfig:
         return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
 
     def make_final_norm(self) -> nn.Module:
-        """The norm after the last block; a post-norm stack needs none."""
+        """The norm after the last block; an identity for post-norm."""
         return self.make_norm() if self.pre_norm else nn.Identity()
 
     def make_mlp(self) -> nn.Module:
@@ -126,9 +126,9 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A feed-forward network with a gate (Shazeer 2020, equation 6): W2 (silu(x W) * x V).
+    """A gated feed-forward network (Shazeer 2020, equation 6): W2 (silu(x W) * x V).
 
-    Of three matrices, it has as many parameters as an MLP at two thirds of its hidden width.
+    With three matrices, it has as many parameters as an MLP at two thirds of its hidden width.
 
     Shapes:
         x (B, L, D) -> (B, L, D)
@@ -136,7 +136,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, *, dim: int, hidden_dim: int, bias: bool = True) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, 2 * hidden_dim, bias=bias)  # the gate and what it lets through
+        self.fc1 = nn.Linear(dim, 2 * hidden_dim, bias=bias)  # gate and value
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,10 +145,10 @@ class SwiGLU(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch for whole rows (stochastic depth, Huang et al. 2016).
+    """Drops a residual branch for whole samples (stochastic depth, Huang et al. 2016).
 
     Args:
-        rate: Probability of dropping the branch of a row; the kept ones are scaled by 1 / (1 - rate).
+        rate: Probability of dropping the branch of a sample; the kept ones are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, *, rate: float) -> None:
@@ -163,11 +163,11 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: self-attention, then the MLP, each in a residual branch.
+    """A transformer block: self-attention and an MLP, each in a residual branch.
 
     Args:
-        config: What all blocks of the stack have in common.
-        drop_path: Probability of dropping a whole branch for a row.
+        config: Options that all blocks of the stack share.
+        drop_path: Probability of dropping a branch for a sample.
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
@@ -196,8 +196,8 @@ class DecoderBlock(Block):
     """A causal Block with cross-attention to context between self-attention and MLP (Vaswani et al. 2017, figure 1).
 
     Args:
-        config: What all blocks of the stack have in common.
-        context_dim: Width of the context; None for a decoder without context, which has no cross-attention.
+        config: Options that all blocks of the stack share.
+        context_dim: Width of the context; None for a decoder without cross-attention.
     Shapes:
         x (B, L, D), keys and values of the context (B, N, S, K) -> (B, L, D)
     """
@@ -213,7 +213,7 @@ class DecoderBlock(Block):
         """Keys and values of context states (B, S, context_dim) for `forward`; None without context."""
         return None if self.cross_attn is None or states is None else self.cross_attn.keys_values(states)
 
-    def forward(  # a decoder's block is causal and takes context
+    def forward(  # unlike Block's: causal by default, with context
         self,
         x: Tensor,
         mask: Mask = "causal",
@@ -230,15 +230,15 @@ class DecoderBlock(Block):
 
 
 def init_weights(module: nn.Module, *, dim: int, branches: int) -> None:
-    """GPT-2's initialisation for any width: normal weights, zero biases, residual outputs scaled down with depth.
+    """GPT-2's initialisation, adapted to any width: normal weights, zero biases, residual outputs scaled with depth.
 
-    GPT-2's standard deviation, 0.02 at D = 768, is 0.5 / √D, which keeps the size of activations at other widths too.
-    Each residual branch adds to one stream, so what a branch writes is divided by the root of their number (Radford et
-    al. 2019, section 2.3), which keeps the stream's variance independent of depth.
+    GPT-2's standard deviation of 0.02 at D = 768 becomes 0.5 / √D, which keeps the scale of activations at other
+    widths. The output weights of a branch are divided by the root of the number of branches (Radford et al. 2019,
+    section 2.3), which keeps the variance of the residual stream independent of depth.
 
     Args:
         dim: Width D.
-        branches: How many residual branches the stack has.
+        branches: Number of residual branches of the stack.
     """
     std = 0.5 * dim**-0.5
     for name, layer in module.named_modules():

@@ -1,17 +1,17 @@
-"""Dropout (Srivastava et al. 2014) whose masks cost little to draw on a CPU."""
+"""Dropout (Srivastava et al. 2014) with masks that are cheap to draw on a CPU."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEVELS = 1 << 16  # of a random number of 16 bits: a rate is met to 1 in 65,536, and outputs are scaled by what it is
+LEVELS = 1 << 16  # values of a 16-bit number: the rate is rounded to 1/65,536 and outputs are scaled accordingly
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
-    """Zeroes elements with probability `rate` and scales the others so that expectations stay.
+    """Zeroes elements with probability `rate` and scales the others to keep the expectation.
 
-    On a CPU torch draws each element by itself, on one thread: an eighth of a captioner's training step. Here a draw of
-    64 bits serves four elements.
+    On a CPU, torch draws every element separately on one thread, which takes an eighth of a captioner's training step.
+    Here one 64-bit draw serves four elements.
     """
     if rate == 0:
         return x
@@ -20,13 +20,13 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
     drawn = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    # A product with zeros and ones of its own type takes a third of the time of filling by a mask of bools.
+    # Multiplying by zeros and ones of x's own type takes a third of the time of filling with a bool mask.
     keep = torch.ge(drawn, share - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
     return x * keep.mul_(LEVELS / (LEVELS - share))
 
 
 class Dropout(nn.Module):
-    """`dropout` while training, nothing in evaluation.
+    """Applies `dropout` in training and nothing in evaluation.
 
     Args:
         rate: Probability of zeroing an element.

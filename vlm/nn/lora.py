@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022): a linear layer learns a change of low rank, its weight stays as it is."""
+"""Low-rank adapters (LoRA, Hu et al. 2022): linear layers learn a low-rank update while their weights stay frozen."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,12 +14,12 @@ A, B = "lora_a", "lora_b"
 
 
 class AdaptedLinear(nn.Linear):
-    """x -> W x + b + α/r B A x (Hu et al. 2022, equation 3), of which A and B learn; B begins as zero.
+    """x -> W x + b + α/r B A x (Hu et al. 2022, equation 3). A and B are trained; B starts at zero.
 
     Args:
-        layer: Whose weight and bias it takes over, under their names.
-        rank: Rank r of the change.
-        scale: Its factor, α/r.
+        layer: Layer whose weight and bias are reused, under the same names.
+        rank: Rank r of the update.
+        scale: Factor α/r of the update.
     Shapes:
         x (..., in) -> (..., out)
     """
@@ -30,19 +30,19 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
         self.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
         self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
-        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as nn.Linear begins
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as in nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
 class LoRA:
-    """The adapters of a model: which layers have one, and of what size.
+    """Adapters of a model: which layers get one, and of what size.
 
     Args:
-        rank: Rank r of a change.
-        alpha: Its factor times r, so that another rank needs no other learning rate.
-        projections: Linear layers by the ends of their names, such as "qkv", "cross_attn.q" or "decoder.*.fc1".
+        rank: Rank r of an update.
+        alpha: Factor of an update times r, so that another rank needs no other learning rate.
+        projections: Patterns for the ends of layer names, such as "qkv", "cross_attn.q" or "decoder.*.fc1".
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LoRA:
         self.rank, self.scale, self.projections = rank, alpha / rank, projections
 
     def layers(self, model: nn.Module, without: Iterable[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
-        """Yields the layers that have an adapter, with their names; none inside parts without."""
+        """Yields names and layers that get an adapter, except those inside the parts `without`."""
         for name, layer in model.named_modules():
             meant = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in self.projections)
             if (
@@ -62,10 +62,10 @@ class LoRA:
                 yield name, layer
 
     def adapt(self, model: nn.Module, without: Iterable[str] = ()) -> int:
-        """Gives the layers their adapters; returns their number.
+        """Adds the adapters to a model; returns their number.
 
         Args:
-            without: Names of parts that have none, as those that are frozen.
+            without: Names of parts to skip, for example frozen ones.
         """
         layers = list(self.layers(model, tuple(without)))
         for name, layer in layers:
@@ -75,12 +75,12 @@ class LoRA:
 
 
 def is_adapter(name: str) -> bool:
-    """True for the name of a weight of an adapter."""
+    """Returns True for the name of an adapter's weight."""
     return name.endswith((f".{A}", f".{B}"))
 
 
 def merge(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The weights of a model whose adapters are part of its matrices: W + α/r B A."""
+    """The state dict with adapters merged into the weights: W + α/r B A."""
     merged = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
     for name in [name for name in state if name.endswith(f".{A}")]:
         stem = name.removesuffix(A)

@@ -8,23 +8,23 @@ from torch import Tensor
 
 
 class Texts(NamedTuple):
-    """Causal attention inside each text of packed rows, as a GPU computes it without a mask.
+    """Causal attention inside each text of packed rows, described by offsets instead of a mask (GPU kernels).
 
     Shapes:
-        segments (B, L); bounds int32 (N + 1,): where each text begins in the rows end to end, and their end
+        segments (B, L); bounds int32 (N + 1,): cumulative lengths of the texts of all rows, from 0
     """
 
     segments: Tensor
     bounds: Tensor
 
 
-# Keys that a query may attend to: all (None), its own position and earlier ones ("causal"), those of its own text among
-# these (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
+# Keys that a query may attend to: all (None), its own and earlier positions ("causal"), the same within its text
+# (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
 Mask = Tensor | Literal["causal"] | Texts | None
 
 
 def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
-    """Causal attention inside each segment: on a GPU by the bounds of texts, where they are known; else by a mask.
+    """Causal attention inside each segment: by `bounds` on a GPU if they are given, else by a mask.
 
     Shapes:
         segments (B, L), bounds as in Texts
@@ -35,14 +35,14 @@ def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
 
 
 def has_text_kernel(device: torch.device) -> bool:
-    """True for a device whose kernels take bounds of texts in the place of a mask."""
+    """Returns True if the device has a kernel that takes text boundaries instead of a mask."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def within(segments: Tensor) -> Tensor:
-    """Attention to both sides inside each segment of a row, so that texts lying end to end do not see each other.
+    """Bidirectional attention inside each segment of a row: packed texts do not see each other.
 
-    Padding is a segment too: it sees only itself, so that no row of weights is empty, and no text sees it.
+    Padding is a segment of its own: it sees only itself, so that no row of weights is empty.
 
     Shapes:
         segments (B, L) -> bool mask (B, 1, L, L)
@@ -66,10 +66,10 @@ def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, device: torch.device) -> Tensor:
-    """Attention of rows that begin with a prefix (Raffel et al. 2020, figure 4).
+    """Attention mask of rows that begin with a prefix (Raffel et al. 2020, figure 4).
 
-    The prefix sees all of itself and nothing of the text; the text sees the prefix, and of itself what it may. Of two
-    states p and two captions a and b, end to end:
+    The prefix attends to itself only; the text attends to the prefix and to itself as its own mask allows. Two
+    prefix states p and two packed captions a and b:
 
             p p  a a  b
         p   1 1  0 0  0
@@ -79,7 +79,7 @@ def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, d
         b   1 1  0 0  1
 
     Args:
-        text: Mask of the text alone; one that is no tensor is written out.
+        text: Mask of the text alone.
         prefix: States of the prefix that may be attended to, (B, S); None for all.
         count: Number S of states.
         length: Number L of tokens.
@@ -96,15 +96,15 @@ def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, d
 
 
 def as_bias(seen: Tensor, like: Tensor) -> Tensor:
-    """A bool mask as what is added to products: 0 where it is True, else -inf.
+    """Converts a bool mask to an additive one: 0 where it is True, else -inf.
 
-    It is smaller than the products of all heads, and unlike a filling of these it asks nothing of the gradient.
+    Adding it is cheaper than filling the scores of all heads, in the forward and the backward pass.
     """
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
 def dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
-    """A mask and a bias as one tensor: a bool mask, or what is added to products."""
+    """Combines a mask and a bias into one tensor: a bool mask, or an additive one."""
     if isinstance(mask, Texts):
         mask = causal_within(mask.segments)
     if isinstance(mask, str):

@@ -1,4 +1,4 @@
-"""Positions of tokens: where a token stands in its segment, and encodings of it."""
+"""Positions of tokens within their segments, and position encodings."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from vlm.errors import Count, Range
 
 
 def positions_within(segments: Tensor) -> Tensor:
-    """The place of each token in its segment, counted from 0; segments are contiguous runs of a row.
+    """The position of each token in its segment, from 0; segments are contiguous runs of a row.
 
-    Segment 0 is padding, which may be longer than any text: all of it is at position 0.
+    Segment 0 is padding, all of it at position 0, because it may be longer than any text.
 
     Shapes:
         segments (B, L) -> positions (B, L)
@@ -26,9 +26,9 @@ def positions_within(segments: Tensor) -> Tensor:
 
 
 def sincos_2d(side: int, dim: int) -> Tensor:
-    """Sines and cosines of the row and column of each cell of a square grid (He et al. 2022; Beyer et al. 2022).
+    """Sine and cosine encodings of the rows and columns of a square grid (He et al. 2022; Beyer et al. 2022).
 
-    Wavelengths run from 2 cells to 200, so that neighbours differ clearly and far cells are told apart.
+    Wavelengths run from 2 to 200 cells, so that both near and far cells are distinguishable.
 
     Shapes:
         -> (side * side, D), values in [-1, 1]
@@ -44,14 +44,14 @@ def sincos_2d(side: int, dim: int) -> Tensor:
 
 
 def regridded(table: Tensor, side: int, *, before: int) -> Tensor:
-    """Vectors of a square grid, interpolated to one of other sides (Dosovitskiy et al. 2021, 3.2), as DINOv2 does it.
+    """Interpolates the vectors of a square grid to another size (Dosovitskiy et al. 2021, 3.2), as DINOv2 does.
 
     Args:
-        before: Vectors that stand before the grid and stay as they are.
+        before: Number of vectors before the grid, which are copied unchanged.
     Shapes:
-        (before + own², D) -> (before + side², D)
+        (before + old², D) -> (before + side², D)
     Raises:
-        ValueError: The table is not of a square grid.
+        ValueError: The table does not hold a square grid.
     """
     own = math.isqrt(max(0, len(table) - before))
     if own == 0 or before + own**2 != len(table):
@@ -65,14 +65,14 @@ def regridded(table: Tensor, side: int, *, before: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PositionInfo:
-    """Position information for the self-attention of every layer.
+    """Position information that every self-attention layer uses.
 
     Args:
         added: Added to queries, keys and values, the same in all heads.
         rotation: Cosines and sines by which queries and keys are rotated.
         bias: Added to the products of queries and keys.
     Shapes:
-        added (..., L, K), rotation two of (..., L, K / 2), with an axis for the heads where there is one for rows;
+        added (..., L, K), rotation two of (..., L, K / 2), with an axis for the heads if there is one for rows;
         bias (N, L, S)
     """
 
@@ -81,7 +81,7 @@ class PositionInfo:
     bias: Tensor | None = None
 
     def add(self, x: Tensor) -> Tensor:
-        """Adds to each vector of x (B, N, L, K)."""
+        """Adds the vectors to x (B, N, L, K)."""
         return x if self.added is None else x + self.added.to(x.dtype)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ class PositionInfo:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
     def after(self, prefix: "PositionInfo", count: int) -> "PositionInfo":
-        """The information of a prefix of `count` tokens and of this text together; no bias concerns the prefix."""
+        """Position information of a prefix of `count` tokens followed by this text; the prefix gets no bias."""
         rotation = None
         if self.rotation is not None:
-            pairs = zip(prefix.rotation or (None, None), self.rotation, (1.0, 0.0), strict=True)  # by no angle
+            pairs = zip(prefix.rotation or (None, None), self.rotation, (1.0, 0.0), strict=True)  # angle 0
             rotation = tuple(_after(before, own, fill, count) for before, own, fill in pairs)
         return PositionInfo(
             added=None if self.added is None else _after(prefix.added, self.added, 0.0, count),
@@ -106,7 +106,7 @@ class PositionInfo:
 
 
 def _after(prefix: Tensor | None, own: Tensor, fill: float, count: int) -> Tensor:
-    """Numbers of `count` tokens before those of a text: (S, K) or None, and (..., L, K) -> (..., S + L, K)."""
+    """Values of `count` prefix tokens, then those of a text: (S, K) or None, and (..., L, K) -> (..., S + L, K)."""
     shape = (*own.shape[:-2], count, own.shape[-1])
     before = own.new_full(shape, fill) if prefix is None else prefix.expand(shape)
     return torch.cat([before, own], dim=-2)
@@ -116,35 +116,35 @@ NO_POSITIONS = PositionInfo()
 
 
 class Positions(nn.Module):
-    """Base of all position encodings, and the one without any: attention then sees a set of tokens.
+    """Base class of position encodings; itself, it encodes none, so that attention sees a set of tokens.
 
-    A subclass adds vectors to the input of the stack, hands position information to its layers, or both.
+    A subclass adds vectors to the input of the stack, gives position information to its layers, or both.
 
     Attributes:
-        room: Number of positions that there are; None where there is no end.
+        room: Maximum number of positions; None for no limit.
     Shapes:
-        positions (L,) if equal in all rows, else (B, L)
+        positions (L,) if they are equal in all rows, else (B, L)
     """
 
     room: int | None = None
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        """The vectors added to the input, broadcastable to (B, L, D)."""
+        """Vectors added to the input, broadcastable to (B, L, D)."""
         return None
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        """Position information of tokens that are the last ones of a row of `keys` tokens."""
+        """Position information of the last tokens of a row with `keys` tokens."""
         return NO_POSITIONS
 
 
 class LearnedPositions(Positions):
-    """One learned vector a position, added to the input (Gehring et al. 2017; BERT, GPT-2, ViT).
+    """One learned vector per position, added to the input (Gehring et al. 2017; BERT, GPT-2, ViT).
 
     Args:
         dim: Width D.
         max_len: Number of positions.
     Raises:
-        IndexError: A position is not below max_len.
+        IndexError: A position is not less than max_len.
     """
 
     def __init__(self, *, dim: Count, max_len: Count) -> None:
@@ -158,14 +158,14 @@ class LearnedPositions(Positions):
 
 
 class GridPositions(LearnedPositions):
-    """Learned positions of a square grid, row by row, that start from sines and cosines of row and column.
+    """Learned positions of a square grid, row by row, initialised with sines and cosines of row and column.
 
-    From small random values, telling places apart costs most of a short training.
+    Starting from small random values, a short training spends most of its time on learning positions.
 
     Args:
         dim: Width D, a multiple of 4.
-        side: Rows and columns of the grid.
-        before: Tokens that stand before the grid, such as a class token; they start at zero.
+        side: Number of rows and of columns.
+        before: Number of tokens before the grid, such as a class token; their vectors start at zero.
     """
 
     def __init__(self, *, dim: Count, side: int, before: int = 0) -> None:
@@ -177,14 +177,14 @@ class GridPositions(LearnedPositions):
 class LearnedPositionsEachLayer(Positions):
     """Learned vectors P added at every layer to queries, keys and values: (V + P) softmax((K + P)ᵀ (Q + P)).
 
-    Layers and heads share them. Carion et al. 2020 (DETR) add them at every layer too: deep ones need not carry places
-    along.
+    All layers and heads share them. DETR (Carion et al. 2020) adds them at every layer too, so that deep layers need
+    not carry positions along.
 
     Args:
         head_dim: Width K of a head.
         max_len: Number of positions.
     Raises:
-        IndexError: A position is not below max_len.
+        IndexError: A position is not less than max_len.
     """
 
     def __init__(self, *, head_dim: Count, max_len: Count) -> None:
@@ -199,9 +199,9 @@ class LearnedPositionsEachLayer(Positions):
 
 
 class SinusoidalPositions(Positions):
-    """Fixed sines and cosines of geometrically growing wavelength, added to the input (Vaswani et al. 2017, 3.5).
+    """Fixed sines and cosines of geometrically growing wavelengths, added to the input (Vaswani et al. 2017, 3.5).
 
-    Scaled by 1 / √D: there embeddings are multiplied by √D, here they stay as they are.
+    They are scaled by 1 / √D here, instead of scaling embeddings by √D.
 
     Args:
         dim: Width D, even.
@@ -243,14 +243,14 @@ class RotaryPositions(Positions):
 
 
 class RelativeBias(Positions):
-    """One learned parameter a head and offset, added to the products (Shaw et al. 2018; Raffel et al. 2020, 2.1).
+    """One learned bias per head and offset, added to the products (Shaw et al. 2018; Raffel et al. 2020, 2.1).
 
     All layers share it, as in T5.
 
     Args:
         num_heads: Number N of heads.
         max_len: Offsets from max_len on share one parameter.
-        causal: Whether queries attend only to what stands before them; else there are offsets to both sides.
+        causal: Whether queries attend only to earlier tokens; else there are offsets in both directions.
     """
 
     def __init__(self, *, num_heads: Count, max_len: Count, causal: bool = True) -> None:
@@ -259,7 +259,7 @@ class RelativeBias(Positions):
         self.weight = nn.Parameter(torch.zeros(num_heads, max_len if causal else 2 * max_len - 1))
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        # Segments lie end to end, so that places in the row differ by as much as places in the segment.
+        # Segments are contiguous, so offsets within the row equal offsets within the segment.
         key = torch.arange(keys, device=positions.device)
         query = key[keys - positions.shape[-1] :]
         furthest = self.max_len - 1

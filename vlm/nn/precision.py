@@ -1,13 +1,13 @@
-"""Types of numbers that a device computes fast in."""
+"""Number types that are fast on a device."""
 
 import torch
 
 
 def has_bfloat16(device: torch.device | str) -> bool:
-    """True if a device computes products of bfloat16 faster than those of float32.
+    """Returns True if the device multiplies in bfloat16 faster than in float32.
 
-    Of a CPU its processor tells: AMD's AVX512-BF16 has twice the rate of float32, AMX has more. Intel's AVX512-BF16
-    without AMX, as some virtual machines have it, has half (measured on one core of a Xeon: 84 and 155 GFLOP/s).
+    On a CPU it depends on the processor: AMD's AVX512-BF16 has twice the rate of float32, and AMX has more. Intel's
+    AVX512-BF16 without AMX, found on some virtual machines, has half (84 against 155 GFLOP/s on one core of a Xeon).
     """
     kind = torch.device(device).type
     if kind == "cuda":
@@ -20,5 +20,5 @@ def has_bfloat16(device: torch.device | str) -> bool:
 
 
 def widest(device: torch.device | str) -> torch.dtype:
-    """The widest type of real numbers that a device has: float64, or float32 on Apple's."""
+    """The widest floating-point type of a device: float64, or float32 on Apple's GPUs."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""Ways of turning an image into patch embeddings."""
+"""Stems: modules that turn an image into patch embeddings."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from vlm.errors import Count
 
 
 class PatchEmbed(nn.Conv2d):
-    """Cuts the image into patches, each projected linearly (Dosovitskiy et al. 2021, equation 1).
+    """Splits the image into patches and projects each linearly (Dosovitskiy et al. 2021, equation 1).
 
     Args:
         patch_size: Side of a square patch, in pixels.
@@ -25,14 +25,14 @@ class PatchEmbed(nn.Conv2d):
 class ConvStem(nn.Sequential):
     """Reduces the image to patches by small convolutions (after Xiao et al. 2021, "Early convolutions").
 
-    From scratch it learns in far fewer steps than one linear projection, because a pattern is found wherever in a patch
-    it lies. The first convolution cuts the image into pieces of 4 x 4 pixels, where a stride of 2 would cost more than
-    all the others together; each further one halves the sides and doubles the channels, up to D.
+    From scratch it learns in far fewer steps than one linear projection, because it detects a pattern anywhere in a
+    patch. The first convolution has kernel and stride 4, since a stride of 2 would cost more than all later layers
+    together; each further one halves the sides and doubles the channels, up to D.
 
     Args:
         patch_size: Side of a square patch, in pixels; a power of two, at least 4.
         dim: Width D of an embedding.
-        min_channels: Channels of the first convolution, at least.
+        min_channels: Minimum number of channels of the first convolution.
     Shapes:
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     Raises:
@@ -55,15 +55,15 @@ class ConvStem(nn.Sequential):
 class ConvPoolStem(nn.Sequential):
     """Reduces the image to patches by convolutions and pooling (after Hassani et al. 2021, "Compact Transformers").
 
-    Overlapping pools lose less of small images than strides do: with thousands of images rather than millions it learns
-    more from each. A pool comes before normalisation and ReLU, which then have a quarter as much to do, and channels
-    lie last in memory: together a step of the stem takes a CPU a third of its time.
+    Overlapping pools lose less of small images than strides do, so it learns more from thousands of images (rather than
+    millions). Pooling comes before normalisation and ReLU, which then process a quarter of the elements, and memory is
+    channels-last: together they cut the time of the stem on a CPU to a third.
 
     Args:
         patch_size: Side of a square patch, in pixels; a power of two, at least 2 * stride.
         dim: Width D of an embedding.
         channels: Channels of the first convolution; each further one doubles them.
-        stride: Of the first convolution: 2 for photos; 1, which sees more and costs more, for tiny images.
+        stride: Stride of the first convolution: 2 for photos; 1, which costs more, for tiny images.
     Shapes:
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     Raises:
@@ -88,7 +88,7 @@ class ConvPoolStem(nn.Sequential):
 
 
 def _stages(patch_size: int, first: int = 4) -> int:
-    """Convolutions that reduce the sides by patch_size, the first by 2 or 4 and each other by 2."""
+    """Number of convolutions that reduce the sides by patch_size, the first by 2 or 4 and each other by 2."""
     stages = patch_size.bit_length() - first.bit_length() + 1
     if stages < 1 or first << (stages - 1) != patch_size:
         sizes = ", ".join(str(first << stage) for stage in range(4))

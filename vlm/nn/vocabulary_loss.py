@@ -1,8 +1,8 @@
-"""Cross-entropy over a vocabulary without ever holding the logits of all tokens.
+"""Cross-entropy over a vocabulary without storing the logits of all tokens at once.
 
-Logits, their softmax and its gradient are each T x V numbers: for 2,000 tokens and 8,000 words 64 MB, fetched from the
-system and given back at every step. Here a few hundred tokens go through the head at a time, and their gradients are
-taken on the way, so that nothing is computed twice.
+The logits, their softmax and its gradient hold T x V numbers each: 64 MB for 2,000 tokens and a vocabulary of 8,000.
+Here the head runs on a few hundred tokens at a time, and their gradients are computed in the forward pass, so that
+nothing is computed twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits that may stand at once. A GPU wants large products; a CPU wants what it has just written to be near.
+# Maximum number of logits in memory at once. A GPU needs large products; a CPU is fastest when they fit in its cache.
 MOST = {"cpu": 1 << 22, "cuda": 1 << 28}
-# Columns of a product come in multiples of this: a GPU's matrix units read whole ones only.
+# The vocabulary is padded to a multiple of this: the matrix units of a GPU work on full tiles only.
 MULTIPLE = {"cpu": 1, "cuda": 64}
 
 
 class Head(NamedTuple):
-    """A map of hidden states to logits, in the parts that the loss takes.
+    """The output head: its weights, and the transform before them.
 
     Args:
-        weight: Matrix.
-        bias: Of each token of the vocabulary.
-        transform: Function of hidden states that comes first, D -> D.
+        weight: Weight matrix.
+        bias: One number per token of the vocabulary.
+        transform: Applied to hidden states first, D -> D.
     Shapes:
         weight (V, D), bias (V,) or None
     """
@@ -44,10 +44,10 @@ class Head(NamedTuple):
 def vocabulary_loss(
     hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None = None, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Summed cross-entropy in nats.
+    """Cross-entropy in nats, summed over tokens.
 
     Args:
-        weight, bias: Of the head.
+        weight, bias: Parameters of the head.
         label_smoothing: Share of the target spread evenly over the vocabulary.
     Shapes:
         hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> ()
@@ -88,9 +88,9 @@ def _parts(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Ten
 def _loss(
     logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, words: int, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Adds the cross-entropy of logits to a total; its gradient, softmax(logits) - target, if it is wanted.
+    """Adds the cross-entropy of logits to a total; returns it with the gradient, softmax(logits) - target, if wanted.
 
-    Columns from `words` on belong to no word: their logits are -inf.
+    Columns from `words` on are padding; their logits are -inf.
 
     Shapes:
         logits (T, V), targets (T,), total () -> (), (T, V)
@@ -114,19 +114,19 @@ _body: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"cpu": _loss, "
 
 
 def compile_on_gpu(compiled: Callable[[Any], Any]) -> None:
-    """Has the element-wise body of a part run compiled on a GPU: as single operations it reads its logits ten times."""
+    """Compiles the element-wise part of the loss on a GPU; as separate operations it reads the logits ten times."""
     _body["cuda"] = compiled(_loss)
 
 
 class _InParts(torch.autograd.Function):
-    """Sums over parts; the gradient with respect to a part's logits is used for all others while it is there."""
+    """Sums the loss over chunks of tokens and computes the gradients of each chunk in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, label_smoothing: float
     ) -> Tensor:
         kind, words = _kind(weight), len(weight)
-        low, shift = _padded(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once, and not for each part
+        low, shift = _padded(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once for all chunks
         total = torch.zeros((), device=hidden.device)
         wanted = any(ctx.needs_input_grad)
         grads, grad_weight = [], torch.zeros_like(weight) if wanted else None
@@ -152,7 +152,7 @@ class _InParts(torch.autograd.Function):
 
 
 def _padded(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a head with columns added, up to a multiple, whose logits are -inf.
+    """Weight and bias of a head, padded to a multiple of rows; the logits of the padding are -inf.
 
     Shapes:
         weight (V, D), bias (V,) or None -> (V + n, D), (V + n,) or None

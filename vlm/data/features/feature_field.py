@@ -1,4 +1,4 @@
-"""The field of features that are kept of images."""
+"""The field of cached image features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from vlm.models.frozen_features import Features
 
 
 class FeatureField(ImageField):
-    """Features of a frozen encoder, kept on disk, in the place of the image.
+    """Replaces images by cached features of a frozen encoder.
 
     Args:
-        images: The field whose place it takes.
+        images: The field that it replaces.
         file: The features by index.
     Shapes:
         Features of values (B, S, C)
@@ -27,7 +27,7 @@ class FeatureField(ImageField):
         self.file = file
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        assert key is not None, "features are kept for training alone"
+        assert key is not None, "features are cached for training only"
         return self.file.read(int(key[2]))
 
     def collate(self, values: Sequence[Tensor]) -> Any:

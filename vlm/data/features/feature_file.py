@@ -1,8 +1,8 @@
-"""Features that a frozen encoder makes of the images of a split, in one file that is mapped into memory.
+"""A memory-mapped file of the features that a frozen encoder computes for the images of a split.
 
-A page of header that says what the file holds; a checksum for each image, 0 where its features are not there; the
-features, an image's end to end with the next one's. The checksum is written when the features are on disk: whenever a
-process is killed, what it had done is there, and is known to be; and a disk that changes a bit is found out.
+The file has a header page that describes its contents, a checksum per image (0 if its features are missing), and the
+features. A checksum is written after its features are on disk, so an interrupted process leaves a valid file, and
+corrupted features are detected.
 """
 
 import json
@@ -26,7 +26,7 @@ from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
 
 MAGIC = b"VLMFEATS"
-VERSION = 2  # of the format, and of how features are made
+VERSION = 2  # increased when the format or the features change
 PAGE = 4096
 SUM = np.dtype("<u4")
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -34,13 +34,13 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 @dataclass(frozen=True)
 class Layout:
-    """The content of a file of features.
+    """Describes the contents of a feature file.
 
     Args:
-        source: Tells encoder, images and transform from all others.
+        source: Hash of the encoder, the images and the transform.
         images: Number of images.
-        states, width: The shape (S, C) of an image's features.
-        dtype: Of a feature, as torch names it.
+        states, width: Shape (S, C) of an image's features.
+        dtype: torch's name of the data type.
     """
 
     source: str
@@ -51,21 +51,21 @@ class Layout:
 
     @property
     def row(self) -> int:
-        """Bytes of an image's features."""
+        """Number of bytes per image."""
         return self.states * self.width * DTYPES[self.dtype].itemsize
 
     @property
     def start(self) -> int:
-        """Offset of the features, at a page's begin."""
+        """Offset of the features, aligned to a page."""
         return PAGE + -(-self.images * SUM.itemsize // PAGE) * PAGE
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self.start + self.images * self.row
 
     def path(self, folder: Path) -> Path:
-        """Path of a file of this layout in a cache."""
+        """Path of the file in a cache folder."""
         digest = blake2b(self.header(), digest_size=16).hexdigest()
         return folder / f"train-{digest}.features"
 
@@ -77,14 +77,14 @@ class Layout:
 
 
 class FeatureFile:
-    """Features of images, on disk until they are read.
+    """Reads and writes features on disk.
 
     Args:
-        path: A file that `create` made.
-        layout: What it has to hold.
-        faults: Why images could not be read, by index, of which it therefore holds no features.
+        path: A file created by `create`.
+        layout: The expected layout.
+        faults: Reasons, by index, why images could not be read and have no features.
     Raises:
-        UserError: There is no such file, or it is of another layout or size.
+        UserError: The file does not exist, or its layout or size is wrong.
     """
 
     def __init__(self, path: Path, layout: Layout, faults: dict[int, str] | None = None) -> None:
@@ -96,57 +96,57 @@ class FeatureFile:
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a file of features") from error
         if not whole:
-            raise UserError(f"{path}: is no whole file of these features; remove it, and it is written anew")
+            raise UserError(f"{path}: is incomplete or holds other features; delete it, and it is created again")
         self._sums = np.memmap(path, SUM, "r", PAGE, (layout.images,))
         self._rows = np.memmap(path, np.uint8, "r", layout.start, (layout.images, layout.row))
 
     def __reduce__(self) -> Any:
-        return FeatureFile, (self.path, self.layout, self.faults)  # a pickled map would hold all features
+        return FeatureFile, (self.path, self.layout, self.faults)  # pickling the map would copy all features
 
     def missing(self) -> list[int]:
-        """The images whose features are not there."""
+        """Indices of images without features."""
         return np.flatnonzero(np.asarray(self._sums) == 0).tolist()
 
     def read(self, index: int) -> Tensor:
-        """The features of an image.
+        """Reads the features of an image.
 
         Shapes:
             (S, C)
         Raises:
-            ImageError: It could not be read when features were made.
-            UserError: They are not those that were written.
+            ImageError: The image could not be read when features were computed.
+            UserError: The features are corrupted.
         """
         if self._sums[index] == 0:
             raise ImageError(self.faults.get(index, f"{self.path}: holds no features of image {index}"))
         values = np.array(self._rows[index])
         if checksum(values) != self._sums[index]:
             raise UserError(
-                f"{self.path}: the features of image {index} are not those that were written; check the disk, remove "
-                "the file, and they are made anew",
+                f"{self.path}: the features of image {index} are corrupted; check the disk and delete the file, "
+                "and it is created again",
                 1,
             )
         row = torch.from_numpy(values)
         return row.view(DTYPES[self.layout.dtype]).view(self.layout.states, self.layout.width)
 
     def check_room(self, images: int) -> None:
-        """Refuses to write the features of so many images where there is no room for them.
+        """Checks that the disk has room for the features of `images` images.
 
         Raises:
-            UserError: There is not.
+            UserError: It does not.
         """
         needed, free = images * self.layout.row, shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise UserError(
-                f"{self.path.parent}: the features of {images:,} images take {gigabytes(needed)}, "
-                f"{gigabytes(free)} are free; make room, set runs to another folder, or data.cache_features=false",
+                f"{self.path.parent}: the features of {images:,} images need {gigabytes(needed)}, but only "
+                f"{gigabytes(free)} are free; free some, set runs to another folder, or set data.cache_features=false",
                 1,
             )
 
     def write(self, indices: Sequence[int], features: Tensor) -> None:
-        """Writes the features of images, and then that they are there.
+        """Writes the features of images, then their checksums.
 
         Shapes:
-            features (B, S, C), B the number of indices
+            features (B, S, C) for B indices
         Raises:
             UserError: The file cannot be written.
         """
@@ -163,7 +163,7 @@ class FeatureFile:
 
 
 def is_complete(folder: Path, layout: Layout) -> bool:
-    """True for a cache that holds the features of all images of a layout."""
+    """Returns True if a cache folder holds the features of all images of a layout."""
     try:
         return not FeatureFile(layout.path(folder), layout).missing()
     except UserError:
@@ -171,10 +171,10 @@ def is_complete(folder: Path, layout: Layout) -> bool:
 
 
 def open_features(folder: Path, layout: Layout) -> FeatureFile:
-    """The file of a layout in a cache, made where there is none, or one that is not whole.
+    """Opens the file of a layout in a cache folder; creates it if it is missing or invalid.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The file cannot be written.
     """
     path = layout.path(folder)
     with suppress(UserError):
@@ -184,7 +184,7 @@ def open_features(folder: Path, layout: Layout) -> FeatureFile:
 
 
 def create(path: Path, layout: Layout) -> None:
-    """Makes a file of no features yet; it takes up no room before they are written."""
+    """Creates a file without features; it is sparse and uses no disk space yet."""
     try:
         with atomic_write(path) as file:
             file.write(layout.header())
@@ -194,7 +194,7 @@ def create(path: Path, layout: Layout) -> None:
 
 
 def checksum(row: np.ndarray) -> np.uint32:
-    """A number that tells bytes from others, never 0: a change of up to 32 bits in a row never goes unseen."""
+    """Checksum (CRC-32) of an image's features, never 0."""
     return np.uint32(zlib.crc32(row.data) or 1)
 
 
@@ -203,7 +203,7 @@ def gigabytes(count: int) -> str:
 
 
 def _write(file: int, data: memoryview | bytes, at: int) -> None:
-    """Writes all of it: the system may take less at once."""
+    """Writes all of `data`; the system may write less at once."""
     while data:
         written = os.pwrite(file, data, at)
         data, at = data[written:], at + written

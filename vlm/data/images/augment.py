@@ -1,4 +1,4 @@
-"""Training augmentation that leaves captions true: moderate crops and changes of light, all off by default."""
+"""Training augmentation that keeps captions true: moderate crops and changes of light, all off by default."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from vlm.randomness import numpy_rng
 
 @dataclass(frozen=True)
 class Drawn:
-    """The changes to one image.
+    """Augmentation parameters of one image.
 
     Args:
-        box: The region to show; None for what evaluation shows.
-        flip: Whether it is mirrored.
+        box: Region to crop; None for the evaluation crop.
+        flip: Whether to mirror the image.
         brightness, contrast: Factors.
     """
 
@@ -31,7 +31,7 @@ class Drawn:
 
 
 class AugmentOptions(TypedDict):
-    """Constructor's arguments of Augment, which has their meaning and their defaults."""
+    """Arguments of Augment, which documents them and has their defaults."""
 
     image_size: Count
     resize: NotRequired[str | None]
@@ -44,23 +44,23 @@ class AugmentOptions(TypedDict):
 
 
 class Augment:
-    """Random resized crop, flip and colour jitter, each a function of the sample's key; all off, it is `Preprocess`.
+    """Random resized crop, flip and colour jitter, determined by the sample's key; with all off, it is `Preprocess`.
 
-    The crop follows Szegedy et al. 2015 (Inception, "Training Methodology"), save that its area is relative to what
-    evaluation shows of the image: the centre square for ``crop``, the whole image for ``squash`` and ``pad``.
+    The crop follows Szegedy et al. 2015 (Inception, "Training Methodology"), except that its area is relative to the
+    evaluation view: the centre square for ``crop``, the whole image for ``squash`` and ``pad``.
 
     Args:
         image_size: Side of the square that the model sees.
-        resize: ``crop``, ``squash`` or ``pad``, as evaluation does it.
-        interpolation, crop: As evaluation does it.
-        min_scale: The least part of the area that a crop keeps, in (0, 1]. A small one loses what captions speak of.
-        min_ratio: The least ratio of the sides of a crop, relative to the uncropped one, in (0, 1].
-        horizontal_flip: Whether half of the images are mirrored.
-        color_jitter: By how much brightness and contrast differ at most, in [0, 1): 0.2 is a factor of 0.8 to 1.2.
+        resize: ``crop``, ``squash`` or ``pad``, as in evaluation.
+        interpolation, crop: As in evaluation.
+        min_scale: Minimum share of the area that a crop keeps, in (0, 1]. A small one may crop what captions mention.
+        min_ratio: Minimum aspect ratio of a crop, relative to the uncropped view, in (0, 1].
+        horizontal_flip: Whether to mirror half of the images.
+        color_jitter: Maximum change of brightness and contrast, in [0, 1): 0.2 gives factors of 0.8 to 1.2.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
-        UserError: Size, resize, interpolation or crop is none of what it may be.
+        UserError: Size, resize, interpolation or crop is invalid.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class Augment:
 
     @property
     def drawn(self) -> list[str]:
-        """The parts of it that are on, as NAME=VALUE; nothing where it makes the same of an image whatever the key."""
+        """The parts that are on, as NAME=VALUE; empty if the result does not depend on the key."""
         values = {name: getattr(self, name) for name in self.OFF}
         return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
 
     def unmirrored(self) -> Self:
-        """The same without the flip."""
+        """A copy without the flip."""
         other = copy(self)
         other.horizontal_flip = False
         return other
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
-        """The augmented image; equal keys, such as (seed, epoch, index), give equal results in any process."""
+        """The augmented image. Equal keys, such as (seed, epoch, index), give equal results in any process."""
         if not self.drawn:
             return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
         return to_tensor(self.picture(image, key))
 
     def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
-        """The same as an image, for what a subclass does to it after this."""
+        """The augmented image as a PIL image, for subclasses."""
         image = to_rgb(image)
         drawn = self.draw(image.size, key)
         if drawn.box is None:
@@ -119,8 +119,8 @@ class Augment:
         return image
 
     def draw(self, size: tuple[int, int], key: tuple[int | str, ...]) -> Drawn:
-        """The changes that a key makes to an image of a width and height."""
-        # All numbers are drawn whatever is on, so that one augmentation does not change what another draws.
+        """The augmentation parameters for an image of a width and height."""
+        # All numbers are drawn, so that turning on one augmentation does not change the others.
         area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
         crops, low = not self.min_scale == self.min_ratio == 1, 1 - self.color_jitter
         return Drawn(
@@ -131,10 +131,10 @@ class Augment:
         )
 
     def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
-        """The region to show; all four numbers are uniform in [0, 1)."""
+        """The region to crop; all four numbers are uniform in [0, 1)."""
         base = (min(size),) * 2 if self.resize.startswith("crop") else size
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
-        stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform, so that wide and tall are as likely
+        stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform: wide and tall crops are equally likely
         width = min(base[0] * scale * stretch, size[0])
         height = min(base[1] * scale / stretch, size[1])
         x, y = left * (size[0] - width), top * (size[1] - height)
@@ -142,7 +142,7 @@ class Augment:
 
 
 def _relight(image: Image.Image, brightness: float, contrast: float) -> Image.Image:
-    """Multiplies the values by one factor, and their distance to the mean grey by another."""
+    """Multiplies pixel values by one factor, and their distance to the mean grey by another."""
     grey = np.asarray(image.convert("L")).mean() * brightness
     table = (np.arange(256) * brightness - grey) * contrast + grey
     return image.point(np.rint(table).clip(0, 255).astype(int).tolist() * 3)

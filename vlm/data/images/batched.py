@@ -1,7 +1,6 @@
-"""Augmentation of a batch of images at once, on the device that holds them: what `ClassAugment` makes of each.
+"""Augmentation of a batch of images on the device: the same as `ClassAugment` for each image.
 
-A worker draws the numbers of each sample by its key, as for one image; the device only carries them out:
-
+A worker draws the parameters of each sample by its key; the device applies them:
     key -> row of numbers -> batch (B, NUMBERS) -> device: crop, flip, light, shift, erase -> uint8 (B, 3, S, S)
 """
 
@@ -17,11 +16,11 @@ from vlm.randomness import key as hashed
 from vlm.randomness import numpy_rng
 
 NUMBERS = 14  # box 4, flip, brightness, contrast, shift 2, rectangle 4 (height 0: none), number of its noise
-NOISE = 1 << 24  # noises that an erased rectangle may have; a float32 holds such a number
+NOISE = 1 << 24  # number of noise patterns of an erased rectangle; float32 represents all of them
 
 
 def draw(augment: Augment, size: tuple[int, int], key: tuple[int | str, ...]) -> Tensor:
-    """The numbers of a sample.
+    """The augmentation parameters of a sample, as numbers.
 
     Args:
         size: Width and height of the image.
@@ -39,7 +38,7 @@ def draw(augment: Augment, size: tuple[int, int], key: tuple[int | str, ...]) ->
 
 
 def augmented(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
-    """Carries the numbers of samples out.
+    """Applies augmentation parameters to a batch.
 
     Shapes:
         images uint8 (B, 3, H, W), numbers (B, NUMBERS) -> uint8 (B, 3, S, S), S the augmentation's image_size
@@ -58,7 +57,7 @@ def augmented(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
 
 
 def _each(numbers: Tensor) -> Tensor:
-    """A number an image, (B,), beside its pixels: (B, 1, 1, 1)."""
+    """Reshapes one number per image, (B,), to broadcast over pixels: (B, 1, 1, 1)."""
     return numbers[:, None, None, None]
 
 
@@ -67,7 +66,7 @@ def _triangle(x: Tensor) -> Tensor:
 
 
 def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
-    """Keys' cubic convolution (1981), as Pillow has it."""
+    """Cubic convolution (Keys 1981), as in Pillow."""
     x = x.abs()
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
@@ -78,7 +77,7 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubi
 
 
 def cropped(images: Tensor, boxes: Tensor, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """A region of each image as a square, antialiased: Pillow's two passes, each a product with a matrix an image.
+    """Crops and resizes with antialiasing, like Pillow: two passes, each a product with one matrix per image.
 
     Shapes:
         images uint8 (B, 3, H, W), boxes (B, 4): left, top, right, bottom -> uint8 (B, 3, size, size)
@@ -90,7 +89,7 @@ def cropped(images: Tensor, boxes: Tensor, size: int, kernel: Callable[[Tensor],
 
 
 def _weights(begin: Tensor, end: Tensor, source: int, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """Share of each pixel of a line in each one of its resized part: (B, size, source)."""
+    """Resampling weights of the source pixels for each resized pixel: (B, size, source)."""
     scale = (end - begin)[:, None, None] / size
     centers = begin[:, None, None] + (torch.arange(size, device=begin.device)[:, None] + 0.5) * scale  # (B, size, 1)
     places = torch.arange(source, device=begin.device) + 0.5
@@ -103,16 +102,16 @@ def _rounded(pixels: Tensor) -> Tensor:
 
 
 def relit(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
-    """Multiplies the values of each image by one factor, and their distance to its mean grey by another."""
+    """Multiplies pixel values of each image by one factor, and their distance to its mean grey by another."""
     red, green, blue = images.int().unbind(1)
-    luma = red * 19595 + green * 38470 + blue * 7471 + 32768 >> 16  # as Pillow's, (B, H, W)
+    luma = red * 19595 + green * 38470 + blue * 7471 + 32768 >> 16  # Pillow's weights, (B, H, W)
     grey = luma.float().mean((1, 2)) * brightness
     mean, factor = _each(grey), _each(contrast)
     return ((images * _each(brightness) - mean) * factor + mean).round().clamp(0, 255).to(torch.uint8)
 
 
 def shifted(images: Tensor, by: Tensor, most: int) -> Tensor:
-    """Moves each image by (x, y) pixels, black moving in: by (B, 2)."""
+    """Shifts each image by (x, y) pixels and fills with black: by (B, 2)."""
     rows, height, width = len(images), *images.shape[2:]
     padded = F.pad(images, [most] * 4)
     across = most - by[:, :1] + torch.arange(width, device=images.device)  # (B, W)
@@ -127,7 +126,7 @@ def erased(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
 
     Args:
         places: Top, left, height and width; a height of 0 erases nothing.
-        noises: Numbers of the noises: each gives the same one wherever its image is.
+        noises: Number of the noise pattern, which is the same on every device.
     Shapes:
         images uint8 (B, 3, H, W), places (B, 4), noises (B,) -> uint8 (B, 3, H, W)
     """

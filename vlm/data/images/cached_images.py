@@ -1,4 +1,4 @@
-"""Images that are kept once they were decoded."""
+"""A cache of decoded images."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from vlm.data.records import Record, Split
 
 
 class CachedImages(Split):
-    """A split whose images are decoded once and kept in memory."""
+    """A split that decodes each image once and keeps it in memory."""
 
     def __init__(self, split: Split) -> None:
         self.split = split

@@ -1,4 +1,4 @@
-"""Training augmentation of images in classes, which may go further than one that captions must stay true to."""
+"""Training augmentation for classification, which may be stronger than captions allow."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,31 +16,31 @@ from vlm.randomness import key as hashed
 from vlm.randomness import numpy_rng
 
 POLICIES = ("randaugment", "autoaugment", "autoaugment_cifar10", "trivialaugment")
-MAX_MAGNITUDE = 30  # torchvision divides each operation's strength into 31 steps
+MAX_MAGNITUDE = 30  # torchvision has 31 levels of strength
 
-# What share of the image an erased rectangle covers, and its least ratio of height to width (Zhong et al. 2020).
+# Area of an erased rectangle, as a share of the image, and its minimum ratio of height to width (Zhong et al. 2020).
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = 0.3
 ERASE_TRIES = 10
 
 
 class ClassAugment(Augment):
-    """`Augment`, then a shift, a policy of operations, and an erased rectangle; each a function of the sample's key.
+    """`Augment`, then a shift, a policy and random erasing, all determined by the sample's key.
 
     Args:
-        options: As Augment takes them. Usual for photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
-        pad_crop: By how many pixels the image is shifted at most in each direction, black moving in: torchvision's
-            RandomCrop(image_size, padding=pad_crop), usual for tiny images (He et al. 2016, section 4.2: 4 of 32).
-        policy: ``randaugment`` (Cubuk et al. 2020), ``autoaugment`` as found for ImageNet or ``autoaugment_cifar10``
-            (Cubuk et al. 2019), ``trivialaugment`` (Müller & Hutter 2021); None for none. They turn and shear, and
-            change colours: not for classes that are told apart by these.
-        num_ops: Operations of RandAugment on an image.
+        options: See Augment. Common for photos: ``min_scale`` 0.08 to 0.35, ``min_ratio`` 0.75.
+        pad_crop: Maximum shift in pixels in each direction, filled with black: torchvision's
+            RandomCrop(image_size, padding=pad_crop), common for tiny images (He et al. 2016, section 4.2: 4 of 32).
+        policy: ``randaugment`` (Cubuk et al. 2020), ``autoaugment`` for ImageNet or ``autoaugment_cifar10`` (Cubuk et
+            al. 2019), ``trivialaugment`` (Müller & Hutter 2021); None for none. They rotate, shear and change colours,
+            so do not use them for classes that differ in these.
+        num_ops: Number of RandAugment's operations per image.
         magnitude: Strength of RandAugment's operations, 0 to 30.
-        erase: Share of the images in which a rectangle becomes noise (Zhong et al. 2020).
+        erase: Share of images with a rectangle replaced by noise (Zhong et al. 2020).
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
-        UserError: As Augment; or the policy is unknown, or the shift as large as the image.
+        UserError: As in Augment; or the policy is unknown, or the shift is as large as the image.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ClassAugment(Augment):
         if policy is not None and policy not in POLICIES:
             raise UserError(f"policy={policy!r} is unknown; choose one of {', '.join(POLICIES)}, or null for none")
         if pad_crop >= self.image_size:
-            raise UserError(f"pad_crop={pad_crop} is not possible; give 0 (off) to below image_size={self.image_size}")
+            raise UserError(f"pad_crop={pad_crop} is invalid; give 0 (off) to below image_size={self.image_size}")
         self.pad_crop, self.policy, self.erase = pad_crop, policy, erase
         self._operate = _policy(policy, num_ops, magnitude) if policy else None
 
@@ -80,18 +80,18 @@ class ClassAugment(Augment):
         return pixels
 
     def shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
-        """The shift of an image under a key, in pixels to the right and down."""
+        """The shift of an image, in pixels to the right and down."""
         x, y = numpy_rng("shift", *key).integers(-self.pad_crop, self.pad_crop, 2, endpoint=True).tolist()
         return x, y
 
     def rectangle(self, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-        """Top, left, height and width of a rectangle to erase; None where none is, or none of a drawn shape fits."""
+        """Top, left, height and width of a rectangle to erase; None if none is drawn, or none fits."""
         if rng.random() >= self.erase:
             return None
         side = self.image_size
         for _ in range(ERASE_TRIES):
             area = rng.uniform(*ERASED_AREA) * side * side
-            ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform, so that tall and wide are as likely
+            ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform: tall and wide rectangles are equally likely
             h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
             if 0 < h < side and 0 < w < side:
                 return int(rng.integers(side - h + 1)), int(rng.integers(side - w + 1)), h, w
@@ -99,8 +99,8 @@ class ClassAugment(Augment):
 
 
 def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
-    """One of torchvision's, on PIL images: on uint8 tensors they take about one and a half times as long."""
-    from torchvision.transforms import v2  # takes a second to import, so only where it is used
+    """A torchvision policy for PIL images; on uint8 tensors it is about 1.5 times as slow."""
+    from torchvision.transforms import v2  # takes a second to import
 
     look: dict[str, Any] = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(PAD_COLOR)}
     policies = {
@@ -114,9 +114,9 @@ def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Lets torchvision draw from the seed, and leaves torch's generator as it was.
+    """Seeds torchvision's random choices and restores torch's generator afterwards.
 
-    It is the CPU's alone: `torch.manual_seed` would reach the GPU's as well, where dropout draws from it.
+    It seeds the CPU's generator only: `torch.manual_seed` would also change the GPU's, which dropout uses.
     """
     generator = torch.default_generator
     state = generator.get_state()

@@ -1,9 +1,8 @@
-"""Checks of an image file before a decoder sees it, so that no file takes memory or time without bound.
+"""Checks image files before decoding, so that no file takes unbounded memory or time.
 
-Decoders trust some numbers of a file that cost nothing to write: a JPEG may tell of a million scans over the same
-pixels, every entry of a TIFF may claim the same hundred megabytes as its own, and metadata may come in millions of
-pieces that are read one by one. Metadata change no pixel, save for the orientation: where they are in the way they are
-left out.
+Decoders trust some numbers in a file: a JPEG may have a million scans over the same pixels, every entry of a TIFF may
+refer to the same hundred megabytes, and metadata may consist of millions of pieces that are read one by one. Metadata
+other than the orientation do not affect pixels, so they are removed where they cause trouble.
 """
 
 import re
@@ -11,32 +10,32 @@ import struct
 from collections.abc import Callable, Iterator
 
 MAX_PIECES = 2**17  # chunks, segments or blocks of a file; encoders write pieces of some kilobytes
-MAX_SCANS = 100  # of a JPEG, as libtiff and djpeg have it; encoders write up to a dozen or so
+MAX_SCANS = 100  # of a JPEG, the limit of libtiff and djpeg; encoders write up to about a dozen
 MAX_SCANNED = 2**30  # pixels of all scans of a JPEG together
-MAX_VALUES = 2**18  # of an entry of a TIFF that is not bytes: a strip for each of 65,536 rows is fine
-MAX_WEBP_SIDE = 2**14  # pixels, as in the format's own images
+MAX_VALUES = 2**18  # of a TIFF entry that is not bytes; it allows a strip for each of 65,536 rows
+MAX_WEBP_SIDE = 2**14  # pixels, the limit of the format
 MAX_HEADER = 2**16  # bytes before the pixels of a PPM
-MAX_TILE = 2**22  # pixels of a tile of a TIFF, unless the image is as large itself
+MAX_TILE = 2**22  # pixels of a tile of a TIFF, unless the image is as large
 
 ORIENTATION = 0x0112
 
-_JPEG_KEPT = {0xE0, 0xEE}  # of the application segments: JFIF and Adobe say how colours are stored
+_JPEG_KEPT = {0xE0, 0xEE}  # application segments that affect colours: JFIF and Adobe
 _JPEG_BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a segment
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _PNG_ANCILLARY = {b"tRNS"}
 _PPM = re.compile(rb"P[14](?:(?:\s|#[^\r\n]*[\r\n])+\d+){2}\s|P[^14](?:(?:\s|#[^\r\n]*[\r\n])+[-+.\w]+){3}\s")
 _TIFF_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-_TIFF_DIRECTORIES = (0x8769, 0x8825, 0xA005)  # Exif, GPS, interoperability: entries that lead to further ones
+_TIFF_DIRECTORIES = (0x8769, 0x8825, 0xA005)  # Exif, GPS, interoperability: entries that point to other directories
 
 Guarded = tuple[bytes, int]
 
 
 def guard(data: bytes) -> Guarded:
-    """The part of a file that a decoder may read, and the orientation that is still to be undone (1 is upright).
+    """Returns the part of a file that is safe to decode, and the orientation to undo (1 is upright).
 
     Raises:
-        ValueError: The file asks for more than any picture needs.
+        ValueError: The file exceeds a limit.
     """
     for prefix, check in _CHECKS.items():
         if data.startswith(prefix):
@@ -49,7 +48,7 @@ def guard(data: bytes) -> Guarded:
 
 def _pieces(count: int) -> None:
     if count > MAX_PIECES:
-        raise ValueError(f"the file is in more than {MAX_PIECES:,} pieces")
+        raise ValueError(f"the file has more than {MAX_PIECES:,} pieces")
 
 
 def _jpeg(data: bytes) -> Guarded:
@@ -58,7 +57,7 @@ def _jpeg(data: bytes) -> Guarded:
     while at + 4 <= len(data):
         count += 1
         _pieces(count)
-        if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # within a scan, or what a decoder skips as well
+        if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # inside a scan, or bytes that decoders skip
             marker = _JPEG_MARKER.search(data, at)
             at = marker.start() if marker else len(data)
             continue
@@ -74,7 +73,7 @@ def _jpeg(data: bytes) -> Guarded:
             scans += 1
             if scans > MAX_SCANS or scans * pixels > MAX_SCANNED:
                 raise ValueError(
-                    f"the file has {scans} scans and more; {MAX_SCANS} are the most, fewer of large images"
+                    f"the file has {scans} or more scans; at most {MAX_SCANS} are allowed, fewer for large images"
                 )
         elif kind == 0xFE or (0xE0 <= kind <= 0xEF and kind not in _JPEG_KEPT):
             if kind == 0xE1 and not exif and data[at + 4 : at + 10] == b"Exif\0\0":
@@ -101,18 +100,18 @@ def _webp(data: bytes) -> Guarded:
     exif = b""
     for at, kind, size in _chunks(data, 12, "<4sI", 8, 2):
         sides = [1 + int.from_bytes(data[at + place : at + place + 3], "little") for place in (12, 15)]
-        if kind == b"VP8X" and max(sides) > MAX_WEBP_SIDE:  # a decoder makes room for the whole canvas at once
-            raise ValueError(f"{sides[0]} x {sides[1]} is too large; WebP goes to {MAX_WEBP_SIDE:,} a side")
+        if kind == b"VP8X" and max(sides) > MAX_WEBP_SIDE:  # a decoder allocates the whole canvas at once
+            raise ValueError(f"{sides[0]} x {sides[1]} is too large; WebP allows {MAX_WEBP_SIDE:,} a side")
         if kind == b"EXIF":
             exif = data[at + 8 : at + 8 + size].removeprefix(b"Exif\0\0")
     return data, _exif_orientation(exif)
 
 
 def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterator[tuple[int, bytes, int]]:
-    """The begin of each chunk, its kind and the size of its content.
+    """Yields the offset, kind and content size of each chunk.
 
     Args:
-        around: Bytes of a chunk beside its content.
+        around: Number of bytes of a chunk in addition to its content.
         even: Multiple that sizes are padded to.
     """
     pieces = 0
@@ -126,7 +125,7 @@ def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterat
 
 
 def _gif(data: bytes) -> Guarded:
-    """Leaves out what stands before the first image, save for its transparency; later images are not read."""
+    """Removes extensions before the first image, except transparency; later images are not read."""
     at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
     kept, pieces = [data[:at]], 0
     while data[at] == 0x21:
@@ -148,7 +147,7 @@ def _ppm(data: bytes) -> Guarded:
 
 
 def _tiff(data: bytes) -> Guarded:
-    """Pillow undoes the orientation of a TIFF itself."""
+    """Checks a TIFF; Pillow itself undoes the orientation."""
     _Directories(data).check()
     return data, 1
 
@@ -156,7 +155,7 @@ def _tiff(data: bytes) -> Guarded:
 def _exif_orientation(exif: bytes) -> int:
     try:
         return _Directories(exif).first().get(ORIENTATION, 1) if exif else 1
-    except (struct.error, ValueError):  # damaged metadata do not spoil the pixels
+    except (struct.error, ValueError):  # damaged metadata do not affect the pixels
         return 1
 
 
@@ -166,10 +165,10 @@ class _Directories:
     def __init__(self, data: bytes) -> None:
         self.data, self.order = data, {b"II": "<", b"MM": ">"}.get(data[:2], "<")
         self.big = self._read("H", 2) == 43
-        self.left = len(data)  # what all values may take: no two of them share their bytes
+        self.left = len(data)  # bytes left for all values, which may not overlap
 
     def first(self) -> dict[int, int]:
-        """The first value of each entry of the first directory, where it is a whole number."""
+        """First value of each entry of the first directory, if it is an integer."""
         return self._entries(self._read("Q", 8) if self.big else self._read("I", 4))
 
     def check(self) -> None:
@@ -194,7 +193,7 @@ class _Directories:
             if number * size > inline:
                 self.left -= number * size
             if self.left < 0 or (size > 1 and number > MAX_VALUES):
-                raise ValueError("the file's entries claim more than it can hold")
+                raise ValueError("the file's entries claim more data than it contains")
             code = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(kind)
             if code and number == 1:
                 values[tag] = self._read(code, at + width - inline)

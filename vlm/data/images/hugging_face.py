@@ -1,4 +1,4 @@
-"""The preprocessing of a Hugging Face folder, read into ours or refused."""
+"""Reads the preprocessing of a Hugging Face folder."""
 
 from collections.abc import Mapping
 from math import nextafter
@@ -14,7 +14,7 @@ RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 CROPPED = {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
-# Of each kind of processor, what a file that leaves it out means.
+# Defaults of each kind of processor, for keys that a file omits.
 KINDS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224, **HALF},
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
@@ -29,7 +29,7 @@ def read_preprocess(folder: Folder) -> Preprocess:
     """The preprocessing of a folder.
 
     Raises:
-        UserError: There is none, it is damaged, or it does what ours does not.
+        UserError: It is missing, damaged or not supported.
     """
     if own := folder.own("preprocess"):
         return Preprocess.from_state(own)
@@ -37,7 +37,7 @@ def read_preprocess(folder: Folder) -> Preprocess:
     if config is None and beside is not None and "image_processor" in beside:
         config = beside.part("image_processor")
     if config is None:
-        raise UserError(f"{folder} has no {FILE}; put the one beside that the model was trained with")
+        raise UserError(f"{folder} has no {FILE}; add the one that the model was trained with")
     try:
         return _preprocess(config)
     except ValueError as fault:
@@ -49,23 +49,23 @@ def _preprocess(config: Fields) -> Preprocess:
     name = str(stated.get("image_processor_type") or stated.get("feature_extractor_type") or "ViTImageProcessor")
     kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     if kind not in KINDS:
-        raise ValueError(f"it is of a {name[:40]}; what can be read is {', '.join(KINDS)}")
+        raise ValueError(f"{name[:40]} is not supported; supported are {', '.join(KINDS)}")
     values = Fields({**KINDS[kind], **{k: v for k, v in stated.items() if v is not None}}, config.file, config.within)
     if not values.read(flag("do_resize", True)):
         raise ValueError("it does not resize images")
     rescale = values.read(number("rescale_factor", 1 / 255)) * 255
     if not values.read(flag("do_rescale", True)) or abs(rescale - 1) > 1e-3:
         raise ValueError("it does not scale pixels to [0, 1]")
-    # A bare number is the shorter side where that is the default, else both sides.
+    # A plain number is the shorter side if that is the processor's default, else both sides.
     shorter = isinstance(KINDS[kind]["size"], Mapping)
     size, resize = _size(values, "size", "crop_down" if shorter else "squash")
     shown = size
     if values.read(flag("do_center_crop", False)):
         shown, _ = _size(values, "crop_size" if "crop_size" in values else "size", "squash")
         if shown > size or (resize == "squash" and (size - shown) % 2):
-            raise ValueError(f"it cuts {shown} pixels out of {size}")
+            raise ValueError(f"it crops {shown} pixels out of {size}")
     elif resize == "crop_down":
-        raise ValueError("images of its are no squares")
+        raise ValueError("its images are not square")
     normalized = values.read(flag("do_normalize", True))
     mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
     std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
@@ -78,15 +78,15 @@ def _preprocess(config: Fields) -> Preprocess:
 
 
 def _share(shown: int, size: int) -> float:
-    """The share of a side that is shown, of which the side comes out again rounded down."""
+    """The crop ratio, rounded so that the side is restored exactly."""
     return next(share for share in (shown / size, nextafter(shown / size, 0)) if int(shown / share) == size)
 
 
 def _size(values: Fields, name: str, plain: str) -> tuple[int, str]:
-    """The side of a square, and which way an image comes to it.
+    """The side of a square, and how images are resized to it.
 
     Args:
-        plain: The way of a bare number.
+        plain: The resizing for a plain number.
     """
     if not isinstance(values.values[name], Mapping):
         return values.read(integer(name, high=MAX_IMAGE_SIZE)), plain
@@ -95,5 +95,5 @@ def _size(values: Fields, name: str, plain: str) -> tuple[int, str]:
         return size.read(integer("shortest_edge", high=MAX_IMAGE_SIZE)), "crop_down"
     height, width = (size.read(integer(side, REQUIRED, high=MAX_IMAGE_SIZE)) for side in ("height", "width"))
     if height != width:
-        raise ValueError(f"its images are of {height} x {width} pixels, which is no square")
+        raise ValueError(f"its images have {height} x {width} pixels and are not square")
     return height, "squash"

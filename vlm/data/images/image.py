@@ -1,7 +1,7 @@
-"""The one image loader, and the preprocessing that validation, evaluation and captioning share.
+"""The image loader, and the preprocessing of evaluation and inference.
 
-Training and inference read images through `load_image` alone, so that equal pixels give equal tensors whichever file
-format holds them. It is written for files of unknown origin: nothing is decoded before its size is known to be sane.
+Training and inference read all images with `load_image`, so that equal pixels give equal tensors in any file format.
+Files may come from anywhere: their size is checked before anything is decoded.
 """
 
 import logging
@@ -20,7 +20,7 @@ import torch
 from PIL import (
     Image,
     ImageFile,
-    TiffImagePlugin,  # noqa: F401  imported, or Image.open loads all of Pillow's plugins to find these two
+    TiffImagePlugin,  # noqa: F401  imported so that Image.open does not load all plugins to find these two
     WebPImagePlugin,  # noqa: F401
 )
 
@@ -36,23 +36,23 @@ SUFFIXES = frozenset({
 })
 # fmt: on
 MAX_BYTES = 2**28
-MAX_PIXELS = 2**26  # decoding takes up to eight bytes a pixel, in every worker
+MAX_PIXELS = 2**26  # decoding takes up to eight bytes per pixel, in every worker
 MAX_SIDE = 2**16
-# Pillow decodes these variants of PPM and BMP in Python, at about a second for a million pixels.
+# Pillow decodes these variants of PPM and BMP in Python, at about a second per million pixels.
 SLOW_CODECS = ("ppm", "ppm_plain", "bmp_rle")
 MAX_SLOW_PIXELS = 2**22
-MAX_WEBP_PIXELS = 2**25  # its decoder holds three copies
+MAX_WEBP_PIXELS = 2**25  # the decoder holds three copies
 MAX_SLOW_BYTES = 2**25
 MAX_IMAGE_SIZE = 4096
 MIN_CROP = 0.25
-LARGE_PIXELS = 2**22  # above this, threads decode one after another: together they shall need no more than one
+LARGE_PIXELS = 2**22  # larger images are decoded by one thread at a time, to bound memory
 
 RESIZES = ("crop", "crop_down", "squash", "pad")
 Source = str | os.PathLike[str] | bytes
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 
 _large = Lock()
-_BAND = 2**20  # pixels that are converted at once where that takes further copies
+_BAND = 2**20  # pixels converted at once by conversions that need copies
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -63,8 +63,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns of faults in metadata that change no pixel, and of what is refused here anyway. Its log goes where the
-# program sends logs, but not to stderr for want of such a place.
+# Pillow warns of metadata faults that do not affect pixels, and of what is rejected here anyway. Its log messages do
+# not go to stderr unless the program configures logging.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
@@ -77,21 +77,21 @@ class ImageError(UserError):
 
 
 class ImageTooLarge(ImageError):
-    """An image of more pixels than are decoded."""
+    """An image with more pixels than allowed."""
 
 
 def load_image(source: Source, name: str = "<bytes>", *, least: int | None = None) -> Image.Image:
-    """Reads an image upright, in RGB and 8 bits, the first frame of an animation, transparency laid over white.
+    """Reads an image: upright, RGB, 8 bits, the first frame of an animation, transparency over white.
 
-    The format is told by the content, whatever the name. Grey of 16 bits keeps its high byte; grey of 32 bits or
-    float is scaled from [0, 1], [0, 255] or [0, 65535], the first that holds it, else from its own range.
+    The format is detected from the content, not from the file name. 16-bit grey keeps its high byte. 32-bit or float
+    grey is scaled from the first of [0, 1], [0, 255], [0, 65535] that holds its values, else from its own range.
 
     Args:
-        source: Path of a regular file, or the content of one.
-        name: What messages call a content.
-        least: Decodes a JPEG at a half, a quarter or an eighth of its size, as long as both sides keep so many pixels.
+        source: Path of a regular file, or its content.
+        name: Name of a content in messages.
+        least: Allows decoding a JPEG at 1/2, 1/4 or 1/8 of its size if both sides keep this many pixels.
     Raises:
-        ImageError: For whatever keeps the image from being read whole.
+        ImageError: The image cannot be read completely.
     """
     name = name if isinstance(source, bytes) else os.fspath(source)
     with _refusing(name):
@@ -99,7 +99,7 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
 
 
 def decoding_cost(content: bytes, name: str = "<bytes>", *, least: int | None = None) -> int:
-    """The pixels that `load_image` decodes of a file's content, by its header; arguments and faults as there."""
+    """Number of pixels that `load_image` decodes, from the file's header; arguments and errors as there."""
     with _refusing(name), _opened(content, least) as (image, _):
         return image.width * image.height
 
@@ -116,15 +116,15 @@ def _refusing(name: str) -> Iterator[None]:
         raise ImageTooLarge(f"{name}: {error}") from None
     except OSError as error:
         raise ImageError(f"{name}: {error.strerror or _one_line(error)}") from error
-    except Exception as error:  # decoders raise nearly everything when bytes are wrong
+    except Exception as error:  # decoders raise many types of exceptions for corrupt files
         raise ImageError(f"{name}: {_one_line(error)}") from error
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of an image's file, as it is.
+    """The content of an image file.
 
     Raises:
-        ImageError: It is no regular file, too large, or cannot be read.
+        ImageError: It is not a regular file, too large, or unreadable.
     """
     with _refusing(os.fspath(path)):
         return _read_regular(os.fspath(path))
@@ -135,7 +135,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _read_regular(path: str) -> bytes:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: a pipe would block, a device may act
+    if not stat.S_ISREG(os.stat(path).st_mode):  # checked before opening: a pipe would block, a device may act
         raise ValueError("is a folder" if os.path.isdir(path) else "not a regular file")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
@@ -143,7 +143,7 @@ def _read_regular(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
         if status.st_size > MAX_BYTES:
-            raise ValueError(f"the file has {status.st_size:,} bytes; {MAX_BYTES:,} are the most")
+            raise ValueError(f"the file has {status.st_size:,} bytes; at most {MAX_BYTES:,} are allowed")
         return file.read(status.st_size)
 
 
@@ -167,9 +167,9 @@ def _decode(data: bytes, least: int | None = None) -> Image.Image:
     ):
         image.load()
         rgb = to_rgb(image)
-        # A copy where nothing else made one: what is returned shall not carry the file's metadata.
+        # Copied unless already new: the result must not carry the file's metadata.
         rgb = rgb.copy() if rgb is image else rgb
-    del image  # its pixels, before they are copied once more
+    del image  # frees its pixels before the next copy
     rgb.info = {}
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
@@ -186,7 +186,7 @@ def _check_size(image: ImageFile.ImageFile, size: int) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The same picture in RGB and 8 bits, transparency laid over white; an opaque RGB image is returned as it is."""
+    """Converts to 8-bit RGB with transparency over white; an opaque RGB image is returned as it is."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -199,7 +199,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """The image in bands of full width from top to bottom: what is made of them is bounded, whatever its size."""
+    """Yields horizontal bands from top to bottom, to bound the memory of conversions."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -220,7 +220,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _high_byte(band: Image.Image) -> np.ndarray:
-    """Colour of 16 bits in the 8 bits that Pillow takes."""
+    """The high byte of 16-bit grey."""
     values = np.asarray(band)
     grey = (values >> 8).astype(np.uint8)
     transparent = band.info.get("transparency")
@@ -240,18 +240,18 @@ def _finite(band: Image.Image) -> np.ndarray:
 
 
 def check_geometry(image_size: int, resize: str, interpolation: str, crop: float) -> None:
-    """Refuses sizes and names that no preprocessing has.
+    """Checks preprocessing options.
 
     Raises:
-        UserError: Naming the argument and what it may be.
+        UserError: An option is invalid.
     """
     if type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE:
-        raise UserError(f"image_size={image_size!r} is not possible; give a whole number from 1 to {MAX_IMAGE_SIZE}")
+        raise UserError(f"image_size={image_size!r} is invalid; it must be an integer from 1 to {MAX_IMAGE_SIZE}")
     for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
         if value not in known:
             raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
     if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
-        raise UserError(f"crop={crop!r} is not possible; give a number from {MIN_CROP} to 1")
+        raise UserError(f"crop={crop!r} is invalid; it must be a number from {MIN_CROP} to 1")
 
 
 def _three(name: str, values: Sequence[float]) -> list[float]:
@@ -260,38 +260,38 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != 3 or not np.isfinite(numbers).all():
-        raise UserError(f"{name}={values!r} is not possible; give three numbers, one a channel")
+        raise UserError(f"{name}={values!r} is invalid; give three numbers, one per channel")
     return numbers
 
 
 @lru_cache(maxsize=64)
 def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """A value for each channel, (3, 1, 1); kept, since sending it to a GPU at each step would wait for the GPU."""
+    """One value per channel, (3, 1, 1); cached, because copying it to a GPU in each step would wait for the GPU."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device)[:, None, None]
 
 
 class Preprocess:
-    """Deterministic preprocessing; a checkpoint records its `state`.
+    """Deterministic preprocessing; a checkpoint stores its `state`.
 
-    None stands for what a pretrained encoder was trained with, which training fills in where there is one
-    (`vlm.training.config.preparation`); else for the default.
+    None means the value of the pretrained encoder, if there is one (training fills it in, see
+    `vlm.training.config.preparation`), else the default.
 
     Args:
         image_size: Side of the square that the model sees.
-        resize: ``crop`` shows the centre at the size of the shorter side (torchvision's Resize and CenterCrop),
-            ``crop_down`` the same as `transformers` cuts it, with half a pixel rounded down; ``squash`` stretches the
-            image to the square, ``pad`` shows all of it with a grey border. By default crop.
-        mean: Mean of the three channels, of values in [0, 1].
+        resize: ``crop`` resizes the shorter side and crops the centre (torchvision's Resize and CenterCrop);
+            ``crop_down`` is the same as in `transformers`, with half pixels rounded down; ``squash`` stretches the
+            image to the square; ``pad`` fits all of it with a grey border. Default crop.
+        mean: Mean of the three channels, for values in [0, 1].
         std: Standard deviation of the three channels.
-        interpolation: A name in `INTERPOLATIONS`; all are antialiased. By default bicubic.
-        crop: Share of the resized image's shorter side that crops and ``squash`` show, by default 1: 0.875 shows
-            224 of 256 pixels.
-        default_mean, default_std: Those where neither they nor an encoder's own are stated.
+        interpolation: A name in `INTERPOLATIONS`, always antialiased. Default bicubic.
+        crop: Share of the resized shorter side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256
+            pixels.
+        default_mean, default_std: Used if mean and std are None and the encoder has none.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
     Raises:
-        UserError: If an argument is none of what it may be.
+        UserError: An argument is invalid.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Preprocess:
         self.mean = _three("mean", default_mean if mean is None else mean)
         self.std = _three("std", default_std if std is None else std)
         if min(self.std) <= 0:
-            raise UserError(f"std={self.std!r} is not possible; give numbers above 0")
+            raise UserError(f"std={self.std!r} is invalid; give numbers greater than 0")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
@@ -337,12 +337,12 @@ class Preprocess:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Preprocess":
-        """The preprocessing that `state` described.
+        """Restores the preprocessing from its `state`.
 
         Raises:
-            UserError: If the state is not one.
+            UserError: The state is invalid.
         """
         try:
             return cls(**state)
         except TypeError as error:
-            raise UserError(f"the stored preprocessing is not one ({error}); the file may be damaged") from error
+            raise UserError(f"the stored preprocessing is invalid ({error}); the file may be damaged") from error

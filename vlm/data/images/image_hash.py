@@ -1,4 +1,4 @@
-"""Search for equal images by their pixels, and for near duplicates by a small perceptual hash."""
+"""Finds duplicate images by their pixels, and near duplicates by a perceptual hash."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-SIDE = 16  # of the small copies that are compared
-MAX_BITS = 3  # of 64 by which the hashes of near duplicates differ
-MAX_SHIFT, MAX_MEAN, MAX_LOCAL = 16.0, 4.0, 16.0  # of 255: in brightness, on average, at any one place
-_WORDS = 4  # two hashes that differ in three bits agree in one of four words
+SIDE = 16  # of the thumbnails that are compared
+MAX_BITS = 3  # differing bits, of 64, between hashes of near duplicates
+MAX_SHIFT, MAX_MEAN, MAX_LOCAL = 16.0, 4.0, 16.0  # of 255: in brightness, on average, at any one pixel
+_WORDS = 4  # two hashes that differ in three bits have at least one of four words in common
 
 
 class Print(NamedTuple):
-    """Traces of an image: a digest of its pixels, a hash of its look, and a small copy uint8 (16, 16, 3)."""
+    """Hashes of an image: of its pixels (`digest`), perceptual (`look`), and a thumbnail uint8 (16, 16, 3)."""
 
     digest: bytes
     look: int
@@ -23,7 +23,7 @@ class Print(NamedTuple):
 
 
 def fingerprint(image: Image.Image) -> Print:
-    """Reads an RGB image's likeness. The hash tells whether each of 64 places is brighter than the one to its left."""
+    """Hashes an RGB image. Each of 64 bits of `look` tells whether a pixel is brighter than its left neighbour."""
     digest = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).digest()
     grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), np.int16)
     bits = np.packbits(grey[:, 1:] > grey[:, :-1])
@@ -40,9 +40,9 @@ def exact(prints: Sequence[Print]) -> list[list[int]]:
 
 
 def near(prints: Sequence[Print]) -> list[tuple[int, int]]:
-    """Pairs of images that look the same without being equal: resized, compressed anew, a little brighter.
+    """Pairs of images that look alike without being equal: resized, recompressed, slightly brighter.
 
-    The hash finds candidates, and the small copies decide: scenes on a plain ground have like hashes.
+    Hashes find candidates and thumbnails decide, because scenes on a plain background have similar hashes.
     """
     if not prints:
         return []

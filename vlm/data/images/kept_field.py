@@ -1,4 +1,4 @@
-"""The field of training images that lie on the device: their numbers, and what is drawn for their augmentation."""
+"""The field of training images that are stored on the device: their indices and augmentation parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from vlm.data.records import Record
 
 
 class KeptImageField(Field):
-    """Numbers of the augmentation of images that lie on the device, in the place of the images.
+    """Replaces images by their indices on the device and their augmentation parameters.
 
     Args:
-        images: The field whose place it takes.
+        images: The field that it replaces.
         size: Width and height of the images.
-        faults: A reason for each image that could not be read, by index.
+        faults: Reasons, by index, why images could not be read.
     Shapes:
         KeptImages of index (B,), numbers (B, NUMBERS)
     """
@@ -28,7 +28,7 @@ class KeptImageField(Field):
         self.images, self.size, self.faults = images, size, faults
 
     def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
-        assert key is not None, "images are kept for training alone"
+        assert key is not None, "images are stored on the device for training only"
         index = int(key[2])
         if index in self.faults:
             raise ImageError(self.faults[index])

@@ -1,4 +1,4 @@
-"""From an image of any size to the square that a model reads."""
+"""Resizes images to the square that a model reads."""
 
 import numpy as np
 import torch
@@ -10,13 +10,13 @@ Box = tuple[float, float, float, float]
 
 
 def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpolation: str) -> Image.Image:
-    """A square image of a region of another, antialiased, without ever resizing what lies outside of the region.
+    """Crops a region of an image and resizes it to a square, with antialiasing.
 
     Args:
         image: An RGB image.
-        box: The region (left, top, right, bottom) in pixels, which may be fractions.
+        box: The region (left, top, right, bottom) in pixels; may be fractional.
         image_size: Side of the result.
-        pad: Whether the region keeps its proportions, with a grey border filling the square, or is stretched to it.
+        pad: Whether to keep the region's proportions and add a grey border; else it is stretched.
         interpolation: A name in `INTERPOLATIONS`.
     """
     resample = Image.Resampling[interpolation.upper()]
@@ -31,21 +31,21 @@ def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpo
 
 
 def square(image: Image.Image, image_size: int, resize: str, interpolation: str, crop: float = 1.0) -> torch.Tensor:
-    """The square that evaluation shows of an RGB image, uint8 (3, image_size, image_size).
+    """The evaluation view of an RGB image, uint8 (3, image_size, image_size).
 
-    Where torch has the resampling, it does it, four times as fast as Pillow: exactly torchvision's Resize (and, for
-    ``crop``, CenterCrop) of a tensor, within a few grey levels of the same of an image.
+    torch resizes if it has the interpolation, four times as fast as Pillow. The result equals torchvision's Resize (and
+    CenterCrop for ``crop``) of a tensor, and differs from that of a PIL image by a few grey levels.
 
     Args:
         resize: ``crop``, ``crop_down``, ``squash`` or ``pad``.
-        interpolation: A filter of Pillow's, in small letters.
-        crop: Share of the resized image's shorter side that is shown, from its centre; not of ``pad``.
+        interpolation: Pillow's name of a filter, in lower case.
+        crop: Share of the resized shorter side to keep, from the centre; ignored for ``pad``.
     """
     side = image_size if resize == "pad" else int(image_size / crop)
     if image.size == (image_size, image_size) and side == image_size:
         return to_tensor(image)
     size = _resized(image, side) if resize in ("crop", "crop_down") else (side, side)
-    # Of a long image nearly all of what is resized would be cut away.
+    # For a long image, most of the resized pixels would be cut away.
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > 2 * image_size:
         box = whole_box(image) if resize == "pad" else center_box(image, size, image_size, down=resize == "crop_down")
         return to_tensor(resize_box(image, box, image_size, resize == "pad", interpolation))
@@ -56,32 +56,32 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str,
 
 
 def _resized(image: Image.Image, side: int) -> tuple[int, int]:
-    """Width and height once the shorter side has this length, in whole pixels as torchvision rounds them."""
+    """Width and height when the shorter side has this length, rounded like torchvision."""
     shorter = min(image.size)
     return int(side * image.width / shorter), int(side * image.height / shorter)
 
 
 def whole_box(image: Image.Image) -> Box:
-    """The region that is the image itself."""
+    """The region of the whole image."""
     return 0, 0, *image.size
 
 
 def _start(side: int, shown: int, *, down: bool) -> int:
-    """The first of the pixels in the middle of a side.
+    """Index of the first pixel of a centre crop.
 
     Args:
-        down: Whether half a pixel is rounded down.
+        down: Whether to round half a pixel down.
     """
     return (side - shown) // 2 if down else round((side - shown) / 2)
 
 
 def center_box(image: Image.Image, resized: tuple[int, int], image_size: int, *, down: bool = False) -> Box:
-    """The region of an image that torchvision's ``CenterCrop(image_size)`` shows of it, once it is resized.
+    """The region of an image that torchvision's ``CenterCrop(image_size)`` keeps after resizing.
 
-    It rounds to whole pixels of the resized image; so does this, to agree with models trained on theirs.
+    Like torchvision, it rounds to whole pixels of the resized image, to match models trained with it.
 
     Args:
-        down: Whether half a pixel is rounded down, as in `transformers`.
+        down: Whether to round half a pixel down, as `transformers` does.
     """
     start = [_start(side, image_size, down=down) for side in resized]
     left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
@@ -91,5 +91,5 @@ def center_box(image: Image.Image, resized: tuple[int, int], image_size: int, *,
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
     """The pixels of an RGB image, uint8 (3, H, W)."""
-    # numpy lays it out faster, and without torch's pool of threads, of which each reading thread would start its own.
+    # numpy is faster, and does not start a torch thread pool in every reading thread.
     return torch.from_numpy(np.array(np.asarray(image).transpose(2, 0, 1), order="C"))

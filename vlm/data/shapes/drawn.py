@@ -1,4 +1,4 @@
-"""The base of sources whose samples the project draws itself."""
+"""Base of sources with generated samples."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,32 +9,32 @@ from vlm.data.shapes.scenes import Scene, draw
 
 
 class Keys(NamedTuple):
-    """All that a sample is drawn from; its epoch is 0 where every epoch has the same samples."""
+    """Everything that determines a sample; epoch is 0 if all epochs have the same samples."""
 
     seed: int
     split: str
     epoch: int
-    place: int  # among the samples of the split
+    place: int  # index in the split
 
     @property
     def id(self) -> str:
         return f"{self.split}-{self.epoch}-{self.place:06d}"
 
     def record(self, known: Mapping[str, Any], scene: Scene | None = None) -> Record:
-        """The record of these keys, with the image of its scene if it has one."""
+        """The record of a sample, with the image of its scene if it has one."""
         if scene is None:
             return Record(self.id, known)
         return Record(self.id, known, partial(draw, scene), read_stamp=lambda: str(scene))
 
 
 class DrawnSource(Source):
-    """The source of three splits; ``train`` has fresh samples every epoch, ``val`` and ``test`` the same.
+    """A source with three splits; ``train`` has fresh samples every epoch, ``val`` and ``test`` are fixed.
 
     A subclass defines `sample`.
 
     Args:
-        seed: Seed of every sample.
-        lengths: Number of samples (of an epoch) of each split.
+        seed: Seed of all samples.
+        lengths: Number of samples per split (and epoch).
     """
 
     splits = NAMES
@@ -47,12 +47,12 @@ class DrawnSource(Source):
         return DrawnSplit(self, name)
 
     def sample(self, keys: Keys) -> Record:
-        """The sample of these keys."""
+        """Generates a sample."""
         raise TypeError(f"{type(self).__name__} draws no sample")
 
 
 class DrawnSplit(Split):
-    """One split: a sample is drawn when it is asked for, from nothing but its keys."""
+    """A split whose samples are generated on demand."""
 
     def __init__(self, source: DrawnSource, name: str) -> None:
         self.source, self.name, self.fresh = source, name, name == "train"

@@ -1,6 +1,6 @@
-"""German for scenes: articles and adjectives in the gender of their noun and the case that the sentence asks for.
+"""German sentences about scenes: articles and adjectives agree with the noun's gender and case.
 
-A statement about a scene is said in one of several forms, whose words stand in another order in the two languages:
+A statement about a scene is expressed in one of several forms, whose word order differs between the languages:
 
     now I have drawn a small red circle left of a large blue cross
     jetzt habe ich einen kleinen roten Kreis links von einem großen blauen Kreuz gezeichnet
@@ -69,7 +69,7 @@ def phrase(kind: Kind, case: Case, article: Article = "a") -> str:
 
 
 def places(statement: Statement, article: Article = "a") -> Pair:
-    """The relations of a statement's subject, with a space before them; nothing for an object by itself."""
+    """The relations of a statement's subject, with a leading space; empty for a single object."""
     english = " and ".join(f"{relation} {article} {other}" for relation, other in statement.places)
     german = " und ".join(
         f"{PREPOSITIONS[relation]} {phrase(other, 'dative', article)}" for relation, other in statement.places
@@ -79,7 +79,7 @@ def places(statement: Statement, article: Article = "a") -> Pair:
 
 
 def caption(statement: Statement) -> Pair:
-    """As a caption."""
+    """A caption."""
     english, german = places(statement)
     return Pair(f"a {statement.subject}{english}", f"{phrase(statement.subject, 'nominative')}{german}")
 

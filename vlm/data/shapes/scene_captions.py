@@ -1,4 +1,4 @@
-"""Captions of drawn scenes, the default data: one to three coloured shapes, and where they stand."""
+"""Captions of drawn scenes, the default data set: one to three coloured shapes and their positions."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ from vlm.randomness import numpy_rng
 
 
 class Shapes(SceneSource):
-    """Scenes with their captions.
+    """Scenes with captions.
 
     Args:
-        captions_per_image: The most captions a row is trained on, drawn from all that are valid; None for all.
-        options: As SceneSource takes them.
+        captions_per_image: Maximum number of captions per training row, drawn from all valid ones; None for all.
+        options: See SceneSource.
     """
 
     holds = ("image", "captions")
@@ -29,7 +29,7 @@ class Shapes(SceneSource):
         self.captions_per_image = captions_per_image
 
     def sample(self, keys: Keys) -> Record:
-        """The scene with the captions that a row is trained on: all the valid ones, or as many of them as asked for."""
+        """The scene with its training captions: all valid ones, or `captions_per_image` of them."""
         scene = self.scene(keys)
         captions = valid = valid_captions(scene)
         if self.captions_per_image is not None and len(valid) > self.captions_per_image:
@@ -39,17 +39,17 @@ class Shapes(SceneSource):
 
 
 def write_coco(source: Shapes, folder: Path | str, split: str, count: int) -> Path:
-    """Writes the first scenes of a split as PNG files, and their captions beside them in COCO's annotation format.
+    """Writes the first scenes of a split as PNG files with captions in COCO's annotation format.
 
     Returns:
         The annotation file, ``captions.json`` in the folder; its file names are relative to the folder.
 
     Raises:
-        UserError: If there is no such split, it has fewer scenes, or the folder cannot be written.
+        UserError: The split does not exist, has fewer scenes, or the folder cannot be written.
     """
     samples = source.split(split)
     if not 1 <= count <= len(samples):
-        raise UserError(f"cannot write {count} scenes of {split!r}; it has {len(samples)}, so give 1 to {len(samples)}")
+        raise UserError(f"cannot write {count} scenes of {split!r}; give 1 to {len(samples)}")
     folder = Path(folder)
     images: list[dict[str, int | str]] = []
     annotations: list[dict[str, int | str]] = []
@@ -65,7 +65,7 @@ def write_coco(source: Shapes, folder: Path | str, split: str, count: int) -> Pa
         target = folder / "captions.json"
         target.write_text(json.dumps({"images": images, "annotations": annotations}, indent=1) + "\n", "utf-8")
     except OSError as error:
-        raise UserError(f"{folder}: cannot write there ({error.strerror}); give another folder", 1) from error
+        raise UserError(f"{folder}: cannot write ({error.strerror}); give another folder", 1) from error
     return target
 
 

@@ -1,4 +1,4 @@
-"""The data set of single coloured shapes that the project draws itself, to be told apart by colour and shape."""
+"""Classification of single coloured shapes, a generated data set."""
 
 from itertools import product
 
@@ -11,15 +11,15 @@ from vlm.randomness import numpy_rng
 
 
 class ShapeClasses(DrawnSource):
-    """Single shapes. A class is a colour and a shape, such as "red circle"; its objects differ in size and place.
+    """Single shapes. A class is a colour and a shape, such as "red circle"; objects vary in size and position.
 
     Args:
         seed: Seed of every sample.
         image_size: Side of the images in pixels.
         shapes, colors, sizes: Names that `vlm.data.shapes.scenes` knows.
-        train_scenes, val_scenes, test_scenes: How many samples (an epoch of) each split has.
+        train_scenes, val_scenes, test_scenes: Number of samples per split (and epoch).
     Raises:
-        UserError: A name is unknown or there twice, or images are too small.
+        UserError: A name is unknown or repeated, or images are too small.
     """
 
     holds = ("image", "label")
@@ -46,7 +46,7 @@ class ShapeClasses(DrawnSource):
         self._kinds = [[Kind(size, color, shape) for size in sizes] for color, shape in looks]
 
     def sample(self, keys: Keys) -> Record:
-        """A shape on its background. Classes come in turn, so that all are as frequent in any number of samples."""
+        """A shape on its background. Classes alternate, so that all have the same frequency."""
         label = keys.place % len(self.classes)
         rng, kinds = numpy_rng("shape", keys.seed, keys.id), self._kinds[label]
         which, *tone = rng.random(4).tolist()

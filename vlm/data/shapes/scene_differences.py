@@ -12,16 +12,16 @@ from vlm.randomness import numpy_rng
 
 
 class SceneDifferences(SceneQuestions):
-    """Two scenes a record: in the second, one object has another colour or shape.
+    """Two scenes per record: in the second, one object has another colour or shape.
 
         difference  what differs?                              a small red cross became a small blue cross
         place       which scene has a small blue cross?        the second
 
-    The first scene's combination of objects is in no other split.
+    The combination of objects in the first scene occurs in no other split.
 
     Args:
-        questions_per_kind: Questions of place about a pair of training scenes; others have one.
-        options: As SceneSource takes them.
+        questions_per_kind: Number of "place" questions per pair of training scenes; other splits have one.
+        options: See SceneSource.
     """
 
     name = "differences of scenes"
@@ -44,7 +44,7 @@ class SceneDifferences(SceneQuestions):
         return record
 
     def _other(self, kind: Kind, there: set[Kind], rng: np.random.Generator) -> Kind:
-        """A kind of another colour or shape that is not in the scene; of the same size, so that places stay clear."""
+        """Another kind of the same size that is not in the scene and differs in colour or shape."""
         colored = [kind._replace(color=color) for color in self.colors]
         shaped = [kind._replace(shape=shape) for shape in self.shapes]
         among = [other for other in colored + shaped if other not in there]

@@ -1,4 +1,4 @@
-"""Pairs of captions of drawn scenes that say the same, or do not: a task of two texts that needs no files."""
+"""Pairs of captions of drawn scenes with equal or different meaning: a generated task on two texts."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ from vlm.randomness import numpy_rng
 
 INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 CLASSES = ("different", "same")
-OTHER_RELATION = 0.15  # share of different pairs that a bag of words could tell, by a relation that is not the inverse
+OTHER_RELATION = 0.15  # share of different pairs with an unrelated relation, which a bag of words could detect
 
 
 def caption(one: Kind, relation: str, other: Kind) -> str:
@@ -21,10 +21,10 @@ def caption(one: Kind, relation: str, other: Kind) -> str:
 
 
 def second(one: Kind, relation: str, other: Kind, same: bool, rng: np.random.Generator) -> str:
-    """A caption that says the same as that of these kinds, the other way round, or one that says something else.
+    """A caption with the same meaning, the other way round, or one with another meaning.
 
-    Most of the latter have the words of a caption that says the same: the kinds have changed places, or a part of
-    their looks has.
+    Most of the latter have the same words as a caption with the same meaning: the kinds or parts of their looks are
+    exchanged.
     """
     inverse = INVERSE[relation]
     if same:
@@ -39,7 +39,7 @@ def second(one: Kind, relation: str, other: Kind, same: bool, rng: np.random.Gen
 
 
 def swap_part(one: Kind, other: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:
-    """The kinds with their size, colour or shape exchanged, one in which they differ."""
+    """The kinds with size, colour or shape exchanged, one in which they differ."""
     differing = [at for at in range(3) if one[at] != other[at]]
     at = differing[rng.integers(len(differing))]
     parts = list(one), list(other)
@@ -48,13 +48,13 @@ def swap_part(one: Kind, other: Kind, rng: np.random.Generator) -> tuple[Kind, K
 
 
 class ScenePairs(DrawnSource):
-    """Pairs of captions; no two splits share a pair of kinds in their first captions.
+    """Pairs of captions; splits share no pair of kinds in their first captions.
 
     Args:
-        seed, shapes, colors, sizes: As in `vlm.data.shapes.scene_source.SceneSource`.
-        train_pairs, val_pairs, test_pairs: How many pairs (an epoch of) each split has.
+        seed, shapes, colors, sizes: See `vlm.data.shapes.scene_source.SceneSource`.
+        train_pairs, val_pairs, test_pairs: Number of pairs per split (and epoch).
     Raises:
-        UserError: A name is unknown or there twice, or there are too few kinds.
+        UserError: A name is unknown or repeated, or there are too few kinds.
     """
 
     holds = ("text", "label")
@@ -79,7 +79,7 @@ class ScenePairs(DrawnSource):
             raise UserError("data.source: too few kinds for three splits; add to data.source.shapes or .colors")
 
     def sample(self, keys: Keys) -> Record:
-        """A pair. The classes come in turn, so that both are as frequent in any number of pairs."""
+        """A pair. Classes alternate, so that both have the same frequency."""
         rng, label = numpy_rng("pair of captions", keys.seed, keys.id), keys.place % 2
         combinations = self._dealt[keys.split]
         kinds = combinations[int(rng.integers(len(combinations)))]

@@ -1,4 +1,4 @@
-"""Questions about scenes of coloured shapes, each with its one answer."""
+"""Questions about scenes of coloured shapes, with one answer each."""
 
 from collections.abc import Callable
 from typing import Unpack
@@ -17,7 +17,7 @@ NUMBERS = ("none", "one", "two", "three")
 
 
 class SceneQuestions(SceneSource):
-    """Scenes with a question of each kind about each.
+    """Scenes with one question of each kind.
 
         color       what color is the small cross?                        red
         count       how many circles are there?                           two
@@ -25,12 +25,13 @@ class SceneQuestions(SceneSource):
         yes_no      is the small red cross above the large blue circle?   no
         where       where is the red cross from the large blue circle?    left of and below it
 
-    Splits share no combination of objects. A question alone tells little: a thing asked for is as likely to be there
-    as not, and each color as any other.
+    Splits share no combination of objects. Questions alone reveal little: what they ask for is equally often present
+    and absent, and all colors are equally frequent.
 
     Args:
-        questions_per_kind: Questions of each kind about a training scene, less those that come twice; others have one.
-        options: As SceneSource takes them.
+        questions_per_kind: Number of questions of each kind per training scene, duplicates removed; other splits have
+            one.
+        options: See SceneSource.
     """
 
     holds = ("image", "questions")
@@ -49,7 +50,7 @@ class SceneQuestions(SceneSource):
 
 
 def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
-    """The color of an object that its size and shape tell from all others."""
+    """The color of an object that is identified by its size and shape."""
     looks = [(kind.size, kind.shape) for kind, _, _ in scene.objects]
     alone = [kind for kind, _, _ in scene.objects if looks.count((kind.size, kind.shape)) == 1]
     if not alone:
@@ -59,7 +60,7 @@ def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
 
 
 def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
-    """The number of objects of a shape or a color, two times in three one that is there."""
+    """The number of objects of a shape or a color; present in two thirds of the questions."""
     shaped = rng.random() < 0.5
     looks = [kind.shape if shaped else kind.color for kind, _, _ in scene.objects]
     names = source.shapes if shaped else source.colors
@@ -71,7 +72,7 @@ def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
 
 
 def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
-    """The only object that stands in a relation to another, three times in four; else nothing stands there."""
+    """The only object in a relation to another; the answer is "nothing" in a quarter of the questions."""
     places: dict[int, list[tuple[str, str, str]]] = {0: [], 1: []}
     for other in scene.objects:
         for relation in RELATIONS:
@@ -87,7 +88,7 @@ def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator)
 
 
 def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
-    """The presence of a color and shape, or a relation of two objects; each is true one time in two."""
+    """The presence of a color and shape, or a relation of two objects; true in half of the questions."""
     true = bool(rng.random() < 0.5)
     if len(scene.objects) > 1 and rng.random() < 0.5:
         one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
@@ -106,7 +107,7 @@ def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -
 
 
 def ask_where(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
-    """The relations of an object to another: the answer names what answers to other kinds only depend on."""
+    """The relations of one object to another, which answers to other kinds only imply."""
     if len(scene.objects) < 2:
         return None
     one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])

@@ -1,4 +1,4 @@
-"""Scenes that their objects tell apart, for retrieval."""
+"""Scenes with distinct objects, for retrieval."""
 
 from vlm.data.records import Part, Split
 from vlm.data.shapes.drawn import DrawnSplit
@@ -6,14 +6,14 @@ from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scenes import Kind
 from vlm.errors import UserError
 
-TRIES = 100  # scenes that are drawn for each that is wanted, before there is held to be none
+TRIES = 100  # scenes drawn for each one needed, before giving up
 
 
 class DistinctShapes(Shapes):
-    """Scenes as Shapes draws them; in validation and test, no two hold the same objects.
+    """Scenes like Shapes; in validation and test, no two have the same objects.
 
     Args:
-        options: As in Shapes.
+        options: See Shapes.
     Raises:
         UserError: As in Shapes.
     """
@@ -25,10 +25,10 @@ class DistinctShapes(Shapes):
         return split if split.fresh else Part(split, self._distinct(split))
 
     def _distinct(self, split: DrawnSplit) -> list[int]:
-        """Numbers of the first scenes that hold objects which no earlier one holds, as many as the split is to have.
+        """Indices of the first scenes with distinct objects, as many as the split needs.
 
         Raises:
-            UserError: There are fewer.
+            UserError: There are too few.
         """
         chosen: dict[frozenset[Kind], int] = {}
         for index in range(TRIES * len(split)):
@@ -36,6 +36,6 @@ class DistinctShapes(Shapes):
             if len(chosen) == len(split):
                 return list(chosen.values())
         raise UserError(
-            f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes hold objects of their own; "
-            "ask for fewer, or add to data.source.shapes, data.source.colors or data.source.sizes"
+            f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes have distinct objects; "
+            "reduce it, or add to data.source.shapes, data.source.colors or data.source.sizes"
         )

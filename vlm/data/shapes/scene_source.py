@@ -1,7 +1,7 @@
-"""Scenes of one to three coloured shapes, drawn from their keys: the base of the sources that tell of them.
+"""Scenes of one to three coloured shapes, generated from keys: the base of sources about them.
 
-A *combination* is the set of kinds in a scene. Splits are disjoint in combinations, so a model cannot score on ``val``
-or ``test`` by recalling scenes it was trained on. `scenes` says what a scene is and what is true of it.
+A *combination* is the set of kinds in a scene. Splits have disjoint combinations, so that a model cannot score on
+``val`` or ``test`` by memorising. `scenes` defines scenes and true statements about them.
 """
 
 from bisect import bisect
@@ -16,15 +16,15 @@ from vlm.randomness import key, numpy_rng
 
 MIN_IMAGE_SIZE = 32
 
-# Each channel of the background is drawn from these; dark, so that every colour of an object stands out.
+# Each background channel is drawn from these dark values, so that all object colours stand out.
 BACKGROUND = range(52, 69)
 
 
 def assign(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combination]]:
-    """Deals the combinations of so many kinds: a tenth each to ``val`` and ``test``, the others to ``train``.
+    """Assigns combinations of `count` kinds to splits: a tenth each to ``val`` and ``test``, the rest to ``train``.
 
-    They are dealt in the order of a hash of seed and combination. Of two or more kinds, the last combination that
-    holds a kind stays in ``train``, so that no kind is new after training.
+    The order is a hash of seed and combination. With two or more kinds, the last combination of each kind stays in
+    ``train``, so that training contains every kind.
     """
     ranked = sorted(combinations(sorted(kinds), count), key=lambda kinds: key("combination", seed, *map(str, kinds)))
     kept = set({kind: combination for combination in ranked for kind in combination}.values())
@@ -36,13 +36,13 @@ def assign(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combinati
 
 
 def background(tone: Sequence[float]) -> tuple[int, int, int]:
-    """A color of the background for three numbers below 1."""
+    """A background colour from three numbers below 1."""
     red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
     return red, green, blue
 
 
 class KindOptions(TypedDict):
-    """Constructor's arguments that decide the kinds of objects; see SceneSource."""
+    """Arguments that determine the kinds of objects; see SceneSource."""
 
     seed: int
     shapes: list[str]
@@ -52,7 +52,7 @@ class KindOptions(TypedDict):
 
 
 class SceneOptions(KindOptions):
-    """Constructor's arguments of SceneSource, which has their meaning and their defaults."""
+    """Arguments of SceneSource, which documents them and has their defaults."""
 
     image_size: NotRequired[Count]
     object_weights: NotRequired[Sequence[float]]
@@ -62,19 +62,19 @@ class SceneOptions(KindOptions):
 
 
 class SceneSource(DrawnSource):
-    """A sample of each scene; a subclass defines `sample`, for which it has `scene`.
+    """Base of sources about scenes; a subclass defines `sample` using `scene`.
 
     Args:
-        seed: Seed of everything: which combinations are held out, and every scene.
+        seed: Seed of the split of combinations and of every scene.
         image_size: Side of the images in pixels.
-        shapes: Names out of `SHAPES`.
-        colors: Names out of `COLORS`.
-        sizes: Names out of `RADII`.
-        max_objects: The most objects a scene has, 2 or 3.
-        object_weights: Relative frequencies of scenes of 1, 2 and 3 objects; those beyond `max_objects` are not used.
-        train_scenes, val_scenes, test_scenes: How many scenes (an epoch of) each split has.
+        shapes: Names in `SHAPES`.
+        colors: Names in `COLORS`.
+        sizes: Names in `RADII`.
+        max_objects: Maximum number of objects per scene, 2 or 3.
+        object_weights: Relative frequencies of scenes with 1, 2 and 3 objects; those beyond `max_objects` are ignored.
+        train_scenes, val_scenes, test_scenes: Number of scenes per split (and epoch).
     Raises:
-        UserError: A name is unknown or there twice, a number is out of range, or a split would be empty.
+        UserError: A name is unknown or repeated, a number is out of range, or a split would be empty.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SceneSource(DrawnSource):
             )
 
     def scene(self, keys: Keys) -> Scene:
-        """The scene of these keys."""
+        """Generates a scene."""
         rng, (combinations, bounds) = numpy_rng("scene", *keys), self._choices[keys.split]
         count, which, *tone = rng.random(5).tolist()
         choice = combinations[bisect(bounds, count * bounds[-1])]
@@ -121,10 +121,10 @@ class SceneSource(DrawnSource):
 def check_scenes(
     *, shapes: Sequence[str], colors: Sequence[str], sizes: Sequence[str], image_size: int = MIN_IMAGE_SIZE
 ) -> None:
-    """Refuses what no source of scenes can draw.
+    """Checks the options of a source of scenes.
 
     Raises:
-        UserError: A name is unknown or there twice, or images are too small.
+        UserError: A name is unknown or repeated, or images are too small.
     """
     for at, names, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
         _check_names(at, names, known)
@@ -136,19 +136,19 @@ def _check_names(at: str, names: Sequence[str], known: Collection[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
-        raise UserError(f"data.source.{at}: {fault}; the known ones are {', '.join(known)}")
+        raise UserError(f"data.source.{at}: {fault}; choose from {', '.join(known)}")
     if len(set(names)) < len(names):
-        raise UserError(f"data.source.{at}: a name stands there twice in {', '.join(names)}; give each once")
+        raise UserError(f"data.source.{at}: a name is repeated in {', '.join(names)}; give each once")
 
 
 def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:
-    """Frequencies of scenes by their number of objects, without those that never occur."""
+    """Frequencies of scenes by number of objects, without zeros."""
     if max_objects not in (2, 3):
-        # With single objects alone, a kind that is held out would never be seen in training.
-        raise UserError(f"data.source.max_objects: {max_objects} is not possible; give 2 or 3")
+        # With single objects only, training would never contain the held-out kinds.
+        raise UserError(f"data.source.max_objects: {max_objects} is invalid; give 2 or 3")
     if len(weights) < max_objects or min(weights) < 0 or sum(weights[1:max_objects]) <= 0:
         raise UserError(
-            f"data.source.object_weights: {list(weights)} does not fit; give {max_objects} numbers, none negative, "
+            f"data.source.object_weights: {list(weights)} is invalid; give {max_objects} numbers, none negative, "
             "and not all 0 after the first"
         )
     return {count: weight for count, weight in enumerate(weights[:max_objects], 1) if weight > 0}

@@ -1,4 +1,4 @@
-"""Scenes told in sentences, and questions about where things stand: a task of reading that needs no files."""
+"""Scenes described in sentences, with questions about positions: a generated reading-comprehension task."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,11 +14,11 @@ from vlm.data.shapes.scenes import Kind, Placed, Scene, relations
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
-UNANSWERABLE = 1 / 3  # share of questions whose answer the scene does not hold
+UNANSWERABLE = 1 / 3  # share of questions without an answer
 
 
 class Fact(NamedTuple):
-    """A sentence of a story: where its subject stands towards another object."""
+    """A sentence of a story: the position of its subject relative to another object."""
 
     subject: Kind
     relation: str
@@ -29,7 +29,7 @@ class Fact(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question: which object stands so towards this one, and its answer with its place in the story."""
+    """A question, which object is in a relation to another, with its answer and the answer's offset in the story."""
 
     relation: str
     other: Kind
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 def tell(scene: Scene, rng: np.random.Generator) -> list[Fact]:
-    """A sentence about each pair of objects, in any order, of either one, and one of the relations that hold."""
+    """One sentence per pair of objects, in random order and direction, with one of the true relations."""
     pairs = list(combinations(scene.objects, 2))
     facts = []
     for at in rng.permutation(len(pairs)):
@@ -52,7 +52,7 @@ def tell(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 
 def answerable(scene: Scene, facts: list[Fact]) -> Iterator[Asked]:
-    """The questions that a sentence of the story answers, and that have no other answer in the scene."""
+    """The questions that a sentence of the story answers and that have no other answer in the scene."""
     start = 0
     for fact in facts:
         subject, relation, other = fact
@@ -65,24 +65,24 @@ def answerable(scene: Scene, facts: list[Fact]) -> Iterator[Asked]:
 
 
 def unanswerable(scene: Scene) -> list[Asked]:
-    """The questions about the scene's objects that no object answers."""
+    """The questions about the scene's objects that have no answer."""
     kinds = [placed.kind for placed in scene.objects]
     return [Asked(relation, kind) for relation in INVERSE for kind in kinds if not _standing(scene, relation, kind)]
 
 
 def _standing(scene: Scene, relation: str, kind: Kind) -> list[Placed]:
-    """The objects that stand so towards the one of this kind."""
+    """The objects in this relation to the one of this kind."""
     (other,) = (placed for placed in scene.objects if placed.kind == kind)
     others = (placed for placed in scene.objects if placed.kind != kind)
     return [placed for placed in others if relation in relations(placed, other, scene.image_size)]
 
 
 class SceneStories(SceneSource):
-    """A story of each scene, with a question.
+    """A story and a question per scene.
 
     Args:
-        train_stories, val_stories, test_stories: How many stories (an epoch of) each split has.
-        options: As SceneSource takes them.
+        train_stories, val_stories, test_stories: Number of stories per split (and epoch).
+        options: See SceneSource.
     """
 
     holds = ("question", "context", "answers")
@@ -95,7 +95,7 @@ class SceneStories(SceneSource):
             train_scenes=train_stories,
             val_scenes=val_stories,
             test_scenes=test_stories,
-            object_weights=(0, 1, 3),  # a single object stands nowhere towards another
+            object_weights=(0, 1, 3),  # a single object has no relations
             **options,
         )
 

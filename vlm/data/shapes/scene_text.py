@@ -1,4 +1,4 @@
-"""Short texts about scenes of coloured shapes: a corpus that needs no files."""
+"""Short texts about scenes of coloured shapes: a generated corpus."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from vlm.errors import Count
 
 
 class SceneText(Source):
-    """Short texts about scenes of coloured shapes, the same in every run; no two splits share a combination of shapes.
+    """Short texts about scenes of coloured shapes, the same in every run; splits share no combination of shapes.
 
-    A document tells of a few scenes, a line each: what is true of the scene, in sentences.
+    A document describes a few scenes in true sentences, one line each.
 
     Args:
-        scenes: How many scenes a document tells of.
-        train_documents, val_documents, test_documents: How many documents each split has.
-        options: As `vlm.data.shapes.scene_source.SceneSource` takes them.
+        scenes: Number of scenes per document.
+        train_documents, val_documents, test_documents: Number of documents per split.
+        options: See `vlm.data.shapes.scene_source.SceneSource`.
     """
 
     holds = ("document",)
@@ -60,12 +60,12 @@ class SceneText(Source):
 
 @dataclass(frozen=True)
 class SceneDocument:
-    """A few scenes in sentences, a line each.
+    """A few scenes described in sentences, one line each.
 
     Args:
         split: The scenes.
-        number: The document's place among those of the split.
-        scenes: How many scenes it tells of.
+        number: Index of the document in the split.
+        scenes: Number of scenes.
     """
 
     split: Split

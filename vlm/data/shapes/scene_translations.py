@@ -1,4 +1,4 @@
-"""Sentences about scenes in English, each with its German translation: pairs of texts that need no files."""
+"""English sentences about scenes with German translations: generated pairs of texts."""
 
 from typing import Unpack
 
@@ -11,12 +11,12 @@ from vlm.randomness import numpy_rng
 
 
 class SceneTranslations(SceneSource):
-    """One of the true statements about each scene, in one of the forms of `vlm.data.shapes.german`.
+    """One true statement per scene, in one of the forms of `vlm.data.shapes.german`.
 
     Args:
-        hide_colors: Whether the English sentence calls each object colored, so that only the image shows how (Caglayan
-            et al. 2019, "Probing the Need for Visual Context").
-        options: As SceneSource takes them.
+        hide_colors: Whether the English sentence says "colored" instead of each color, so that only the image shows it
+            (Caglayan et al. 2019, "Probing the Need for Visual Context").
+        options: See SceneSource.
     """
 
     holds = ("image", "text", "translation")

@@ -1,4 +1,4 @@
-"""Words of captions of drawn scenes with their kinds: a task of tagging that needs no files."""
+"""Words of captions of drawn scenes with tags: a generated tagging task."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,16 +21,16 @@ TAGS |= dict.fromkeys(RELATIONS, "relation")
 
 
 def tags_of(words: list[str]) -> list[str]:
-    """The kind of each word of a caption: size, colour, shape, relation, or other."""
+    """The tag of each word of a caption: size, colour, shape, relation or other."""
     return [TAGS.get(word, "other") for word in words]
 
 
 class SceneWords(SceneSource):
-    """A caption of each scene.
+    """One tagged caption per scene.
 
     Args:
-        train_captions, val_captions, test_captions: How many captions (an epoch of) each split has.
-        object_weights, options: As SceneSource takes them.
+        train_captions, val_captions, test_captions: Number of captions per split (and epoch).
+        object_weights, options: See SceneSource.
     """
 
     holds = ("text", "words", "tags")
@@ -54,9 +54,9 @@ class SceneWords(SceneSource):
         return keys.record({"text": " ".join(words), "words": words, "tags": tags_of(words)})
 
     def chances(self, words: Sequence[str | None]) -> list[dict[str, float]] | None:
-        """The chance of each word in each gap, over all captions of one or two objects.
+        """Probability of each word in each gap, over all captions of one or two objects.
 
-        No order, size, colour, shape or relation is preferred, so that all captions of a length are equally likely.
+        All orders, sizes, colours, shapes and relations are equally likely, so all captions of a length are too.
         """
         if self.max_objects > 2:
             return None  # two relations of one subject are not equally likely in all combinations
@@ -69,7 +69,7 @@ class SceneWords(SceneSource):
 
     @cached_property
     def _captions(self) -> dict[int, np.ndarray]:
-        """All captions of one and of two objects in words, by their number: (captions, words)."""
+        """All captions of one and two objects, split into words, by number of words: (captions, words)."""
         pairs = ((one, relation, other) for one, other in permutations(self.kinds, 2) for relation in INVERSE)
         texts = [*(f"a {kind}" for kind in self.kinds), *(caption(*parts) for parts in pairs)]
         by_length: dict[int, list[list[str]]] = {}

@@ -1,12 +1,12 @@
-"""A scene of coloured shapes: placed, drawn and described.
+"""A scene of coloured shapes: layout, drawing and captions.
 
-A *kind* is a size, a colour and a shape; no kind stands in a scene twice. Captions are ``a KIND``,
+A *kind* is a size, a colour and a shape; a scene contains no kind twice. Captions are ``a KIND``,
 ``a KIND REL a KIND`` and ``a KIND REL a KIND and REL a KIND``, where REL is ``left of``, ``right of``, ``above`` or
 ``below``; both relations of a scene of three have the first kind as their subject. Every object is named once.
 
-A relation holds where the centres lie at least `margin` pixels apart along its axis. Objects keep so far from each
-other that every pair has a relation that holds, and no pair is in doubt: along each axis its centres lie either a
-margin or more apart, or two thirds of a margin or less.
+A relation holds if the centres are at least `margin` pixels apart along its axis. Objects are placed so that every
+pair has a relation and no pair is ambiguous: along each axis, centres are either at least a margin apart, or at most
+two thirds of a margin.
 """
 
 import math
@@ -21,10 +21,10 @@ ATTEMPTS = 40
 TRIES = 16
 OVERSAMPLING = 8
 
-# Half the side of the box of an object, as a part of the side of the image.
+# Half the side of an object's box, relative to the side of the image.
 RADII = {"small": 0.10, "large": 0.17}
 
-# Bright enough, blue and purple included, for a dark background.
+# All bright enough for a dark background, including blue and purple.
 COLORS = {
     "red": (225, 45, 45),
     "green": (50, 175, 75),
@@ -38,7 +38,7 @@ COLORS = {
 
 
 def _ring(count: int, *radii: float) -> list[tuple[float, float]]:
-    """Points on the unit circle, clockwise from its top, with these radii in turn."""
+    """Points clockwise around a circle from its top, with these radii in turn."""
     angles = [2 * math.pi * step / count for step in range(count)]
     lengths = [radii[step % len(radii)] for step in range(count)]
     return [(r * math.sin(angle), -r * math.cos(angle)) for r, angle in zip(lengths, angles, strict=True)]
@@ -65,7 +65,7 @@ SHAPES = {
 
 
 class Kind(NamedTuple):
-    """The look of an object, in the order in which a caption says it."""
+    """The look of an object, in the order in which a caption names it."""
 
     size: str
     color: str
@@ -87,7 +87,7 @@ class Placed(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """All that is drawn and said of one sample."""
+    """Everything that is drawn for one sample."""
 
     objects: tuple[Placed, ...]
     background: tuple[int, int, int]
@@ -95,44 +95,44 @@ class Scene(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """The places of the others towards a subject, as relations of the subject towards each."""
+    """A subject and its relations to the other objects."""
 
     subject: Kind
     places: tuple[tuple[str, Kind], ...]
 
     def __str__(self) -> str:
-        """As a caption."""
+        """The statement as a caption."""
         places = " and ".join(f"{relation} a {other}" for relation, other in self.places)
         return f"a {self.subject} {places}".rstrip()
 
 
 @cache
 def radius(size: str, image_size: int) -> int:
-    """Half the side of the box of an object, in pixels, not counting the pixel at its centre."""
+    """Half the side of an object's box, in pixels, without the centre pixel."""
     return round(RADII[size] * image_size)
 
 
 @cache
 def gap(image_size: int) -> int:
-    """Pixels by which two objects are always further apart than their radii, so that at least one pixel parts them."""
+    """Minimum distance of two objects in addition to their radii, in pixels."""
     return 2 + image_size // 64
 
 
 @cache
 def margin(image_size: int) -> int:
-    """Pixels between the centres of two objects, along an axis, from which on a relation on that axis holds."""
+    """Minimum distance of two centres along an axis, in pixels, for a relation to hold."""
     return 2 * min(radius(size, image_size) for size in RADII) + gap(image_size)
 
 
 def relations(subject: Placed, other: Placed, image_size: int) -> list[str]:
-    """The relations that hold of the subject towards the other: one or two of them in a scene that was placed here."""
+    """The relations of the subject to the other object that hold: one or two of them in scenes made by `place`."""
     right, down, clear = other.x - subject.x, other.y - subject.y, margin(image_size)
     holds = {"left of": right >= clear, "right of": -right >= clear, "above": down >= clear, "below": -down >= clear}
     return [relation for relation, true in holds.items() if true]
 
 
 def statements(scene: Scene) -> list[Statement]:
-    """Every statement that is true of the scene and names each object once."""
+    """All true statements that name each object once."""
     true = []
     for subject, *others in permutations(scene.objects):
         ways = [
@@ -143,12 +143,12 @@ def statements(scene: Scene) -> list[Statement]:
 
 
 def valid_captions(scene: Scene) -> list[str]:
-    """Every caption of the grammar that is true of the scene, sorted."""
+    """All true captions, sorted."""
     return sorted(map(str, statements(scene)))
 
 
 def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[Placed, ...]:
-    """Finds each kind a place in doubt towards no other: by trying, and in the corners where that fails."""
+    """Places each kind so that no relation is ambiguous: at random, or in the corners if that fails."""
     for _ in range(ATTEMPTS):
         placed: list[Placed] = []
         for u, v in rng.random((TRIES, 2)).tolist():
@@ -165,7 +165,7 @@ def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tupl
 
 
 def _clear(one: Placed, two: Placed, image_size: int) -> bool:
-    """True for two objects that lie apart, and whose relation is in doubt on neither axis."""
+    """Returns True if two objects are apart and their relation is unambiguous on both axes."""
     across, down, clear = abs(one.x - two.x), abs(one.y - two.y), margin(image_size)
     apart = radius(one.kind.size, image_size) + radius(two.kind.size, image_size) + gap(image_size)
     doubtful = 2 * clear // 3 < across < clear or 2 * clear // 3 < down < clear
@@ -174,7 +174,7 @@ def _clear(one: Placed, two: Placed, image_size: int) -> bool:
 
 @cache
 def _sprite(shape: str, radius: int) -> Image.Image:
-    """A shape, white on black with smooth edges, in a box of an odd side, so that its centre is a pixel."""
+    """A shape, white on black with antialiased edges, in a box with an odd side, so that its centre is a pixel."""
     side = OVERSAMPLING * (2 * radius + 1)
     large = Image.new("L", (side, side))
     outline = [((x + 1) / 2 * (side - 1), (y + 1) / 2 * (side - 1)) for x, y in SHAPES[shape]]
@@ -183,7 +183,7 @@ def _sprite(shape: str, radius: int) -> Image.Image:
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The scene as an RGB image."""
+    """Draws the scene as an RGB image."""
     canvas = Image.new("RGB", (scene.image_size, scene.image_size), scene.background)
     for kind, x, y in scene.objects:
         r = radius(kind.size, scene.image_size)

@@ -1,4 +1,4 @@
-"""Two files of texts, such as a text and its translation: line k of one belongs to line k of the other."""
+"""Parallel text files, such as texts and translations: line k of one corresponds to line k of the other."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -7,19 +7,19 @@ from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, is_l
 from vlm.data.sources.tables import read_text
 from vlm.errors import UserError
 
-Line = tuple[int, str, str]  # its number, the text and the translation
+Line = tuple[int, str, str]  # line number, text, translation
 
 
 class AlignedFiles(Source):
-    """Pairs of texts in two files a split, ``train.en`` and ``train.de``. Only a line feed ends a line.
+    """Pairs of texts in two files per split, for example ``train.en`` and ``train.de``. Only a line feed ends a line.
 
     Args:
-        root: Their folder.
-        source: Ending of the files that are read, such as ``en``.
-        target: Ending of the files that are to be written.
-        train, val, test: Names of the files of each split, without their ending; None for a split that there is not.
+        root: Folder of the files.
+        source: Suffix of the input files, such as ``en``.
+        target: Suffix of the output files.
+        train, val, test: File names of each split without suffix; None if the split does not exist.
     Raises:
-        UserError: A file is missing, is not UTF-8, or has another number of lines than the one beside it.
+        UserError: A file is missing, is not UTF-8, or has another number of lines than its counterpart.
     """
 
     holds: ClassVar[tuple[str, ...]] = ("text", "translation")
@@ -38,7 +38,7 @@ class AlignedFiles(Source):
         if not Path(root).is_dir():
             raise UserError(f"data.root={root}: no such folder; set it to the folder of the two files")
         if source == target:
-            raise UserError(f"data.from, data.to: both are {source!r}; give the endings of two files")
+            raise UserError(f"data.from, data.to: both are {source!r}; give the suffixes of two files")
         self.skipped: list[str] = []
         stems = {"train": train, "val": val, "test": test}
         self._lines = {
@@ -57,30 +57,30 @@ class AlignedFiles(Source):
         return Record(f"{self._stems[split]}-{number}", {"text": text, "translation": translation})
 
     def _read(self, split: str, source: Path, target: Path) -> list[Line]:
-        """The pairs of two files without those of which a side is empty, which are named in `skipped`."""
+        """Reads the pairs of two files, without those that have an empty side, which are listed in `skipped`."""
         for path in (source, target):
             if not path.is_file():
-                absent = "" if split == "train" else f", or data.source.{split}=null where there is none"
-                raise UserError(f"{path}: no such file; set data.root, data.source.{split} or the endings{absent}")
+                absent = "" if split == "train" else f", or data.source.{split}=null if there is none"
+                raise UserError(f"{path}: no such file; set data.root, data.source.{split} or the suffixes{absent}")
         texts, translations = read_lines(source), read_lines(target)
         if len(texts) != len(translations):
             longer, shorter = (source, target) if len(texts) > len(translations) else (target, source)
             fault = f"{longer}, line {min(len(texts), len(translations)) + 1}: {shorter.name} has no such line "
-            fault += f"({len(texts):,} and {len(translations):,} lines); give files whose lines belong together"
+            fault += f"({len(texts):,} and {len(translations):,} lines); give files with corresponding lines"
             if not is_lenient():
                 raise UserError(fault)
             self.skipped.append(Skipped(fault, "unequal files"))
         pairs = [(at, *pair) for at, pair in enumerate(zip(texts, translations, strict=False), start=1)]
         for number, *sides in pairs:
             empty = [f"{path}, line {number}" for path, text in zip((source, target), sides, strict=True) if not text]
-            self.skipped += [Skipped(f"{line}: is empty; the pair is left out", "empty text") for line in empty]
+            self.skipped += [Skipped(f"{line}: is empty; the pair is skipped", "empty text") for line in empty]
         whole = [(number, text, translation) for number, text, translation in pairs if text and translation]
         if not whole:
-            raise UserError(f"{source}: holds no text that has a translation; give files of text")
+            raise UserError(f"{source}: has no text with a translation; give other files")
         return whole
 
 
 def read_lines(path: Path) -> list[str]:
-    r"""The lines of a file without the spaces and tabs around them; ``\r\n`` ends a line, too."""
+    r"""The lines of a file without surrounding spaces and tabs; ``\r\n`` also ends a line."""
     lines = read_text(path).split("\n")
     return [line.strip(" \t\r") for line in (lines if lines[-1] else lines[:-1])]

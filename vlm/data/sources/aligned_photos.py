@@ -1,4 +1,4 @@
-"""Two aligned files of texts with a third one, which names the photo of each line."""
+"""Parallel text files with a third file that names the photo of each line."""
 
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,17 @@ from vlm.errors import UserError
 
 
 class AlignedPhotos(AlignedFiles):
-    """Pairs of texts as AlignedFiles reads them, each with its photo; those whose photo is not there are left out.
+    """Pairs of texts like AlignedFiles, each with its photo; pairs with a missing photo are skipped.
 
-    A photo is known by the file's name, or by that up to an underscore: ``1000268201.jpg`` of Multi30k is
+    A photo is found by its file name, or by the part before an underscore: ``1000268201.jpg`` of Multi30k is
     ``1000268201_693b08cb0e.jpg`` of Flickr8k.
 
     Args:
         photos: Folder of the photos.
-        names: Ending of the files that name a photo a line.
-        others: As in AlignedFiles.
+        names: Suffix of the files that name one photo per line.
+        others: See AlignedFiles.
     Raises:
-        UserError: As AlignedFiles; a file of names is missing or of another length, or a split has no photo.
+        UserError: As in AlignedFiles; a file of names is missing or has another length, or a split has no photo.
     """
 
     holds = ("image", "text", "translation")
@@ -44,7 +44,7 @@ class AlignedPhotos(AlignedFiles):
         for split, lines in self._lines.items():
             there = [line for line in lines if self._path(split, line) is not None]
             if not there:
-                raise UserError(f"data.photos={photos}: holds no photo of {split}; give the folder of the photos")
+                raise UserError(f"data.photos={photos}: has no photo of {split}; give the folder of the photos")
             self._lines[split] = there
 
     def _named(self, split: str, path: Path) -> list[str]:
@@ -53,7 +53,7 @@ class AlignedPhotos(AlignedFiles):
             raise UserError(f"{path}: no such file; it names the photo of each line, see data.source.names")
         names, last = read_lines(path), self._lines[split][-1][0]
         if len(names) < last:
-            raise UserError(f"{path}: names {len(names):,} photos of {last:,} lines; give the file of these texts")
+            raise UserError(f"{path}: names {len(names):,} photos for {last:,} lines; give the matching file")
         return names
 
     def _path(self, split: str, line: Line) -> Path | None:
@@ -62,17 +62,17 @@ class AlignedPhotos(AlignedFiles):
 
     def _record(self, split: str, line: Line) -> Record:
         record, path = super()._record(split, line), self._path(split, line)
-        assert path is not None, "lines without a photo are left out"
+        assert path is not None, "lines without a photo are skipped"
         record.open_image, record.read_file = partial(load_image, str(path)), path.read_bytes
         record.read_stamp = lambda: f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
         return record
 
 
 def _known(folder: Path) -> dict[str, Path]:
-    """The photos of a folder by their names, and by what stands before an underscore where that is one photo's alone.
+    """The photos of a folder by file name, and by the part before an underscore if it is unique.
 
     Raises:
-        UserError: There is no such folder.
+        UserError: The folder does not exist.
     """
     if not folder.is_dir():
         raise UserError(f"data.photos={folder}: no such folder; set it to the folder of the photos")

@@ -1,4 +1,4 @@
-"""The base of sources of captioned images: images, splits, and what becomes of those that cannot be used."""
+"""Base of sources of captioned images: images, splits, and handling of unusable entries."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,21 +17,21 @@ from vlm.data.store.places import Place, Tar
 from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
-# A few files lost are a nuisance; more than that, and the folder is the wrong one.
+# If more images than this share are missing, the folder is probably the wrong one.
 MAX_ABSENT = 0.01
 
 
 @dataclass(slots=True)
 class CaptionedImage:
-    """An image: its name, unique in the source, its path within the place, its split, and its captions or questions.
+    """An image: its id, its path within the data set, its split, and its captions or questions.
 
-    Of several images that belong together, the paths of those after the first are in `more`.
+    If several images belong together, `more` has the paths of all but the first.
     """
 
     name: str
     path: str
     split: str | None
-    captions: dict[Any, None] = field(default_factory=dict)  # a set that keeps the order
+    captions: dict[Any, None] = field(default_factory=dict)  # an ordered set
     more: Sequence[str] = ()
 
     @property
@@ -40,7 +40,7 @@ class CaptionedImage:
 
 
 def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
-    """The captions that a row is trained on: all, or as many as asked for, drawn for these keys."""
+    """The captions to train on: all, or a random choice of `most` determined by the keys."""
     if most is None or len(captions) <= most:
         return captions
     order = numpy_rng("captions", *keys).permutation(len(captions))
@@ -48,23 +48,23 @@ def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> l
 
 
 class CaptionSource(Source):
-    """A source reads its text files when it is made, and no image before it is asked for.
+    """Base of sources of captioned images. It reads text files on creation, and images on demand.
 
-    A subclass calls `_add` with the rows of each file and then `_finish`. What cannot be used is never dropped in
-    silence: it has a line in `skipped`, and a fault that would spoil the whole is an error.
+    A subclass calls `_add` with the rows of each file, then `_finish`. Nothing is dropped silently: an unusable entry
+    is listed in `skipped`, and a serious fault raises an error.
 
     Args:
         root: The data set's folder, or a tar of it.
-        seed: Seed of which images are held out and which captions are drawn.
-        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
-        column: Name of the column of images, where a table may hold them.
+        seed: Seed of the held-out images and of the choice of captions.
+        captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
+        column: Name of the image column, for tables that contain images.
     Attributes:
-        text: Noun for the text that a row has.
-        separator: Parts the names of several images that belong together; None where each stands alone.
-        place: Holds the images.
-        base: Folder within it that the names of images are relative to.
+        text: Noun for the text of a row, for messages.
+        separator: Separates the names of several images of one entry; None for one image each.
+        place: Storage of the images.
+        base: Folder in it that image names are relative to.
     Raises:
-        UserError: There is no such folder.
+        UserError: The folder does not exist.
     """
 
     holds = ("image", "captions")
@@ -95,14 +95,14 @@ class CaptionSource(Source):
         return " ".join(map(self.place.stamp, image.paths))
 
     def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
-        """Takes the rows of a file, equal ones merged.
+        """Adds the rows of a file; equal captions are merged.
 
         Args:
-            file: Where they come from.
-            folder: Folder of the place that their images are relative to.
-            split: The split of all of them, whatever they say themselves.
+            file: The file.
+            folder: Folder that its image names are relative to.
+            split: Split of all rows, overriding their own.
         Raises:
-            UserError: If an image is in two splits, or what is to be trained on says that it is held out.
+            UserError: An image is in two splits, or a training row is marked as another split.
         """
         named: dict[str, CaptionedImage] = {}
         for row in rows:
@@ -122,11 +122,11 @@ class CaptionSource(Source):
                     "two splits",
                 )
             if caption in image.captions:
-                self.repeated.append(f"{file}, {row.where}: {name} has this caption already: {caption}")
+                self.repeated.append(f"{file}, {row.where}: repeats a caption of {name}: {caption}")
             image.captions[caption] = None
 
     def _refuse(self, message: str, kind: str) -> None:
-        """A fault that would spoil a run: an error, unless all faults are being looked for."""
+        """Raises a serious fault, or records it inside `lenient`."""
         if not is_lenient():
             raise UserError(message)
         self.skipped.append(Skipped(message, kind))
@@ -138,7 +138,7 @@ class CaptionSource(Source):
         return sorted(str(self.place.path / path) for path in images if path not in self._named)
 
     def _image(self, path: str, split: str | None) -> CaptionedImage:
-        """The image of this file, or files, known by its path, so that a.jpg and ./a.jpg are the same."""
+        """The entry of this image file (or files), by normalised path, so that a.jpg and ./a.jpg are the same."""
         paths = [within(part.strip(), self.root) for part in (path.split(self.separator) if self.separator else [path])]
         self._named.update(paths)
         joined = " ".join(paths)
@@ -149,21 +149,21 @@ class CaptionSource(Source):
         return image
 
     def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
-        """Makes the splits: as the images say, or else by fractions.
+        """Creates the splits, from the images' own splits or else by fractions.
 
         Raises:
-            UserError: If some images say a split and others do not, too many are absent, or nothing is left.
+            UserError: Only some images have a split, too many images are missing, or none is left.
         """
         images = list(self._by_path.values())
         unsaid = [image for image in images if image.split is None]
         if unsaid and len(unsaid) < len(images):
-            raise UserError(f"{file}: {unsaid[0].name} has no split, others have; give each or none of them one")
+            raise UserError(f"{file}: {unsaid[0].name} has no split, but others have; give all or none of them one")
         if unsaid:
             self._hold_out(images, val_fraction, test_fraction)
         images = self._present(images, file)
         if not images:
             raise UserError(
-                f"{file}: holds no image with a {self.text}{first_fault(self.skipped)}; check data.root and data.path"
+                f"{file}: has no image with a {self.text}{first_fault(self.skipped)}; check data.root and data.path"
             )
         kept = {name: [image for image in images if image.split == name] for name in NAMES}
         self._images = {name: images for name, images in kept.items() if images}
@@ -177,15 +177,15 @@ class CaptionSource(Source):
                 images[index].split = split
 
     def _present(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
-        """The images that are there; the others are named in `skipped`."""
+        """The images that exist; missing ones are listed in `skipped`."""
         missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
         absent = [str(self.place.path / path) for paths in missing.values() for path in paths]
         if len(absent) > MAX_ABSENT * len(images) and not is_lenient():
             raise UserError(
-                f"{file}: {len(absent)} of {len(images)} images are not there, such as {', '.join(absent[:3])}; "
+                f"{file}: {len(absent)} of {len(images)} images are missing, such as {', '.join(absent[:3])}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"
             )
-        self.skipped += [Skipped(f"{path}: named in {file}, but not there", "no image") for path in absent]
+        self.skipped += [Skipped(f"{path}: listed in {file}, but missing", "no image") for path in absent]
         return [image for image in images if not missing[image.name]]
 
 
@@ -193,17 +193,17 @@ def _place(root: Path, column: str) -> Place:
     if root.is_file() and root.suffix == ".tar":
         return Tar(root)
     if root.is_file():
-        raise UserError(f"data.root={root}: is a file; give its folder as data.root, and the file as data.path")
+        raise UserError(f"data.root={root}: is a file; set data.root to its folder and data.path to the file")
     if not root.is_dir():
-        raise UserError(f"data.root={root}: no such folder; set data.root to where the data set is")
+        raise UserError(f"data.root={root}: no such folder; set data.root to the data set's folder")
     return FolderWithTables(root, column)
 
 
 def find_file(path: str, root: Path, setting: str) -> Path:
-    """A file, or a folder of files stored by columns, as given or else within the root.
+    """Finds a file, or a folder of columnar files, by its path as given or relative to the root.
 
     Raises:
-        UserError: If it is in neither place.
+        UserError: It does not exist.
     """
     for candidate in (Path(path), root / path):
         if candidate.is_file() or is_columns(candidate):

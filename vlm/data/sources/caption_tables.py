@@ -1,4 +1,4 @@
-"""Readers of the file formats that captioned images come in: each gives a `Row` a caption, in the file's order."""
+"""Readers of file formats for captioned images; each yields one `Row` per caption, in the file's order."""
 
 import os
 from collections import defaultdict
@@ -14,9 +14,9 @@ from vlm.errors import UserError
 
 
 class Row(NamedTuple):
-    """One caption: the image's name, the text, the split where the file says one, and the place in the file.
+    """One caption: image name, text, split if the file has one, and position in the file.
 
-    Of data of questions, a caption is a Question.
+    For question answering, the caption is a Question.
     """
 
     image: str
@@ -26,12 +26,12 @@ class Row(NamedTuple):
 
 
 def read_table(path: Path, image_column: str, caption_column: str, split_column: str) -> list[Row]:
-    """Rows of a CSV or TSV file with a header, or of a JSON-lines file, whose caption may be a list.
+    """Rows of a CSV or TSV file with a header, or of a JSON-lines file, where captions may be lists.
 
-    `split_column` may be absent if it is ``split``.
+    The column `split_column` is optional if it is called ``split``.
 
     Raises:
-        UserError: If the file's kind is unknown, a column is missing, or a line is malformed.
+        UserError: The file type is unknown, a column is missing, or a line is malformed.
     """
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
     return [row for cells in read_cells(path, columns) for row in _caption_rows(path, cells)]
@@ -42,18 +42,18 @@ def _caption_rows(path: Path, cells: Cells) -> Iterator[Row]:
     captions = captions if isinstance(captions, list) else [captions]
     split = cells.values.get("split_column", "train")
     if not all(isinstance(value, str) for value in (image, split, *captions)):
-        raise UserError(f"{path}, {cells.where}: image, caption and split must be text (or captions a list of text)")
+        raise UserError(f"{path}, {cells.where}: image, caption and split must be text (or lists of captions)")
     yield from (Row(image, caption, cells.split(path), cells.where) for caption in captions or [""])
 
 
 def read_folder(place: Place, skipped: list[str]) -> list[Row]:
-    """Rows of images that lie, each, beside a text file of the same name that holds a caption a line.
+    """Rows of images that have a text file of the same name with one caption per line.
 
-    Folders within are read too. If all images lie in folders named as splits are, those are the splits.
+    Subfolders are included. If all images are in folders named like splits, those are the splits.
 
     Args:
-        place: Holds the files.
-        skipped: Gets a line for each image without captions, and for each text file without an image.
+        place: Storage of the files.
+        skipped: Extended by a message for each image without captions and each text file without an image.
     """
     folders: dict[str, list[str]] = defaultdict(list)
     for path in place.files():
@@ -74,20 +74,20 @@ def _folder_rows(place: Place, folder: str, names: list[str], skipped: list[str]
         if suffix.lower() not in SUFFIXES:
             continue
         if stem not in texts:
-            skipped.append(Skipped(f"{place.path / image}: no {stem}.txt beside it", "no caption"))
+            skipped.append(Skipped(f"{place.path / image}: has no {stem}.txt", "no caption"))
             continue
         unused.pop(stem, None)
         where = os.path.join(folder, texts[stem])
         captions = decode_text(place.read(where), place.path / where).rstrip().split("\n")
         yield from (Row(image, caption, None, f"{where} line {n}") for n, caption in enumerate(captions, 1))
-    skipped += [Skipped(f"{place.path / folder / name}: no image beside it", "no image") for name in unused.values()]
+    skipped += [Skipped(f"{place.path / folder / name}: has no image", "no image") for name in unused.values()]
 
 
 def read_flickr(path: Path, separator: str = "\t") -> list[Row]:
     """Rows of ``Flickr8k.token.txt``: ``name.jpg#k``, a tab or another separator, and the caption.
 
     Raises:
-        UserError: If a line has no separator or no number.
+        UserError: A line has no separator or no number.
     """
     rows, kind = [], "a tab" if separator == "\t" else "a space"
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -96,26 +96,24 @@ def read_flickr(path: Path, separator: str = "\t") -> list[Row]:
         if tab and mark:
             rows.append(Row(name, caption, None, f"line {number}"))
         elif line.strip():
-            raise UserError(f"{path}, line {number}: is not NAME#K, {kind} and a caption; restore the official file")
+            raise UserError(f"{path}, line {number}: is not NAME#K, {kind} and a caption; restore the original file")
     return rows
 
 
 def read_coco(path: Path) -> list[Row]:
-    """Rows of a captions file of COCO (https://cocodataset.org/#format-data) or of Karpathy's ``dataset_coco.json``.
+    """Rows of a COCO captions file (https://cocodataset.org/#format-data) or of Karpathy's ``dataset_coco.json``.
 
-    The latter says the splits, and its names begin with the folder. An image without captions has an empty one.
+    The latter has splits, and its image names include the folder. Images without captions get an empty one.
 
     Raises:
-        UserError: If the file is neither.
+        UserError: The file is neither.
     """
     try:
         content = parse_json(read_text(path))
         karpathy = any("sentences" in image for image in content["images"])
         return list(_karpathy_rows(content, path) if karpathy else _coco_rows(content))
     except KeyError as error:
-        raise UserError(
-            f"{path}: has no {error} where a COCO captions file has it; is it the captions file?"
-        ) from error
+        raise UserError(f"{path}: has no {error}, which COCO captions files have; is it the right file?") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not a COCO captions file ({error}); set data.path to one") from error
 

@@ -1,4 +1,4 @@
-"""Data sets of captioned images: one's own, Flickr8k and COCO."""
+"""Sources of captioned images: your own, Flickr8k and COCO."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,32 +9,32 @@ from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_fo
 from vlm.data.sources.tables import read_text
 from vlm.errors import Count, Share, UserError
 
-# The second is how the official archive spells it.
+# The second is the spelling in the official archive.
 FLICKR8K_FOLDERS = ("images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 FLICKR8K_LISTS = {"train": "trainImages", "val": "devImages", "test": "testImages"}
 
 
 class Captions(CaptionSource):
-    """Captioned images of one's own: a table of images and captions, or a folder of images beside text files.
+    """Your own captioned images: a table of images and captions, or a folder of images with text files.
 
-    The splits are the files where `val_path` or `test_path` is given, else what the split column (or the names of
-    the root's folders) says, else drawn by image.
+    Splits are separate files if `val_path` or `test_path` is given, else the values of the split column (or the folders
+    of the root), else drawn by image.
 
     Args:
-        root: Folder, or tar, that the names of images are relative to, by default the one of `path`; without `path`,
-            what is read.
-        path: CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of the latter, as given or within the root.
-        val_path: Such a file, of validation alone.
-        test_path: Such a file, of test alone.
+        root: Folder or tar that image names are relative to, default the folder of `path`; read itself if there is no
+            `path`.
+        path: CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of the latter; may be relative to the root.
+        val_path: The same for validation.
+        test_path: The same for test.
         image_column: Name of the column of image files.
         caption_column: Name of the column of captions.
-        split_column: Name of the column of splits; ``split`` may be absent.
-        val_fraction: Part of the images held out for validation where the data says no splits.
-        test_fraction: Part of the images held out for test where the data says no splits.
-        seed: Seed of which images are held out and which captions are drawn.
-        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+        split_column: Name of the column of splits; ``split`` is optional.
+        val_fraction: Share of images held out for validation if the data has no splits.
+        test_fraction: Share of images held out for test if the data has no splits.
+        seed: Seed of the held-out images and of the choice of captions.
+        captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
     Raises:
-        UserError: If a file, column or image is missing or malformed.
+        UserError: A file, column or image is missing or malformed.
     """
 
     name = "captions"
@@ -65,8 +65,8 @@ class Captions(CaptionSource):
             self._add(read_folder(self.place, self.skipped), self.root)
         if not files and not self._by_path:
             raise UserError(
-                f"{self.root}: holds no image with a .txt file of captions beside it; set data.root to a folder that "
-                "does, or data.path to a table of images and captions"
+                f"{self.root}: has no images with .txt files of captions; set data.root to a folder that has, or "
+                "data.path to a table of images and captions"
             )
         self._finish(files.get("train", self.root), val_fraction, test_fraction)
 
@@ -74,15 +74,15 @@ class Captions(CaptionSource):
 class Flickr8k(CaptionSource):
     """Flickr8k in its official layout and splits (Hodosh et al. 2013, "Framing Image Description as a Ranking Task").
 
-    The images of no split stay unused, as is the custom.
+    Images that are in no split are not used, as is customary.
 
     Args:
         root: Folder with ``Flickr8k.token.txt``, ``Flickr_8k.{train,dev,test}Images.txt`` (or these in
             ``Flickr8k_text``), and the images in ``images`` or ``Flicker8k_Dataset``.
-        seed: Seed of which captions are drawn.
-        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+        seed: Seed of the choice of captions.
+        captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
     Raises:
-        UserError: If a file or folder is missing or malformed.
+        UserError: A file or folder is missing or malformed.
     """
 
     name = "flickr8k"
@@ -99,7 +99,7 @@ class Flickr8k(CaptionSource):
         self._finish(tokens)
 
     def _read(self) -> Path:
-        """Takes the captions; returns their file, for messages."""
+        """Adds the captions; returns their file, for messages."""
         tokens = self._text("Flickr8k.token.txt")
         self._add(read_flickr(tokens), tokens, self.base)
         return tokens
@@ -111,7 +111,7 @@ class Flickr8k(CaptionSource):
         raise UserError(f"{self.root / name}: no such file; set data.root to the folder of Flickr8k")
 
     def _assign(self, tokens: Path) -> None:
-        """Gives the images the splits of the official lists, and drops those of none."""
+        """Assigns images to the official splits and drops the others."""
         named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
             file, lacking = self._text(f"Flickr_8k.{name}.txt"), []
@@ -126,32 +126,32 @@ class Flickr8k(CaptionSource):
             self._leave_out(lacking, file, tokens)
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
-                line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is no image"
+                line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is missing"
                 self.skipped.append(Skipped(line, "no image"))
         self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
 
     def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
-        """Notes the images of a split's file that have no caption."""
+        """Records the images of a split that have no caption."""
         self.skipped += [Skipped(f"{file}: {name} has no caption in {tokens}", "no caption") for name in lacking]
 
 
 class Coco(CaptionSource):
     """COCO captions (Chen et al. 2015), or any data set in its annotation format or in Karpathy's.
 
-    Without `path`, the root's ``dataset_coco.json`` (Karpathy & Fei-Fei 2015), or else its
+    Without `path`, it reads the root's ``dataset_coco.json`` (Karpathy & Fei-Fei 2015), or else
     ``annotations/captions_{train,val}{2017,2014}.json``. A single annotation file is split by fractions.
 
     Args:
         root: The data set's folder.
-        path: Annotation file, as given or within the root; which of the two formats it has is told by its content.
-        val_path: Annotation file of validation alone.
-        test_path: Annotation file of test alone.
-        val_fraction: Part of the images held out for validation where the data says no splits.
-        test_fraction: Part of the images held out for test where the data says no splits.
-        seed: Seed of which images are held out and which captions are drawn.
-        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+        path: Annotation file in either format; may be relative to the root.
+        val_path: Annotation file for validation.
+        test_path: Annotation file for test.
+        val_fraction: Share of images held out for validation if the data has no splits.
+        test_fraction: Share of images held out for test if the data has no splits.
+        seed: Seed of the held-out images and of the choice of captions.
+        captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
     Raises:
-        UserError: If a file or folder is missing or malformed.
+        UserError: A file or folder is missing or malformed.
     """
 
     name = "coco"
@@ -174,7 +174,7 @@ class Coco(CaptionSource):
             files = self._official() | files
         for split, file in files.items():
             rows = read_coco(file)
-            stated = split == "train" and any(row.split for row in rows)  # Karpathy's, less what has a file of its own
+            stated = split == "train" and any(row.split for row in rows)  # Karpathy's, without splits in other files
             rows = [row for row in rows if not stated or row.split == "train" or row.split not in files]
             self._add(rows, file, self._folder(rows, file), split if len(files) > 1 and not stated else None)
         self._finish(files["train"], val_fraction, test_fraction)
@@ -193,7 +193,7 @@ class Coco(CaptionSource):
         )
 
     def _folder(self, rows: list[Row], file: Path) -> str:
-        """The folder of a file's images: the first of the usual ones that holds one of the first images."""
+        """The folder of a file's images: the first usual one that contains one of the first images."""
         stem = file.stem.removeprefix("captions_")
         parents = (self.root, self.root / "images", file.parent, file.parent / "images")
         names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
@@ -205,10 +205,10 @@ class Coco(CaptionSource):
 
 
 def root_of(root: str | None, path: str | None) -> str:
-    """The folder of a data set: as the config says, or else the one that its table lies in, or is.
+    """The folder of a data set: the root if given, else the folder of its table.
 
     Raises:
-        UserError: The config says neither.
+        UserError: Neither is given.
     """
     if root is None and path is None:
         raise UserError("data.root: missing, and data.path too; give a folder of images, or a table of them")
@@ -217,10 +217,10 @@ def root_of(root: str | None, path: str | None) -> str:
 
 
 def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
-    """The tables of a data set by split; none where it has no table.
+    """The tables of a data set by split; empty if there are none.
 
     Raises:
-        UserError: A file is missing, or there is none to train on beside others.
+        UserError: A file is missing, or only the training file is.
     """
     files = _files(root, path, val_path, test_path)
     if files and "train" not in files:

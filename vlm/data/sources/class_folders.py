@@ -1,4 +1,4 @@
-"""Files whose folders name their classes, in a folder or in a tar: images, and the base for others."""
+"""Files in class folders, in a folder or a tar: images, and a base for other types."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,37 +12,38 @@ from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
 from vlm.data.store.places import Folder, Place, Tar
 from vlm.errors import Share, UserError
 
-_FOREIGN = ("__MACOSX",)  # folders that archives made on a Mac hold beside the files
+_FOREIGN = ("__MACOSX",)  # folders that macOS adds to archives
 
 Parts = tuple[str, ...]
 
 
 class ClassFile(NamedTuple):
-    """A file: its path within the data set, and its class."""
+    """A file: its path in the data set, and its class."""
 
     path: str
     label: int
 
 
 class ClassFolders(Source):
-    """Images in class folders, as torchvision's ImageFolder reads them, or in such folders for each split.
+    """Images in class folders, in the layout of torchvision's ImageFolder, or one such folder per split.
 
-    The layout is ``train/CLASS/...`` with ``val`` and ``test`` (or another name of theirs) beside ``train``, or else
-    ``CLASS/...``, of which val and test are drawn, each class keeping its share. A single folder around all of it does
-    not matter; names that begin with a dot, and files without an image's suffix, are passed over.
+    The layout is ``train/CLASS/...`` with ``val`` and ``test`` (or synonyms), or else ``CLASS/...``, from which val and
+    test are drawn with stratification. A single enclosing folder is skipped; names that begin with a dot, and files
+    that are not images, are ignored.
 
     Args:
-        root: The folder that holds the class folders or those of the splits; with `path`, a folder it may be in.
-        path: A tar of them instead, not compressed.
-        val_fraction: Part of each class held out for validation where no folders say the splits.
-        test_fraction: Part of each class held out for test where no folders say the splits.
-        seed: Seed of which images are held out.
+        root: Folder of the class folders or of the splits; with `path`, a folder that it may be relative to.
+        path: An uncompressed tar of them instead.
+        val_fraction: Share of each class held out for validation if no folders define splits.
+        test_fraction: Share of each class held out for test if no folders define splits.
+        seed: Seed of the held-out images.
     Raises:
-        UserError: There is no such folder or tar, no image, fewer than two classes, a class of train without images,
-            or a class in val or test that train lacks.
+        UserError: The folder or tar does not exist, there is no image, there are fewer than two classes, a class of
+        train
+            is empty, or val or test has a class that train lacks.
     Attributes:
-        suffixes: Of the files that are read.
-        unit: A sample's word in messages.
+        suffixes: File suffixes to read.
+        unit: Word for a sample in messages.
     """
 
     holds = ("image", "label")
@@ -89,7 +90,7 @@ class ClassFolders(Source):
         return dot + suffix.lower() in self.suffixes
 
     def _named(self, files: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
-        """The splits that the first folder of each path names."""
+        """Splits given by the first folder of each path."""
         by_split: dict[str, list[Parts]] = {name: [] for name in NAMES}
         strays = []
         for parts in files:
@@ -106,18 +107,18 @@ class ClassFolders(Source):
         for parts in (parts for name in NAMES for parts in by_split[name] if parts[1] not in self._labels):
             raise UserError(
                 f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training {self.unit}s have no class "
-                f"{parts[1]!r}; rename the folder to the class it is, or add such {self.unit}s to train"
+                f"{parts[1]!r}; rename the folder to the right class, or add such {self.unit}s to train"
             )
         return {name: [self._file(parts, parts[1]) for parts in by_split[name]] for name in NAMES}
 
     def _drawn(
         self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
     ) -> dict[str, list[ClassFile]]:
-        """The splits by fractions of each class."""
+        """Splits drawn by fractions of each class."""
         self._leave_out([parts for parts in files if len(parts) == 1], "in no class folder")
         files = [parts for parts in files if len(parts) > 1]
         if not files:
-            raise self._fault(f"holds {self.unit}s, but none in a folder that names its class")
+            raise self._fault(f"has {self.unit}s, but none in a class folder")
         empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in files}
         self._set_classes({parts[0] for parts in files}, empty)
         classed = [self._file(parts, parts[0]) for parts in files]
@@ -129,7 +130,7 @@ class ClassFolders(Source):
             path = f"{self.place.path}/{self._base}{'/'.join(min(empty))}"
             raise UserError(f"{path}: holds no {self.unit} of a known format; add {self.unit}s, or remove the folder")
         if len(classes) < 2:
-            raise self._fault(f"has one class alone, {min(classes)}, where there must be two or more")
+            raise self._fault(f"has only one class, {min(classes)}; at least two are needed")
         self.classes = sorted(classes)
         self._labels = {name: label for label, name in enumerate(self.classes)}
 
@@ -144,19 +145,19 @@ class ClassFolders(Source):
     def _fault(self, what: str) -> UserError:
         file = self.unit.upper()
         return UserError(
-            f"{self.place.path}: {what}; set {self._setting} to where {self.unit}s lie as CLASS/{file}, or as "
+            f"{self.place.path}: {what}; set {self._setting} to a folder with CLASS/{file}, or with "
             f"train/CLASS/{file} and val/CLASS/{file}"
         )
 
 
 def _shown(path: str) -> Parts:
-    """The parts of a path, none where it is hidden."""
+    """The parts of a path; empty if it is hidden."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     return () if any(part[0] == "." or part in _FOREIGN for part in parts) else parts
 
 
 def _wrapping(files: Sequence[Parts]) -> Parts:
-    """The folders that everything lies in, such as an archive's own, before those that mean something."""
+    """Enclosing folders that contain everything, such as the root of an archive."""
     base: Parts = ()
     while True:
         rest = [parts[len(base) :] for parts in files]
@@ -166,7 +167,7 @@ def _wrapping(files: Sequence[Parts]) -> Parts:
 
 
 def _says_splits(files: Sequence[Parts]) -> bool:
-    """True where the first folders are splits; a class may be called train too, but its files lie right in it."""
+    """Returns True if the first folders are splits; a class called train has its files directly inside."""
     splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in files}
     return "train" in splits or None not in splits
 

@@ -1,4 +1,4 @@
-"""Images inside of tables stored by columns, in the place of files."""
+"""Images stored inside columnar tables instead of files."""
 
 import os
 from collections.abc import Collection
@@ -15,13 +15,13 @@ from vlm.errors import UserError
 
 
 def table_of(name: str) -> tuple[str, int] | None:
-    """The table and the row that FILE/ROW names; None for the name of a file."""
+    """The table and row of a name FILE/ROW; None if the name is that of a file."""
     table, _, row = name.replace(os.sep, "/").rpartition("/")
     return (table, int(row)) if table.lower().endswith(SUFFIXES) and row.isdecimal() else None
 
 
 def within(path: str, root: Path) -> str:
-    """The name of an image, relative to a folder where it lies in it; that of FILE/ROW is known by its table's path."""
+    """Normalises an image name relative to a folder that contains it; FILE/ROW gets its table's absolute path."""
     path, root = os.path.normpath(path), root.absolute()
     if table_of(path) is not None:
         path = os.path.abspath(path)
@@ -29,11 +29,11 @@ def within(path: str, root: Path) -> str:
 
 
 class FolderWithTables(Folder):
-    """A folder whose tables stored by columns hold images too, each named FILE/ROW.
+    """A folder whose columnar tables also contain images, named FILE/ROW.
 
     Args:
         path: The folder.
-        column: Name of the column of images, as in `find_column`.
+        column: Name of the image column, see `find_column`.
     """
 
     def __init__(self, path: Path, column: str) -> None:
@@ -61,7 +61,7 @@ class FolderWithTables(Folder):
         return super().stamp(name) if inside is None else f"{stamp(str(self.path / inside[0]))} {inside[1]}"
 
     def _content(self, table: str, row: int) -> bytes:
-        """The bytes of a row; where it has none but names a file, those of the file."""
+        """The bytes of an image cell, or of the file that it names."""
         try:
             columns = open_columns(self.path / table)
             cell = columns.cell(find_column(self.column, columns.names) or self.column, row)

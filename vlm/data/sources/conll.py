@@ -1,4 +1,4 @@
-"""Tagged words in columns: a line a word, an empty line after each sentence (CoNLL, CoNLL-U)."""
+"""Tagged words in columns: one word per line, an empty line after each sentence (CoNLL, CoNLL-U)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,26 +11,25 @@ from vlm.errors import UserError
 
 # https://universaldependencies.org/format.html
 CONLL_U = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
-_NO_WORD = re.compile(r"\d+[-.]\d+")  # the ID of a line of several words, or of an empty node
-_BLANKS = " \t\r"  # a no-break space is no end of a sentence
+_NO_WORD = re.compile(r"\d+[-.]\d+")  # the ID of a multiword token or an empty node
+_BLANKS = " \t\r"  # a no-break space does not end a sentence
 
 Line = tuple[int, Sequence[str]]
 
 
 class Conll(TextSource):
-    """Words and their tags in columns, which have numbers, counted from 1, or names.
+    """Words and tags in columns, given by number (from 1) or name.
 
-    Ten columns are named as those of CoNLL-U are, others by a line ``# global.columns = ...``. Where one is named ID,
-    lines of several words (``2-3``) and empty nodes (``8.1``) are no words. A sentence with a line that lacks its word
-    or its tag is not used.
+    Ten columns are named as in CoNLL-U; others are named by a line ``# global.columns = ...``. If one is named ID,
+    multiword tokens (``2-3``) and empty nodes (``8.1``) are ignored. A sentence with a missing word or tag is skipped.
 
     Args:
         word_column: Number or name of the column of words.
         tag_column: Number or name of the column of tags.
-        delimiter: What parts the columns.
-        options: As `TextSource._read` takes them.
+        delimiter: Separator of the columns.
+        options: See `TextSource._read`.
     Raises:
-        UserError: A file is missing or is no UTF-8, or most of its sentences cannot be used.
+        UserError: A file is missing or not UTF-8, or most of its sentences cannot be used.
     """
 
     holds = ("words", "tags")
@@ -70,7 +69,7 @@ class Conll(TextSource):
                 continue
             word, tag = (self._cell(path, number, cells, names, kind) for kind in ("word", "tag"))
             if not word or not tag:
-                what = f"no {'tag' if word else 'word'}; its sentence is not used"
+                what = f"no {'tag' if word else 'word'}; the sentence is skipped"
                 self._skip(path, f"line {number}", what, "no label" if word else "empty text")
                 return
             words.append(word)
@@ -79,10 +78,10 @@ class Conll(TextSource):
             yield Sample(str(lines[0][0]), {"words": words, "tags": tags})
 
     def _cell(self, path: Path, number: int, cells: Sequence[str], names: Sequence[str], kind: str) -> str:
-        """The word or the tag of a line; empty where it is not there.
+        """The word or tag of a line; empty if it is missing.
 
         Raises:
-            UserError: The file has no such column.
+            UserError: The file does not have the column.
         """
         column = self._columns[kind]
         if isinstance(column, str) and column not in names:

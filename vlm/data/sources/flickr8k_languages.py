@@ -12,14 +12,14 @@ from vlm.data.sources.captions import Flickr8k
 from vlm.errors import UserError, did_you_mean, nearest
 
 ENGLISH = "en"
-FILES = {  # of the other languages: their names, the separator, and the end of an image's name in their keys
+FILES = {  # of the other languages: file name, separator, and suffix of image names
     "de": ("Flickr8k.german.token.txt", "\t", ""),
     "zh": ("flickr8kzhc.caption.txt", " ", "#zhc"),
 }
 
 
 class Caption(NamedTuple):
-    """A caption and its language, as an image holds it until it becomes a record."""
+    """A caption and its language."""
 
     text: str
     language: str
@@ -31,15 +31,15 @@ class Caption(NamedTuple):
 class Flickr8kLanguages(Flickr8k):
     """Flickr8k with captions in English, German (Elliott et al. 2016, Multi30K) and Chinese (Li et al. 2016).
 
-    German has no caption for one photo in thirteen. A photo without any caption in the languages chosen is left out.
-    Beside its captions a record has their "languages", one each.
+    One photo in thirteen has no German caption. Photos without a caption in the chosen languages are skipped. Records
+    also hold "languages", one per caption.
 
     Args:
-        root: As in Flickr8k.
+        root: See Flickr8k.
         languages_root: Folder with ``Flickr8k.german.token.txt`` and ``flickr8kzhc.caption.txt``.
-        languages: Those of en, de and zh that are read; captions are written in the first one by default.
+        languages: Languages to read, out of en, de and zh; the first is the default for generation.
     Raises:
-        UserError: If a file or folder is missing or malformed, or a language unknown.
+        UserError: A file or folder is missing or malformed, or a language is unknown.
     """
 
     name = "flickr8k in several languages"
@@ -51,9 +51,7 @@ class Flickr8kLanguages(Flickr8k):
             raise UserError(f"data.languages: is empty; give some of {', '.join(known)}")
         for language in (name for name in self.languages if name not in known):
             near = did_you_mean(nearest(str(language), known))
-            raise UserError(
-                f"data.languages: there are no captions in {language}; choose from {', '.join(known)}{near}"
-            )
+            raise UserError(f"data.languages: no captions in {language}; choose from {', '.join(known)}{near}")
         super().__init__(root=root)
 
     def _read(self) -> Path:
@@ -67,13 +65,13 @@ class Flickr8kLanguages(Flickr8k):
             name, separator, ending = FILES[language]
             path = self._others / name
             if not path.is_file():
-                raise UserError(f"{path}: no such file; set data.languages_root to its folder, or leave {language} out")
+                raise UserError(f"{path}: no such file; set data.languages_root to its folder, or remove {language}")
             rows = [row._replace(image=row.image.removesuffix(ending)) for row in read_flickr(path, separator)]
         self._add([_in_language(row, language) for row in rows], path, self.base)
         return path
 
     def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
-        """Notes them in one line: a language does without some photos, which is no fault."""
+        """Records them in one line, because missing captions of a language are expected."""
         self._named.update(os.path.join(self.base, name) for name in lacking)
         if lacking:
             names = f"{lacking[0]} and {len(lacking) - 1:,} others" if len(lacking) > 1 else lacking[0]

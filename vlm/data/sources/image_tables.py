@@ -1,4 +1,4 @@
-"""Tables of images in classes."""
+"""Tables of images for classification."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,15 +17,15 @@ Row = tuple[str, Mapping[str, Any]]
 
 
 class ImageTable(TextTable):
-    """Images with labels, a row each: Parquet and folders of `datasets` with images inside, or any table of names.
+    """Images with labels, one per row: Parquet and folders of `datasets` with images, or any table of file names.
 
     Args:
-        root: Folder that the names of images are relative to, by default that of the table.
+        root: Folder that image names are relative to; default the table's folder.
         image_column: Name of the column of images.
         label_column: Name of the column of labels.
-        options: As TableSource takes them; each class is held out of by its share.
+        options: See TableSource; held-out samples are stratified by class.
     Raises:
-        UserError: As TextTable; or more than a few images are not there.
+        UserError: As in TextTable; or too many images are missing.
     """
 
     holds = ("image", "label")
@@ -51,7 +51,7 @@ class ImageTable(TextTable):
             before = known.setdefault(self._drawn_as(one), one)
             if (before.known["label"], before.split) != (one.known["label"], one.split):
                 raise UserError(
-                    f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; mend one"
+                    f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; fix one"
                 )
         return super()._parts(path, list(known.values()), fractions, seed)
 
@@ -59,16 +59,16 @@ class ImageTable(TextTable):
         return within(sample.known["image"], self.place.path)
 
     def _present(self, rows: list[Row], path: str) -> list[Row]:
-        """The rows whose image is there; the others are named in `skipped`."""
+        """The rows with existing images; missing ones are listed in `skipped`."""
         names = [within(known["image"], self.place.path) for _, known in rows]
         present = {name for name in set(names) if self.place.has(name)}
         absent = [name for name in names if name not in present]
         if len(absent) > MAX_ABSENT * len(rows):
             raise UserError(
-                f"{path}: {len(absent)} of {len(rows)} images are not there, such as {self.place.path / absent[0]}; "
+                f"{path}: {len(absent)} of {len(rows)} images are missing, such as {self.place.path / absent[0]}; "
                 "set data.root to the folder that their names are relative to"
             )
-        lines = (f"{self.place.path / name}: named in {path}, but not there" for name in absent)
+        lines = (f"{self.place.path / name}: listed in {path}, but missing" for name in absent)
         self.skipped += [Skipped(line, "no image") for line in lines]
         pairs = zip(names, rows, strict=True)
         return [(id, {**known, "image": name}) for name, (id, known) in pairs if name in present]

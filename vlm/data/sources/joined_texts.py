@@ -1,4 +1,4 @@
-"""Texts of several sources, to learn the words of all of them from."""
+"""Texts of several sources, for masked language modelling."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from vlm.errors import UserError
 
 
 class JoinedTexts(Source):
-    """The texts of several sources: each split has those of the first source, then those of the next.
+    """Concatenates the texts of several sources in each split.
 
     Args:
-        sources: Sources whose records hold a text.
+        sources: Sources whose records have a text.
     Raises:
-        UserError: There is no source, or the records of one hold no text.
+        UserError: There is no source, or the records of one have no text.
     """
 
     holds = ("text",)
@@ -22,23 +22,23 @@ class JoinedTexts(Source):
 
     def __init__(self, *, sources: Sequence[Source]) -> None:
         if not sources:
-            raise UserError("data.source.sources: is empty; give one source or more")
+            raise UserError("data.source.sources: is empty; give at least one source")
         for source in sources:
             if "text" not in source.holds:
-                raise UserError(f"data.source.sources: there is no text in {source.name}; leave it out")
+                raise UserError(f"data.source.sources: {source.name} has no text; remove it")
         self.sources = sources
         self.splits = tuple(name for name in NAMES if any(name in source.splits for source in sources))
         self.skipped = [line for source in sources for line in source.skipped]
 
     def open(self, name: str) -> Split:
-        names = [source.name for source in self.sources]  # a number keeps apart the samples of those of one name
+        names = [source.name for source in self.sources]  # numbered if sources have the same name
         names = [own if names.count(own) == 1 else f"{own} {place}" for place, own in enumerate(names, 1)]
         pairs = zip(names, self.sources, strict=True)
         return _Joined([(own, source.open(name)) for own, source in pairs if name in source.splits])
 
 
 class _Joined(Split):
-    """The records of several splits, end to end, each named after its source."""
+    """The records of several splits in sequence, with ids that begin with the source's name."""
 
     def __init__(self, parts: Sequence[tuple[str, Split]]) -> None:
         self.parts, self.fresh = parts, any(split.fresh for _, split in parts)

@@ -1,4 +1,4 @@
-"""Questions about images of one's own."""
+"""Your own questions about images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +12,20 @@ from vlm.errors import Count, Share, UserError
 
 
 class QuestionTable(CaptionSource):
-    """Questions about images, each with its answer: a CSV, TSV or JSON-lines table, a question a row.
+    """Questions about images with answers: a CSV, TSV or JSON-lines table with one question per row.
 
-    The splits are the files where `val_path` or `test_path` is set, else what the split column says, else drawn by
+    Splits are separate files if `val_path` or `test_path` is set, else the values of the split column, else drawn by
     image: all questions about an image are in one split.
 
     Args:
         question_column: Name of the column of questions.
         answer_column: Name of the column of answers.
-        image_separator: Parts the names of several images that a question is about, such as ``|``; null for one.
-        kind_column: Name of the column of kinds of question, which are scored apart too; null for none.
-        questions_per_image: The most questions of an image that an epoch of ``train`` uses; None for all.
-        others: As in Captions.
+        image_separator: Separator of the names of several images per question, such as ``|``; null for one image.
+        kind_column: Name of the column of kinds of question, which are also scored separately; null for none.
+        questions_per_image: Maximum number of questions per image in an epoch of ``train``; None for all.
+        others: See Captions.
     Raises:
-        UserError: If a file, column or image is missing or malformed.
+        UserError: A file, column or image is missing or malformed.
     """
 
     holds = ("image", "questions")
@@ -63,7 +63,7 @@ class QuestionTable(CaptionSource):
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        """Questions in the place of captions; one without a text or an answer is an empty caption."""
+        """Questions as captions; a question without text or answer is an empty caption."""
         for cells in read_cells(path, self._columns):
             values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
             if not all(isinstance(value, str) for value in values.values()):

@@ -1,4 +1,4 @@
-"""Data sets in shards, as img2dataset and `vlm shard` write them."""
+"""Sharded data sets, as written by img2dataset and `vlm shard`."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,31 +16,29 @@ from vlm.data.store.shard_scan import open_index
 from vlm.data.store.shards import Opened, Samples
 from vlm.errors import Count, Injected, Share, UserError
 
-AT_ONCE = 16  # shards that are opened
+AT_ONCE = 16  # number of shards opened in parallel
 MAX_CLASSES = 100_000
 
 
 class Shards(Source):
-    """Images in shards with captions (``KEY.txt`` or ``KEY.json``), a class (``KEY.cls``), or both.
+    """Images in shards with captions (``KEY.txt`` or ``KEY.json``), a class (``KEY.cls``: name or number), or both.
 
-    A class is a name or a number.
-
-    The splits are the files where `val_path` or `test_path` is given, else those that `vlm shard` wrote, else the
-    folders of the root that are named so, else drawn: by image, or, where the class is needed, so that each class
-    keeps its share.
+    Splits are separate files if `val_path` or `test_path` is given, else those written by `vlm shard`, else folders of
+    the root with names of splits, else drawn by image, with stratification if labels are needed.
 
     Args:
-        root: Folder or URL with the shards, in ``train``, ``val`` and ``test`` or without.
-        path, val_path, test_path: The shards instead: files, patterns or URLs, as given or within the root.
+        root: Folder or URL of the shards, with or without subfolders ``train``, ``val`` and ``test``.
+        path, val_path, test_path: The shards instead: files, patterns or URLs; may be relative to the root.
         remote: Whether URLs may be read.
-        write_index: Whether the index of a shard that has none is left beside it.
+        write_index: Whether to save the index of a shard that has none.
         needs: Names of values that a sample must have to be used.
-        val_fraction, test_fraction: Parts held out where the data say no splits.
-        seed: Seed of which images are held out and which captions are drawn.
-        captions_per_image: The most captions of an image that an epoch of ``train`` uses; None for all.
+        val_fraction, test_fraction: Held-out shares if the data has no splits.
+        seed: Seed of the held-out images and of the choice of captions.
+        captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
     Raises:
-        UserError: There are no shards, one is not whole, a sample is there twice, there are fewer than two classes, or
-            val or test has a class that train lacks.
+        UserError: There are no shards, one is damaged, a sample is repeated, there are fewer than two classes, or val
+        or
+            test has a class that train lacks.
     """
 
     holds = ("image", "captions", "label")
@@ -87,7 +85,7 @@ class Shards(Source):
             faults = [*self._unusable.values(), *self.skipped]
             wanted = " and ".join(name for name in needs if name != "image") or "image"
             raise UserError(
-                f"{root}: the shards hold no image with {wanted} to train on{first_fault(faults)}; check data.root"
+                f"{root}: the shards have no image with {wanted} to train on{first_fault(faults)}; check data.root"
             )
         self._check_labels()
 
@@ -126,7 +124,7 @@ class Shards(Source):
         return {split: samples.part(indices) for split, indices in parts.items()}
 
     def _class_names(self, texts: Sequence[str], noted: list[str] | None) -> list[str]:
-        """Names of the classes: as `vlm shard` noted them; else sorted, or the numbers up to the largest."""
+        """Names of the classes: as written by `vlm shard`; else sorted, or the numbers up to the largest."""
         names = noted or sorted(set(texts))
         if not noted and names and all(name.isdecimal() and name.isascii() and len(name) < 7 for name in names):
             names = [str(number) for number in range(1 + max(map(int, names)))]
@@ -142,14 +140,14 @@ class Shards(Source):
             for index, text in enumerate(_classes_of(samples)):
                 if text not in self._labels:
                     raise UserError(
-                        f"{samples.name(index)}: is of class {text!r}, which the training shards do not have; "
-                        "leave its shard out, or add such images to train"
+                        f"{samples.name(index)}: has class {text!r}, which the training shards lack; "
+                        "remove its shard, or add such images to train"
                     )
 
     def _open(self, shards: Sequence[Shard]) -> list[Opened]:
-        """The shards with their indexes; those that have none are noted where all faults are looked for."""
+        """Opens the shards with their indexes; inside `lenient`, failures are recorded."""
         opened = []
-        pool = ThreadPoolExecutor(AT_ONCE)  # a store takes its time to answer
+        pool = ThreadPoolExecutor(AT_ONCE)  # object stores are slow to respond
         try:
             for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
                 if isinstance(index, ShardIndex):
@@ -179,7 +177,7 @@ class Shards(Source):
                 self.skipped.append(Skipped(line, kind))
 
     def _usable(self, shards: Sequence[Opened]) -> Samples:
-        """The samples of a split that can be used, each of a name of its own."""
+        """The usable samples of a split, with unique names."""
         kept: list[tuple[int, int]] = []
         for number, shard in enumerate(shards):
             for at, record in enumerate(shard.index.records()):
@@ -189,7 +187,7 @@ class Shards(Source):
                 elif "label" in self.needs and not record.label:
                     self.skipped.append(Skipped(f"{name}: has no class", ""))
                 elif name in self._seen:
-                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; leave one of them out")
+                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; remove one of them")
                 else:
                     self._seen[name] = shard.path
                     kept.append((number, at))
@@ -202,7 +200,7 @@ class Shards(Source):
 
 
 def _class(record: ShardRecord) -> str:
-    """The class of a sample as its shard has it, a number without leading zeros."""
+    """The class of a sample, without leading zeros if it is a number."""
     text = record.label or ""
     return text.lstrip("0") or "0" if text.isdecimal() else text
 
@@ -212,7 +210,7 @@ def _classes_of(samples: Samples) -> list[str]:
 
 
 def _common(paths: Sequence[str]) -> int:
-    """Number of characters of the folder that all of these lie in: names do not change where the data set moves."""
+    """Length of the common folder of these paths, so that names stay the same when the data set is moved."""
     folders = [path.split("/")[:-1] for path in paths]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
     return sum(len(parts[0]) + 1 for parts in shared)

@@ -1,4 +1,4 @@
-"""Questions about passages whose answers are parts of them, in SQuAD's JSON (Rajpurkar et al. 2016, 2018)."""
+"""Extractive question answering in SQuAD's JSON format (Rajpurkar et al. 2016, 2018)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,21 +14,20 @@ LAYOUT = "give a file in SQuAD's layout, data[].paragraphs[].qas[]"
 
 
 class Squad(TextSource):
-    """Questions in SQuAD's layout, 1.1, or 2.0 with some that have no answer (``is_impossible``).
+    """Questions in the format of SQuAD 1.1, or 2.0 with unanswerable questions (``is_impossible``).
 
-    Each answer must stand in its context where ``answer_start`` says, counted in Unicode code points. A question with
-    one that does not is not used. Splits that no file holds are drawn from training by passage, so that none stands in
-    two of them.
+    Each answer must be at ``answer_start`` in its context, counted in Unicode code points; other questions are skipped.
+    Missing splits are drawn from training by passage, so that no passage is in two splits.
 
     Args:
-        path: The file or files; of training alone where `val_path` or `test_path` is given.
-        val_path: A file of validation.
-        test_path: A file of test.
-        val_fraction: Part of the passages held out for validation where no file is.
-        test_fraction: Part of the passages held out for test where there is one file of questions alone.
-        seed: Seed of which are held out.
+        path: The file or files; for training only if `val_path` or `test_path` is given.
+        val_path: File for validation.
+        test_path: File for test.
+        val_fraction: Share of passages held out for validation if there is no file for it.
+        test_fraction: Share of passages held out for test if there is only one file.
+        seed: Seed of the held-out passages.
     Raises:
-        UserError: A file is missing, no JSON or of another layout, or no question of it can be used.
+        UserError: A file is missing, not JSON or in another format, or has no usable question.
     """
 
     holds = ("question", "context", "answers")
@@ -54,7 +53,7 @@ class Squad(TextSource):
         parts = draw([known["context"] for _, known in samples], fractions, seed)
         drawn = {name: [samples[index] for index in indices] for name, indices in parts.items()}
         if not drawn["train"]:
-            raise UserError(f"data.path: nothing is left to train on of {len(samples)} questions; hold out less")
+            raise UserError(f"data.path: none of {len(samples)} questions is left to train on; hold out less")
         self._take(self._samples | drawn)
 
     def samples(self, path: Path) -> Iterator[Sample]:
@@ -69,18 +68,18 @@ class Squad(TextSource):
             elif not answers and not question.get("is_impossible"):
                 fault, kind = "no answer", "question without an answer"
             elif wrong := next((one for one in answers if not _stands(one, context)), None):
-                fault, kind = f"the answer {wrong[0]!r} does not stand at {wrong[1]}", "answer not in its context"
+                fault, kind = f"the answer {wrong[0]!r} is not at {wrong[1]}", "answer not in its context"
             elif not id or id in seen:
-                fault, kind = "its id stands there twice" if id else "no id", "question without an id of its own"
+                fault, kind = "its id is repeated" if id else "no id", "question without an id of its own"
             if fault:
-                self._skip(path, where, f"{fault}; the question is not used", kind)
+                self._skip(path, where, f"{fault}; the question is skipped", kind)
             else:
                 yield Sample(id, {"question": text, "context": context, "answers": answers})
             seen.add(id)
 
 
 def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The samples of several files, whose ids may be alike: the second of an id is ID#2."""
+    """The samples of several files; the second sample with the same id becomes ID#2."""
     counts: Counter[str] = Counter()
     for id, known in samples:
         counts[id] += 1
@@ -88,13 +87,13 @@ def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tu
 
 
 def _stands(answer: tuple[str, int], context: str) -> bool:
-    """True for a text that stands in the context at its place, and holds more than white space."""
+    """Returns True if the answer is at its offset in the context and not blank."""
     text, start = answer
     return bool(text.strip()) and start >= 0 and context[start : start + len(text)] == text
 
 
 def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Each question of a file with its place in the file and its context."""
+    """Yields each question of a file with its position in the file and its context."""
     try:
         whole = parse_json(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -103,7 +102,7 @@ def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         for within, paragraph in _entries(path, at, article, "paragraphs"):
             context = paragraph.get("context")
             if not isinstance(context, str):
-                raise UserError(f"{path}, {within}: has no text for its context; {LAYOUT}")
+                raise UserError(f"{path}, {within}: the context is not text; {LAYOUT}")
             for where, question in _entries(path, within, paragraph, "qas"):
                 yield where, context, question
 
@@ -113,18 +112,18 @@ def _answers(path: Path, where: str, question: Mapping[str, Any]) -> list[tuple[
     for at, answer in _entries(path, where, question, "answers"):
         text, start = answer.get("text"), answer.get("answer_start")
         if not isinstance(text, str) or type(start) is not int:
-            raise UserError(f"{path}, {at}: lacks a text or a whole number as answer_start; {LAYOUT}")
+            raise UserError(f"{path}, {at}: lacks a text or an integer answer_start; {LAYOUT}")
         answers.append((text, start))
     return answers
 
 
 def _entries(path: Path, where: str, holder: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects of a list within an object, each with its place in the file."""
+    """Yields the objects of a list in an object, each with its position in the file."""
     items: Sequence[Any] | None = holder.get(name) if isinstance(holder, dict) else None
     place = f"{where}.{name}" if where else name
     if not isinstance(items, list):
         raise UserError(f"{path}: has no list {place}; {LAYOUT}")
     for number, item in enumerate(items):
         if not isinstance(item, dict):
-            raise UserError(f"{path}, {place}[{number}]: is no object; {LAYOUT}")
+            raise UserError(f"{path}, {place}[{number}]: is not an object; {LAYOUT}")
         yield f"{place}[{number}]", item

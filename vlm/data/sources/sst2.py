@@ -1,4 +1,4 @@
-"""The Stanford Sentiment Treebank in two classes (SST-2)."""
+"""The Stanford Sentiment Treebank with two classes (SST-2)."""
 
 import re
 from collections.abc import Iterator
@@ -17,15 +17,14 @@ PHRASES = "train_phrases.tsv"
 class SST2(TextTable):
     """Sentences of film reviews, positive or negative (Socher et al. 2013).
 
-    The files of sentences are those that Kim 2014 trained on, ``stsa.binary.train``, ``dev`` and ``test``, a label and
-    a sentence a line. GLUE's training file has the phrases that the trees of the training sentences hold.
+    The files of sentences are those of Kim 2014: ``stsa.binary.train``, ``dev`` and ``test``, with one label and
+    sentence per line. GLUE's training file has the phrases of the training sentences' parse trees.
 
     Args:
         root: Folder of the files.
-        phrases: Whether the phrases train beside the sentences. What has the words of a sentence of dev or test never
-            does.
+        phrases: Whether to train on phrases too. Phrases with the words of a dev or test sentence are never used.
     Raises:
-        UserError: A file is missing, or a line of it is malformed.
+        UserError: A file is missing, or a line is malformed.
     """
 
     name = "SST-2"
@@ -33,7 +32,7 @@ class SST2(TextTable):
     def __init__(self, *, root: str, phrases: bool = False) -> None:
         folder = Path(root)
         if not folder.is_dir():
-            raise UserError(f"data.root={root}: no such folder; set it to that of stsa.binary.train")
+            raise UserError(f"data.root={root}: no such folder; set it to the folder of stsa.binary.train")
         train, val, test = (folder / f"stsa.binary.{name}" for name in ("train", "dev", "test"))
         files = [train, *([folder / PHRASES] if phrases else []), val, test]
         if missing := next((path for path in files if not path.is_file()), None):
@@ -53,12 +52,12 @@ class SST2(TextTable):
             if not text:
                 self._skip(path, cells.where, "no text", "empty text")
             elif label not in CLASSES:
-                raise UserError(f"{path}, {cells.where}: the label {label!r} is neither 0 nor 1; mend it")
+                raise UserError(f"{path}, {cells.where}: the label {label!r} is neither 0 nor 1; correct it")
             else:
                 yield Sample(f"{'phrase ' if phrases else ''}{cells.where}", {"text": text, "label": CLASSES[label]})
 
     def _leave_out_held_out(self) -> None:
-        """Takes from training every text that has the words of a sentence of dev or test, whatever its punctuation."""
+        """Removes training texts with the same words as a dev or test sentence, regardless of punctuation."""
         held = {_words(known["text"]): split for split in ("val", "test") for _, known in self._samples[split]}
         kept = []
         for id, known in self._samples["train"]:
@@ -66,7 +65,7 @@ class SST2(TextTable):
             if split is None:
                 kept.append((id, known))
             else:
-                line = f"{id}: {known['text']!r} has the words of a sentence of {split}; it is not trained on"
+                line = f"{id}: {known['text']!r} has the words of a sentence of {split}; it is skipped"
                 self.skipped.append(Skipped(line, "held out"))
         self._samples["train"] = kept
 

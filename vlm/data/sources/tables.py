@@ -1,4 +1,4 @@
-"""Tables, read by the names of their columns: CSV, TSV, JSON lines, lines without a header, Parquet and Arrow."""
+"""Readers of tables by column name: CSV, TSV, JSON lines, lines without a header, Parquet and Arrow."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from vlm.data.records import SPLITS
 from vlm.data.store import columns as stored
 from vlm.errors import UserError
 
-PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # what may part the cells, the usual one first
+PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters, the usual one first
 LINES = (".jsonl", ".ndjson")
 TABLES = (*PARTED, *LINES, ".json", *stored.SUFFIXES)
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
@@ -20,16 +20,16 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Cells(NamedTuple):
-    """The cells of a row by the config's key of their column, and the row's place in its file."""
+    """The cells of a row, keyed by the config's key of their column, and the row's position in the file."""
 
     values: dict[str, Any]
     where: str
 
     def split(self, path: Path) -> str | None:
-        """The split that the row states; None where its table has no column of splits, or JSON's null there.
+        """The split of the row; None if the table has no such column or the value is null.
 
         Raises:
-            UserError: It is none.
+            UserError: The value is not a split.
         """
         split = self.values.get("split_column")
         return None if split is None else parse_split(str(split), path, self.where)
@@ -39,16 +39,16 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file, with or without a byte order mark.
 
     Raises:
-        UserError: If the file cannot be read, or a line of it is not UTF-8.
+        UserError: The file cannot be read, or is not UTF-8.
     """
     try:
         return decode_text(path.read_bytes(), path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+        raise UserError(f"{path}: {error.strerror}; give a readable file") from error
 
 
 def decode_text(data: bytes, path: Path) -> str:
-    """UTF-8 with or without a byte order mark.
+    """Decodes UTF-8 with or without a byte order mark.
 
     Raises:
         UserError: A line is not UTF-8.
@@ -61,10 +61,10 @@ def decode_text(data: bytes, path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    r"""The value that a JSON text holds.
+    r"""Parses a JSON text.
 
     Raises:
-        ValueError: It is none, or has half of a surrogate pair (``\ud800``), which is no character.
+        ValueError: It is invalid, or has half of a surrogate pair (``\ud800``), which is not a character.
         RecursionError: It is nested too deeply.
     """
     value = json.loads(text)
@@ -73,19 +73,19 @@ def parse_json(text: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start].encode("unicode_escape").decode()
-            raise ValueError(f"{half} is half of a surrogate pair, no character") from error
+            raise ValueError(f"{half} is half of a surrogate pair, not a character") from error
     return value
 
 
 def parse_split(value: str, path: Path, where: str) -> str:
-    """One of ``train``, ``val``, ``test`` for any of the names they go by.
+    """Converts a name of a split, or a synonym, to ``train``, ``val`` or ``test``.
 
     Raises:
-        UserError: If it is none of them.
+        UserError: The name is unknown.
     """
     split = SPLITS.get(value.strip().lower())
     if split is None:
-        raise UserError(f"{path}, {where}: unknown split {value!r}; the known ones are {', '.join(SPLITS)}")
+        raise UserError(f"{path}, {where}: unknown split {value!r}; choose from {', '.join(SPLITS)}")
     return split
 
 
@@ -94,16 +94,16 @@ def read_cells(
 ) -> Iterator[Cells]:
     """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
-    A Parquet or Arrow file, or a folder of some, is a table too; an image in it is named FILE/ROW. Columns are found
-    whatever their case, ``image`` and ``caption`` also as ``file_name`` and ``text``. What parts the cells is known by
-    the header: of the usual delimiters, the one that shows most of the columns.
+    Parquet or Arrow files, and folders of them, are tables too; images in them are named FILE/ROW. Column names are
+    case-insensitive; ``image`` and ``caption`` may also be ``file_name`` and ``text``. The delimiter is the one that
+    finds most of the columns in the header.
 
     Args:
-        columns: Key of the config -> name of the column. The one of ``split_column`` may be absent if it is ``split``.
-        names: The columns of a file without a header, whose lines have no quotes; the last one holds the rest.
-        delimiter: What parts them there.
+        columns: Column name by key of the config. The one of ``split_column`` is optional if it is ``split``.
+        names: Columns of a file without a header and quotes; the last one takes the rest of the line.
+        delimiter: Delimiter of such a file.
     Raises:
-        UserError: If the file's kind is unknown, columns are missing (all of them are named), or a line is malformed.
+        UserError: The file type is unknown, columns are missing (all are named), or a line is malformed.
     """
     suffix = path.suffix.lower()
     if stored.is_columns(path):
@@ -117,11 +117,11 @@ def read_cells(
     elif suffix in TABLES:
         yield from _json_rows(path, _json_array(path, read_text(path)), columns)
     else:
-        raise UserError(f"{path}: not a kind of table that can be read; data.path takes {', '.join(TABLES)}")
+        raise UserError(f"{path}: unknown type of table; data.path takes {', '.join(TABLES)}")
 
 
 def find_column(name: str, present: Collection[str]) -> str | None:
-    """The column of this name, or of its synonym; its letters may be of another case in one column alone."""
+    """The column with this name or its synonym; case is ignored if the match is unique."""
     for wanted in filter(None, (name, SYNONYMS.get(name))):
         if wanted in present:
             return wanted
@@ -132,10 +132,10 @@ def find_column(name: str, present: Collection[str]) -> str | None:
 
 
 def _find_columns(place: str, present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """Key of the config -> the column that is there.
+    """Finds the columns; returns their names by key of the config.
 
     Raises:
-        UserError: Some are not; it names them all.
+        UserError: Columns are missing; it names all of them.
     """
     known = {key: find_column(name, present) for key, name in columns.items()}
     missing = [
@@ -144,7 +144,7 @@ def _find_columns(place: str, present: Collection[str], columns: Mapping[str, st
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
         if not present:
-            raise UserError(f"{place}: is empty; a table has the columns {lacking}")
+            raise UserError(f"{place}: is empty; it needs the columns {lacking}")
         keys = " and ".join(f"data.source.{key}" for key in missing)
         shown = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""
@@ -153,7 +153,7 @@ def _find_columns(place: str, present: Collection[str], columns: Mapping[str, st
 
 
 def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
-    """Rows of tables stored by columns; a split that no column states is that of the file."""
+    """Rows of columnar tables; the split defaults to that of the file."""
     for file, split in stored.column_files(path):
         table = stored.open_columns(file)
         known = _find_columns(str(file), table.names, columns)
@@ -178,20 +178,20 @@ def _line_rows(
         cells = line.split(delimiter, len(names) - 1)
         if len(cells) < len(names):
             raise UserError(
-                f"{path}, line {number}: {len(cells)} cells where {', '.join(names)} are {len(names)}; mend it, or set "
-                "data.source.columns and data.source.delimiter"
+                f"{path}, line {number}: {len(cells)} cells instead of the {len(names)} columns {', '.join(names)}; "
+                "correct it, or set data.source.columns and data.source.delimiter"
             )
         row = dict(zip(names, cells, strict=True))
         yield Cells({key: row[column] for key, column in known.items()}, f"line {number}")
 
 
 def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
-    """The delimiter under which the header has most of the columns, the first of equals."""
+    """The delimiter that finds most of the columns in the header; the first one of equals."""
 
     def count(delimiter: str) -> int:
         try:
             header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
-        except csv.Error:  # quotes end before another delimiter
+        except csv.Error:  # a quoted cell ends before another delimiter
             return 0
         return sum(find_column(name, header) is not None for name in names)
 
@@ -199,8 +199,8 @@ def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
 
 
 def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]) -> Iterator[Cells]:
-    csv.field_size_limit(2**31 - 1)  # a caption may be longer than Python's 131,072 characters
-    # Strict, because else a stray quote silently swallows the rows that follow it.
+    csv.field_size_limit(2**31 - 1)  # captions may be longer than Python's default of 131,072 characters
+    # Strict, because otherwise a stray quote silently swallows the following rows.
     delimiter = _delimiter(text.lstrip("\r\n"), delimiters, columns.values())
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -215,14 +215,14 @@ def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]
             where = f"line {reader.line_num}"
             if len(row) > len(header) and any(row[len(header) :]):
                 raise UserError(
-                    f"{path}, {where}: {len(row)} fields under {len(header)} columns; "
-                    'put quotes (") around cells that hold the delimiter'
+                    f"{path}, {where}: {len(row)} fields for {len(header)} columns; "
+                    'put quotes (") around cells that contain the delimiter'
                 )
             row += [""] * (len(header) - len(row))
             yield Cells({key: row[place] for key, place in known.items()}, where)
     except csv.Error as error:
         raise UserError(
-            f'{path}, line {reader.line_num}: {error}; put quotes (") around such a cell and double those inside'
+            f'{path}, line {reader.line_num}: {error}; quote (") the cell and double the quotes inside'
         ) from error
 
 
@@ -232,7 +232,7 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"line {number}", parse_json(line)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number}: not JSON ({error}); give one object a line") from error
+                raise UserError(f"{path}, line {number}: not JSON ({error}); give one object per line") from error
 
 
 def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
@@ -240,16 +240,16 @@ def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         array = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path}: not JSON ({error}); give an array of objects, or one object a line as .jsonl"
+            f"{path}: not JSON ({error}); give an array of objects, or a .jsonl file with one object per line"
         ) from error
     if not isinstance(array, list):
-        raise UserError(f"{path}: not an array of objects; give one (data=coco reads COCO's annotations)")
+        raise UserError(f"{path}: not an array of objects; give one (COCO annotations are read by data=coco)")
     yield from ((f"object {number}", record) for number, record in enumerate(array, 1))
 
 
 def _json_rows(path: Path, records: Iterable[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[Cells]:
     for where, record in records:
         if not isinstance(record, dict):
-            raise UserError(f"{path}, {where}: not a JSON object; give each row as one")
+            raise UserError(f"{path}, {where}: not a JSON object; every row must be one")
         known = _find_columns(f"{path}, {where}", record, columns)
         yield Cells({key: record[column] for key, column in known.items()}, where)

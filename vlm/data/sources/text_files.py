@@ -1,4 +1,4 @@
-"""Text of one's own: a file, or a folder of files."""
+"""Your own text: a file, or a folder of files."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -14,22 +14,22 @@ SUFFIXES = (".txt", ".md")
 
 
 class TextFiles(Source):
-    """Text of one's own: a file, which is one document, or a folder, where each .txt or .md file is one.
+    """Your own text: a file (one document), or a folder in which each .txt or .md file is a document.
 
-    The splits are the files where `val_path` or `test_path` is given, or the sub-folders where all files lie in some
-    that are named as splits are. What is still to be held out is taken from train: of several files some, chosen by
-    name, of a single one its last part (as nanoGPT does).
+    Splits are separate files if `val_path` or `test_path` is given, or subfolders if all files are in folders named
+    like splits. Missing splits are held out from train: some of several files, chosen by name, or the last part of a
+    single one (as in nanoGPT).
 
     Args:
         path: A file.
-        root: A folder; it and `path` exclude each other.
-        val_path: A file of validation alone, beside `path`.
-        test_path: A file of test alone, beside `path`.
-        val_fraction: Part held out for validation where there is none.
-        test_fraction: Part held out for test where there is neither validation nor test.
-        seed: Seed of which files are held out.
+        root: A folder; excludes `path`.
+        val_path: File for validation, with `path`.
+        test_path: File for test, with `path`.
+        val_fraction: Share held out for validation if there is no validation split.
+        test_fraction: Share held out for test if there is neither a validation nor a test split.
+        seed: Seed of the held-out files.
     Raises:
-        UserError: A file or folder is missing or empty, or the fractions leave no text for a split.
+        UserError: A file or folder is missing or empty, or the fractions leave a split without text.
     """
 
     holds = ("document",)
@@ -47,15 +47,15 @@ class TextFiles(Source):
         seed: int = 0,
     ) -> None:
         if (path is None) == (root is None):
-            raise UserError("data.path, data.root: give one of them: data.path=FILE, or data.root=FOLDER of text files")
+            raise UserError("data.path, data.root: give one of them, data.path=FILE or data.root=FOLDER of text files")
         if root is not None and (val_path or test_path):
             raise UserError(
-                "data.val_path, data.test_path: only for data.path; in a data.root, name folders train and val"
+                "data.val_path, data.test_path: only with data.path; in data.root, use folders named train and val"
             )
         if not 0 < val_fraction < 1 or test_fraction < 0 or val_fraction + test_fraction >= 1:
             raise UserError(
-                f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: give a number "
-                "above 0 and one from 0, with a sum below 1"
+                f"data.source.val_fraction={val_fraction} and data.source.test_fraction={test_fraction}: the first "
+                "must be above 0, the second at least 0, and their sum below 1"
             )
         self.skipped: list[str] = []
         paths = {"train": path, "val": val_path, "test": test_path}
@@ -71,23 +71,21 @@ class TextFiles(Source):
         return Listed(self._parts[name], _record)
 
     def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
-        """The documents of a folder and of all within it, by split where all lie in folders named as splits are."""
+        """The documents of a folder and its subfolders, by split if all are in folders named like splits."""
         if not root.is_dir():
             what = "is a file; give it as data.path" if root.is_file() else "no such folder; set data.root to one"
             raise UserError(f"data.root={root}: {what}")
         texts = _walk(root)
         documents = [FileDocument(path, path.relative_to(root).as_posix()) for path in texts if _size(path)]
-        self.skipped = [f"{path}: is empty, or leads nowhere" for path in texts if not _size(path)]
+        self.skipped = [f"{path}: is empty, or a broken link" for path in texts if not _size(path)]
         if not documents:
-            raise UserError(
-                f"data.root={root}: holds no text in files that end in .txt or .md; set it to another folder"
-            )
+            raise UserError(f"data.root={root}: has no text in .txt or .md files; set it to another folder")
         folders = [each.name.partition("/") for each in documents]
         named = [SPLITS.get(folder.lower()) if inside else None for folder, inside, _ in folders]
         if None in named:
             return {"train": documents}
         if "train" not in named:
-            raise UserError(f"data.root={root}: has folders for splits, but none for train; add it")
+            raise UserError(f"data.root={root}: has folders of splits, but none called train; add it")
         parts: dict[str, list[FileDocument]] = {}
         for split, each in zip(named, documents, strict=True):
             parts.setdefault(str(split), []).append(each)
@@ -109,7 +107,7 @@ def _file(split: str, path: Path) -> FileDocument:
 
 
 def _walk(root: Path) -> list[Path]:
-    """The text files of a folder and of those within it, sorted; none whose name begins with a dot."""
+    """The text files of a folder and its subfolders, sorted, without hidden ones."""
     names = (folder + name for folder, _, names in walk(root) for name in names if name[0] != ".")
     return sorted(root / name for name in names if name.lower().endswith(SUFFIXES))
 
@@ -119,7 +117,7 @@ def _size(path: Path) -> int:
 
 
 def _hold_out(train: list[FileDocument], held: dict[str, float], seed: int) -> dict[str, list[FileDocument]]:
-    """Takes parts of train for other splits; by a hash of the name, so that a file stays where it is among others."""
+    """Takes parts of train for other splits, by a hash of the name, so that adding files moves few others."""
     if len(train) == 1:
         cuts = [1.0]
         for part in reversed(held.values()):
@@ -127,12 +125,12 @@ def _hold_out(train: list[FileDocument], held: dict[str, float], seed: int) -> d
         bounds = zip(("train", *held), pairwise([0.0, *cuts]), strict=True)
         return {split: [replace(train[0], start=start, stop=stop)] for split, (start, stop) in bounds}
     if len(train) <= len(held):
-        raise UserError(f"data.root: {len(train)} files are too few for {len(held) + 1} splits; add some")
+        raise UserError(f"data.root: {len(train)} files are too few for {len(held) + 1} splits; add files")
     places = {each: key("split", seed, each.name) / 2**63 for each in train}
     left, parts, bound = sorted(train, key=places.__getitem__), {}, 0.0
     for rest, (split, part) in zip(range(len(held), 0, -1), held.items(), strict=True):
         bound += part
         drawn = sum(places[each] < bound for each in left)
-        count = min(max(1, drawn), len(left) - rest)  # each split gets a file, however few there are
+        count = min(max(1, drawn), len(left) - rest)  # at least one file per split
         parts[split], left = left[:count], left[count:]
     return {split: sorted(files, key=lambda each: each.path) for split, files in {"train": left, **parts}.items()}

@@ -1,4 +1,4 @@
-"""Text files whose folders name their classes, in a folder or in a tar."""
+"""Text files in class folders, in a folder or a tar."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -11,14 +11,14 @@ from vlm.errors import Share, UserError
 
 
 class TextFolders(ClassFolders):
-    """Text files in class folders, laid out as images are in ClassFolders.
+    """Text files in class folders, in the layout of ClassFolders.
 
     Args:
-        root, path, val_fraction, test_fraction, seed: As in ClassFolders.
-        val_names, test_names: Pattern of the names of files, such as ``cv9*``, that are held out where no folders say
-            the splits; None to draw them.
+        root, path, val_fraction, test_fraction, seed: See ClassFolders.
+        val_names, test_names: Pattern of names of files to hold out, such as ``cv9*``, if no folders define splits;
+            None to draw them.
     Raises:
-        UserError: As ClassFolders; when a file is read, it is no UTF-8.
+        UserError: As in ClassFolders; or, when it is read, a file is not UTF-8.
     """
 
     holds = ("text", "label")
@@ -45,7 +45,7 @@ class TextFolders(ClassFolders):
         try:
             text = decode_text(self.place.read(file.path), place)
         except ImageError as fault:
-            raise UserError(f"{fault}; give files that can be read") from fault
+            raise UserError(f"{fault}; give readable files") from fault
         known = {"text": text.strip(), "label": file.label, "class": self.classes[file.label]}
         return Record(file.path, known, read_stamp=lambda: self.place.stamp(file.path))
 

@@ -1,4 +1,4 @@
-"""The base of sources of text samples: files of each split, or parts of one file."""
+"""Base of sources of texts: files of each split, or parts of one file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from vlm.errors import Share, UserError
 
 
 class Sample(NamedTuple):
-    """A sample of a file: its first line, what is known of it, and the split that the file states for it."""
+    """A sample of a file: its first line, its values, and its split if the file has one."""
 
     line: str
     known: Mapping[str, Any]
@@ -20,12 +20,12 @@ class Sample(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its place in the file, for messages."""
+        """Its position in the file, for messages."""
         return f"line {self.line}" if self.line.isdecimal() else self.line
 
 
 class FileOptions(TypedDict):
-    """Constructor's arguments by which a source reads files; see `TextSource._read`."""
+    """Arguments for reading files; see `TextSource._read`."""
 
     path: str
     val_path: NotRequired[str | None]
@@ -36,14 +36,14 @@ class FileOptions(TypedDict):
 
 
 class TextSource(Source):
-    """A source reads its files when it is made. What cannot be used has a line in `skipped`.
+    """Base of sources of texts. It reads its files on creation; unusable samples are listed in `skipped`.
 
-    A subclass defines `samples` and calls `_read`. The splits are the files where `val_path` or `test_path` is given,
-    else what the samples state, else drawn, of samples in classes each class keeping its share.
+    A subclass defines `samples` and calls `_read`. Splits are separate files if `val_path` or `test_path` is given,
+    else the samples' own splits, else drawn, with stratification if samples have labels.
     """
 
     def samples(self, path: Path) -> Iterator[Sample]:
-        """The samples of a file, in its order."""
+        """Yields the samples of a file, in order."""
         raise TypeError(f"{type(self).__name__} reads no file")
 
     def open(self, name: str) -> Split:
@@ -65,26 +65,27 @@ class TextSource(Source):
         """Reads the files of the splits.
 
         Args:
-            path: The file or files; of training alone where `val_path` or `test_path` is given.
-            val_path: A file of validation.
-            test_path: A file of test.
-            val_fraction: Part of the samples held out for validation where a single file states no splits.
-            test_fraction: Part of the samples held out for test there.
-            seed: Seed of which samples are held out.
+            path: The file or files; for training only if `val_path` or `test_path` is given.
+            val_path: File for validation.
+            test_path: File for test.
+            val_fraction: Share of samples held out for validation if a single file has no splits.
+            test_fraction: The same for test.
+            seed: Seed of the held-out samples.
         Raises:
-            UserError: A file is missing or holds nothing, some samples state a split and others do not, or some of the
-                training file say that they are held out.
+            UserError: A file is missing or has no usable sample, only some samples have a split, or a training row is
+            marked
+                as another split.
         """
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []
         paths = {"train": path, "val": val_path, "test": test_path}
         files = {split: _files(split, path) for split, path in paths.items() if path is not None}
         if not files.get("train"):
-            raise UserError("data.path: has no value; give data.path=FILE, of training")
+            raise UserError("data.path: is not set; give data.path=FILE for training")
         samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
         for split, own in files.items():
             if not samples[split]:
-                raise UserError(f"{own[0]}: holds no sample that can be used{first_fault(self.skipped)}")
+                raise UserError(f"{own[0]}: has no usable sample{first_fault(self.skipped)}")
             for one in samples[split] if len(files) > 1 and split == "train" else ():
                 if one.split in ("val", "test"):
                     raise UserError(held_out(own[0], one.where, one.split))
@@ -95,20 +96,20 @@ class TextSource(Source):
         self._take(parts)
 
     def _take(self, parts: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> None:
-        """Takes the samples of all splits."""
+        """Sets the samples of all splits."""
         self._samples = {name: parts[name] for name in NAMES if parts.get(name)}
         self.splits = tuple(self._samples)
 
     def _parts(
         self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int
     ) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-        """The splits of one file."""
+        """Divides one file into splits."""
         rows = [(one.line, one.known) for one in samples]
         stated = {one.split for one in samples}
         if None not in stated:
             return {name: [row for row, one in zip(rows, samples, strict=True) if one.split == name] for name in NAMES}
         if len(stated) > 1:
-            raise UserError(f"{path}: some rows have a split, others none; give each or none of them one")
+            raise UserError(f"{path}: only some rows have a split; give all or none of them one")
         names = [self._drawn_as(one) for one in samples]
         if "label" in self.holds:
             parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)
@@ -117,7 +118,7 @@ class TextSource(Source):
         return {name: [rows[index] for index in sorted(indices)] for name, indices in parts.items()}
 
     def _drawn_as(self, sample: Sample) -> str:
-        """The name by which a sample is held out."""
+        """The name that is hashed to hold samples out."""
         return sample.line
 
     def _skip(self, path: Path, where: str, what: str, kind: str) -> None:

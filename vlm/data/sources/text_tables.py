@@ -1,4 +1,4 @@
-"""Tables of texts: with a label each, or with their translations."""
+"""Tables of texts with labels, or with translations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from vlm.errors import UserError
 
 
 class TableOptions(FileOptions):
-    """Constructor's arguments of all tables; see TableSource."""
+    """Arguments of all tables; see TableSource."""
 
     split_column: NotRequired[str]
     columns: NotRequired[Sequence[str] | None]
@@ -22,16 +22,16 @@ class TableSource(TextSource):
     """CSV and TSV files with a header, JSON lines, or lines without a header.
 
     Args:
-        named: Column of each part of a sample, by the part's name.
-        split_column: Name of the column of splits; ``split`` may be absent.
-        columns: The columns of files without a header, in their order; the last one holds the rest of the line.
-        delimiter: What parts these columns; a tab by default.
-        files: As `_read` takes them.
+        named: Column name of each value of a sample.
+        split_column: Name of the column of splits; ``split`` is optional.
+        columns: Columns of files without a header, in order; the last one takes the rest of the line.
+        delimiter: Delimiter of such files; default a tab.
+        files: See `_read`.
     Raises:
-        UserError: A file or column is missing, or a row malformed.
+        UserError: A file or column is missing, or a row is malformed.
     """
 
-    spaces: str | None = None  # characters cut off at both ends of a cell; None for all white space
+    spaces: str | None = None  # characters to strip from cells; None for all white space
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TableSource(TextSource):
             name = key.removesuffix("_column")
             if name == "split":
                 continue
-            value = "" if value is None else value  # JSON's null is an empty cell
+            value = "" if value is None else value  # null in JSON is an empty cell
             if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
                 raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
             known[name] = str(value).strip(self.spaces)
@@ -73,11 +73,11 @@ class TextTable(TableSource):
 
     Args:
         text_column: Name of the column of texts.
-        pair_column: Name of the column of second texts; None where a sample is one text.
+        pair_column: Name of the column of second texts; None for single texts.
         label_column: Name of the column of labels.
-        options: As TableSource takes them; each class is held out of by its share.
+        options: See TableSource; held-out samples are stratified by class.
     Raises:
-        UserError: As TableSource; or there are fewer than two labels, or val or test have one that train lacks.
+        UserError: As in TableSource; or there are fewer than two labels, or val or test has one that train lacks.
     """
 
     holds = ("text", "label")
@@ -96,12 +96,12 @@ class TextTable(TableSource):
         self._number_labels(options["path"])
 
     def _number_labels(self, path: str) -> None:
-        """Gives each label its number, in the order of their names."""
+        """Numbers the labels in alphabetical order."""
         if "train" not in self._samples:
-            raise UserError(f"{path}: has no samples of train, only of {' and '.join(self._samples)}; give some")
+            raise UserError(f"{path}: has no training samples, only {' and '.join(self._samples)}; add some")
         self.classes = sorted({known["label"] for _, known in self._samples["train"]})
         if len(self.classes) < 2:
-            raise UserError(f"{path}: has one label alone, {self.classes[0]}, where there must be two or more")
+            raise UserError(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
         labels = {name: label for label, name in enumerate(self.classes)}
         for split in NAMES:
             self._samples |= {split: [self._numbered(split, row, labels) for row in self._samples.get(split, [])]}
@@ -112,19 +112,19 @@ class TextTable(TableSource):
         id, known = row
         name = known["label"]
         if name not in labels:
-            raise UserError(f"data: the label {name!r} of {id} in {split} is none of train's; mend it, or add to train")
+            raise UserError(f"data: the label {name!r} of {id} in {split} is not in train; fix it, or add it to train")
         return id, {**known, "label": labels[name], "class": name}
 
 
 class TranslationTable(TableSource):
-    """Texts with their translations.
+    """Texts with translations.
 
     Args:
         text_column: Name of the column of texts.
         translation_column: Name of the column of translations.
-        options: As TableSource takes them.
+        options: See TableSource.
     Raises:
-        UserError: As TableSource.
+        UserError: As in TableSource.
     """
 
     holds = ("text", "translation")

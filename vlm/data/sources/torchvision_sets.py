@@ -1,4 +1,4 @@
-"""CIFAR-10, FashionMNIST and MNIST as torchvision reads and downloads them."""
+"""CIFAR-10, FashionMNIST and MNIST, read and downloaded by torchvision."""
 
 from functools import partial
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from vlm.errors import UserError
 
 
 class _Files(NamedTuple):
-    """Files of a set: their folder within the root, their names, and their home."""
+    """Files of a data set: folder in the root, file names, and web page."""
 
     folder: str
     names: str
@@ -29,14 +29,14 @@ SETS = {
 
 
 class TorchvisionSet(Source):
-    """A data set of `torchvision.datasets`, downloaded where it is not there yet.
+    """A data set of `torchvision.datasets`, downloaded if it is missing.
 
     Args:
         name: A name in `SETS`.
-        root: Folder of the files, as torchvision lays them out.
-        download: Whether to download what is not there.
+        root: Folder of the files, in torchvision's layout.
+        download: Whether to download missing files.
     Raises:
-        UserError: If the name is unknown, or the files are neither there nor to be had.
+        UserError: The name is unknown, or the files are missing and cannot be downloaded.
     """
 
     holds = ("image", "label")
@@ -55,7 +55,7 @@ class TorchvisionSet(Source):
         return Listed(range(len(self._labels[name])), partial(self._record, name))
 
     def _record(self, split: str, index: int, epoch: int) -> Record:
-        """An image by its place in the set's own order, which never changes."""
+        """An image by its index in the data set's own order."""
         pixels, label = self._pixels[split][index], self._labels[split][index]
         return Record(
             f"{split}/{index:05d}",
@@ -67,8 +67,8 @@ class TorchvisionSet(Source):
 
 
 def _load(name: str, root: str, train: bool, download: bool) -> Any:
-    """Torchvision's object of a split; it compares what it downloads and what it unpickles with known hashes."""
-    from torchvision import datasets  # takes a second to import, so only where it is used
+    """torchvision's data set of a split; it verifies hashes of the files that it downloads and unpickles."""
+    from torchvision import datasets  # takes a second to import
 
     kind = getattr(datasets, name)
     try:
@@ -82,8 +82,8 @@ def _load(name: str, root: str, train: bool, download: bool) -> Any:
             reason = fault
     files = SETS[name]
     raise UserError(
-        f"{root}: {name} is not there, {'and could not be downloaded' if download else 'and download is off'} "
+        f"{root}: {name} is missing, {'and could not be downloaded' if download else 'and download is off'} "
         f"({' '.join(str(reason).split())[:100]})\n"
-        f"put {files.names} (from {files.home}) into {Path(root) / files.folder}, where data.source.download=true "
-        "unpacks what is there, or set data.root to where they are"
+        f"put {files.names} (from {files.home}) into {Path(root) / files.folder} and set data.source.download=true to "
+        "unpack them, or set data.root to their folder"
     ) from reason

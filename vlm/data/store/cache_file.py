@@ -1,4 +1,4 @@
-"""Files of a cache: one process writes at a time, and a disk that is full ends in a line."""
+"""Helpers for cache files: a lock between processes, and an error message for failed writes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,20 @@ from vlm.errors import UserError
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be written ({error.strerror}); make room, or set runs to another folder", 1)
+    return UserError(f"{path}: cannot be written ({error.strerror}); free disk space, or set runs to another folder", 1)
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a file: one process or thread at a time; on a file system without locks, none waits.
+    """Locks a file against other processes and threads; has no effect on file systems without locks.
 
     Args:
-        path: The file to write; one of this name with ``.lock`` after it stays beside it.
+        path: The file to lock; the lock file, with suffix ``.lock``, is not deleted.
     Raises:
+        UserError: The folder is not writable.
         UserError: The folder cannot be written to.
     """
-    # A soft lock in the place of one that the file system lacks would stay for ever where its process is killed.
+    # No soft lock as a fallback: it would stay forever if its process is killed.
     lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Tables stored by columns: Parquet and Arrow files, and folders of them as Hugging Face's `datasets` keeps them.
+"""Columnar tables: Parquet and Arrow files, and folders of them in the layout of Hugging Face's `datasets`.
 
-pyarrow, an extra, is imported where such a table is read. Arrow files are mapped into memory. Of Parquet files whole
-row groups are decoded, and the last ones are kept.
+pyarrow, an optional dependency, is imported on demand. Arrow files are memory-mapped. Parquet files are decoded by
+row groups, and the latest ones are cached.
 """
 
 import json
@@ -21,25 +21,25 @@ from vlm.errors import UserError, printable
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 SUFFIXES = (*PARQUET, *ARROW)
-SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"  # of a folder that `save_to_disk` wrote
-KEPT_BYTES = 2**28  # of row groups that were decoded, in each process
-ROWS = 4096  # that are read at once
+SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
+KEPT_BYTES = 2**28  # size of the cache of decoded row groups, per process
+ROWS = 4096  # number of rows read at once
 _WORD = re.compile(r"[a-zA-Z]+")
 
 
 def is_columns(path: Path) -> bool:
-    """True for a Parquet or Arrow file, and for a folder of some."""
+    """Returns True for a Parquet or Arrow file, or a folder of them."""
     if path.is_dir():
         return any((path / name).is_file() for name in (SPLITS_FILE, STATE_FILE)) or bool(_found(path))
     return path.suffix.lower() in SUFFIXES
 
 
 def column_files(path: Path) -> list[tuple[Path, str | None]]:
-    """The files of a table with the split that each is of, if their folders or names state it.
+    """The files of a table with their splits, if their folders or names define them.
 
     Args:
-        path: A file; or a folder that `save_to_disk` wrote, of one split or of all; or one of files that are named as
-            on the hub, such as ``data/train-00000-of-00002.parquet``.
+        path: A file; a folder written by `save_to_disk`, of one split or all; or a folder of files named as on the hub,
+            such as ``data/train-00000-of-00002.parquet``.
     Raises:
         UserError: The folder is damaged.
     """
@@ -66,21 +66,21 @@ def _split_of(path: Path) -> str | None:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The files of one split that `save_to_disk` wrote, in their order."""
+    """The files of one split written by `save_to_disk`, in order."""
     return [folder / name for name in _listed(folder / STATE_FILE, "_data_files", "filename")]
 
 
 def _listed(path: Path, key: str, inner: str | None = None) -> list[str]:
-    """Names of files or folders beside a JSON file that lists them.
+    """Names of files or folders listed in a JSON file.
 
     Raises:
-        UserError: It cannot be read, or a name leads elsewhere.
+        UserError: The file cannot be read, or a name is not a plain file name.
     """
     try:
         names = json.loads(path.read_bytes())[key]
         names = names if inner is None else [one[inner] for one in names]
         if not names or any(Path(name).name != name for name in names):
-            raise ValueError(f"{key} are no names")
+            raise ValueError(f"{key} has invalid names")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
         raise UserError(f"{path}: is damaged ({type(fault).__name__}); save the data set again") from fault
     return names
@@ -88,10 +88,10 @@ def _listed(path: Path, key: str, inner: str | None = None) -> list[str]:
 
 @lru_cache(maxsize=256)
 def open_columns(path: Path) -> "Columns":
-    """The columns of a Parquet or Arrow file, opened once a process.
+    """The columns of a Parquet or Arrow file, opened once per process.
 
     Raises:
-        UserError: It cannot be read, or pyarrow is missing.
+        UserError: The file cannot be read, or pyarrow is missing.
     """
     try:
         import pyarrow  # noqa: F401
@@ -101,14 +101,14 @@ def open_columns(path: Path) -> "Columns":
 
 
 class Columns(ABC):
-    """A table stored by columns.
+    """A columnar table.
 
     Args:
         path: The file.
     Attributes:
-        schema: The library's.
+        schema: pyarrow's schema.
     Raises:
-        UserError: It is damaged.
+        UserError: The file is damaged.
     """
 
     schema: Any
@@ -120,11 +120,11 @@ class Columns(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Opens the file, and sets `schema`."""
+        """Opens the file and sets `schema`."""
 
     @abstractmethod
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        """Parts of these columns in order, of which every value is sound."""
+        """Validated batches of these columns, in order."""
 
     @abstractmethod
     def _value(self, name: str, row: int) -> Any:
@@ -135,7 +135,7 @@ class Columns(ABC):
         return list(self.schema.names)
 
     def is_image(self, name: str) -> bool:
-        """True for a column that holds the bytes of files, alone or beside their names."""
+        """Returns True for a column with the bytes of files, with or without their names."""
         from pyarrow import types
 
         kind = self.schema.field(name).type
@@ -144,7 +144,7 @@ class Columns(ABC):
         return types.is_binary(kind) or types.is_large_binary(kind)
 
     def classes(self, name: str) -> list[str] | None:
-        """Names of the numbers in a column of classes, as `datasets` states them beside the data."""
+        """Class names of a label column, from the metadata of `datasets`."""
         try:
             features = json.loads((self.schema.metadata or {})[b"huggingface"])["info"]["features"]
             names = features[name]["names"] if features[name]["_type"] == "ClassLabel" else None
@@ -153,7 +153,7 @@ class Columns(ABC):
         return [str(name) for name in names] if isinstance(names, list) else None
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows of some columns; a class is its name.
+        """The rows of some columns; class labels are converted to names.
 
         Raises:
             UserError: The file is damaged.
@@ -178,18 +178,18 @@ class Columns(ABC):
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """A block whose faults of reading name the file."""
+        """Context that converts read errors to a UserError with the file's name."""
         from pyarrow import ArrowException
 
         try:
             yield
-        except (ArrowException, OSError, ValueError, IndexError) as fault:  # its own errors are some of each
+        except (ArrowException, OSError, ValueError, IndexError) as fault:  # pyarrow raises all of these
             reason = printable(next(iter(str(fault).splitlines()), type(fault).__name__))
             raise UserError(f"{self.path}: cannot be read ({reason:.150}); fetch or save it again") from fault
 
 
 class _Arrow(Columns):
-    """An Arrow file, a stream of batches as `datasets` writes it or the format with an index, mapped into memory."""
+    """A memory-mapped Arrow file, in the stream format of `datasets` or the file format."""
 
     def _open(self) -> None:
         import pyarrow
@@ -203,7 +203,7 @@ class _Arrow(Columns):
         self._sound: set[str] = set()
 
     def _check(self, names: Sequence[str]) -> None:
-        """Checks columns that were not read before: offsets of a damaged file lead anywhere."""
+        """Validates columns on first use, because a damaged file may have arbitrary offsets."""
         self.table.select([name for name in names if name not in self._sound]).validate(full=True)
         self._sound |= set(names)
 
@@ -238,10 +238,10 @@ class _Parquet(Columns):
         decoded = _kept.pop(key, None)
         if decoded is None:
             decoded = self.file.read_row_group(group, columns=[name], use_threads=False).column(name)
-        _kept[key] = decoded  # the last one that was read
+        _kept[key] = decoded  # moved to the end: most recently used
         while len(_kept) > 1 and sum(one.nbytes for one in _kept.values()) > KEPT_BYTES:
             _kept.popitem(last=False)
         return decoded[row - self._starts[group]].as_py()
 
 
-_kept: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()  # row groups of columns, the last read at the end
+_kept: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()  # cached row groups, least recently used first

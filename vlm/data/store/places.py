@@ -1,4 +1,4 @@
-"""Places where the files of a data set lie: a folder, or a tar that is never unpacked."""
+"""Storage of a data set's files: a folder, or a tar that is never unpacked."""
 
 import os
 from collections import defaultdict
@@ -16,41 +16,41 @@ from vlm.errors import UserError
 
 
 class Place(Protocol):
-    """Files by path, parted by slashes.
+    """Access to files by path, with slashes as separators.
 
     Attributes:
-        path: The folder or the file that holds them.
+        path: The folder or archive.
     """
 
     path: Path
 
     def files(self) -> list[str]:
-        """Path of each file."""
+        """Paths of all files."""
 
     def folders(self) -> list[str]:
-        """Path of each folder."""
+        """Paths of all folders."""
 
     def names(self, folder: str) -> Collection[str]:
-        """Names of the files right in a folder."""
+        """Names of the files directly in a folder."""
 
     def has(self, name: str) -> bool:
-        """True where there is such a file."""
+        """Returns True if the file exists."""
 
     def read(self, name: str) -> bytes:
-        """The bytes of an image's file; an ImageError is raised where they cannot be read."""
+        """The bytes of an image file; raises ImageError if it cannot be read."""
 
     def image(self, name: str) -> Image.Image:
-        """An image in RGB; an ImageError is raised for one that cannot be read."""
+        """An image in RGB; raises ImageError if it cannot be read."""
 
     def stamp(self, name: str) -> str:
-        """A text that changes where the file does."""
+        """A string that changes when the file changes."""
 
 
 class Folder:
-    """A folder; names may lead out of it, as tables of images sometimes have them.
+    """A folder. Names may point outside of it, because image tables sometimes do.
 
     Raises:
-        UserError: A folder within it cannot be read.
+        UserError: A subfolder cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Folder:
         return [path for folder, folders, _ in walk(self.path) for path in (folder + name for name in folders)]
 
     def names(self, folder: str) -> Collection[str]:
-        if folder not in self._names:  # to list a folder once is far faster than to ask for each file
+        if folder not in self._names:  # listing a folder once is much faster than checking each file
             try:
                 self._names[folder] = frozenset(os.listdir(os.path.join(self.path, folder)))
             except OSError:
@@ -73,7 +73,7 @@ class Folder:
 
     def has(self, name: str) -> bool:
         folder, base = os.path.split(name)
-        return base in self.names(folder) or os.path.exists(self.path / name)  # on disks that ignore case too
+        return base in self.names(folder) or os.path.exists(self.path / name)  # for case-insensitive file systems
 
     def read(self, name: str) -> bytes:
         return read_bytes(self.path / name)
@@ -86,12 +86,12 @@ class Folder:
 
 
 class Tar:
-    """A tar that is not compressed. Its headers are read once; 60,000 take a second or two.
+    """An uncompressed tar. Its headers are read once; 60,000 take a second or two.
 
-    Members that are no plain files, or whose names lead out of the archive, are passed over.
+    Members that are not regular files, or whose names point outside of the archive, are ignored.
 
     Raises:
-        UserError: It is no tar.
+        UserError: It is not a tar.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ class Tar:
                         self._spans[name] = span
         except (OSError, TarError) as fault:
             raise UserError(
-                f"{path}: cannot be read as a tar ({fault}); give one that is whole and not compressed (gunzip it)"
+                f"{path}: cannot be read as a tar ({fault}); give a complete, uncompressed one (gunzip it)"
             ) from fault
 
     def files(self) -> list[str]:
@@ -148,9 +148,9 @@ class Tar:
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each folder within a folder, its path with a slash after it, with its folders and files by name, sorted.
+    """Yields each folder with its path (and a trailing slash), its subfolders and its files, sorted.
 
-    Links to folders are followed, but not in circles; folders whose name begins with a dot are not entered.
+    Follows links to folders, but not cycles; skips hidden folders.
 
     Raises:
         UserError: A folder cannot be read.
@@ -165,4 +165,4 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _unreadable(error: OSError) -> None:
-    raise UserError(f"{error.filename}: {error.strerror}; give a folder that can be read") from error
+    raise UserError(f"{error.filename}: {error.strerror}; give a readable folder") from error

@@ -1,12 +1,12 @@
-"""The offset index of a tar: the place of each sample of a shard, so that it can be read by itself.
+"""The offset index of a shard: the position of each sample in the tar, for random access.
 
-A shard is a tar in WebDataset's layout: files that share their path up to the first dot of their name are a sample, and
-what follows the dot says what each is: an image by its suffix, ``txt`` with a caption a line, ``json`` with ``caption``
-or ``captions`` (as img2dataset writes both) and perhaps ``name``, ``cls`` with a class.
+A shard is a tar in WebDataset's layout: files with the same path up to the first dot form a sample, and the rest of the
+name is the type: an image by its suffix, ``txt`` with one caption per line, ``json`` with ``caption`` or ``captions``
+(as written by img2dataset) and optionally ``name``, ``cls`` with a class.
 
-The index lies beside the tar as ``NAME.tar.index``: a line of JSON with a hash of the rest; for each sample the offset
-and the size of its image and where its record ends, three times int64, little-endian; the records, JSON each; and one
-more, of what was left out.
+The index is stored next to the tar as ``NAME.tar.index``: a line of JSON with a hash of the rest; for each sample, the
+offset and size of its image and the end of its record, as three little-endian int64; the records as JSON; and one more
+record with everything that was left out.
 """
 
 import json
@@ -24,12 +24,12 @@ MAX_INDEX = 2**31  # bytes of an index
 
 
 class ShardRecord(NamedTuple):
-    """An entry of an index, beside the place of the image.
+    """An entry of an index, without the position of the image.
 
     Args:
-        member: Path of the image within the tar.
-        name: What the sample is called in the data set that the shard was written from, if it says so.
-        label: Its class as the shard has it, if it has one.
+        member: Path of the image in the tar.
+        name: Id of the sample in the data set that the shard was written from, or None.
+        label: Its class as written in the shard, or None.
         captions: Its captions.
     """
 
@@ -40,19 +40,19 @@ class ShardRecord(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A part of a shard that is not used: the kind of the fault as `Skipped` has it, or ``repeated``, and a line."""
+    """An unused part of a shard: the kind of problem as in `Skipped`, or ``repeated``, and a message."""
 
     kind: str
     line: str
 
 
 class ShardIndex:
-    """The samples of a shard, in the order in which they begin in the tar.
+    """The samples of a shard, in the order of the tar.
 
     Args:
-        places: Offset and size of each image, and where its record ends.
+        places: Offset and size of each image, and end of its record.
         records: All records.
-        size: Of the tar in bytes, by which the index is known to be its own.
+        size: Size of the tar in bytes, to detect an index of another tar.
     Shapes:
         places int64 (N, 3)
     """
@@ -71,7 +71,7 @@ class ShardIndex:
         return ShardRecord(*json.loads(self._records[start : int(self.places[at, 2])]))
 
     def records(self) -> Iterator[ShardRecord]:
-        """All records in order, faster than one by one."""
+        """All records in order; faster than one by one."""
         start = 0
         for end in self.places[:, 2].tolist():
             yield ShardRecord(*json.loads(self._records[start:end]))
@@ -83,19 +83,19 @@ class ShardIndex:
         return [LeftOut(*line) for line in json.loads(self._records[start:])]
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """The contents of an index file."""
         rest = self.places.astype("<i8").tobytes() + self._records
         header = {"format": FORMAT, "tar": self.size, "samples": len(self), "digest": digest(rest)}
         return json.dumps(header).encode() + b"\n" + rest
 
 
 def digest(data: bytes) -> str:
-    """A hash that tells of damage."""
+    """A hash that detects damage."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def make_index(samples: list[tuple[Span, ShardRecord]], left_out: list[LeftOut], size: int) -> ShardIndex:
-    """The index of these samples of a tar of so many bytes."""
+    """Creates the index of these samples of a tar with `size` bytes."""
     records = [json.dumps(record).encode() for _, record in samples]
     ends = np.cumsum([len(record) for record in records], dtype=np.int64)
     spans = np.array([span for span, _ in samples], np.int64).reshape(-1, 2)
@@ -103,35 +103,35 @@ def make_index(samples: list[tuple[Span, ShardRecord]], left_out: list[LeftOut],
 
 
 def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
-    """The index in a file's content, every value of it checked: it may have come with the shard from anywhere.
+    """Parses and validates an index file, which may come from an untrusted source.
 
     Args:
-        size: Of the tar; None where it is not at hand, and the index is believed.
+        size: Size of the tar; None if unknown, then the index is not checked against it.
     Raises:
-        ValueError: It is none, not whole, or of another tar.
+        ValueError: It is invalid, incomplete, or belongs to another tar.
     """
     line, _, rest = data.partition(b"\n")
     header = json.loads(line[:MAX_HEADER])
     if not isinstance(header, dict) or header.get("format") != FORMAT or type(header.get("tar")) is not int:
-        raise ValueError("is of another format")
+        raise ValueError("has another format")
     if size is None:
         size = header["tar"]
     elif header["tar"] != size:
-        raise ValueError("is of another tar")
+        raise ValueError("belongs to another tar")
     count = header.get("samples")
     if type(count) is not int or not 0 <= 24 * count <= len(rest) or header.get("digest") != digest(rest):
-        raise ValueError("is not whole")
+        raise ValueError("is incomplete")
     places = np.frombuffer(rest, "<i8", 3 * count).reshape(count, 3)
     offsets, sizes, ends = places.T
     inside = (offsets >= 0) & (sizes >= 0) & (offsets <= size) & (sizes <= size - offsets)
     index = ShardIndex(places, rest[24 * count :], size)
     if not inside.all() or (np.diff(ends, prepend=0) < 0).any() or (count and ends[-1] > len(index._records)):
-        raise ValueError("has places outside of the tar")
+        raise ValueError("has positions outside of the tar")
     if not all(map(_is_record, index.records())):
-        raise ValueError("has records that are none")
+        raise ValueError("has invalid records")
     lines = json.loads(index._records[int(ends[-1]) if count else 0 :])
     if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in LeftOut(*line)):
-        raise ValueError("has lines that are none")
+        raise ValueError("has invalid messages")
     return index
 
 

@@ -1,4 +1,4 @@
-"""List of a data set's shards, from a manifest or from folders and patterns."""
+"""Finds a data set's shards, from a manifest, folders or patterns."""
 
 import hashlib
 import json
@@ -17,31 +17,29 @@ MAX_MANIFEST = 2**28
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, with its size and its SHA-256 in hexadecimal where a manifest says them."""
+    """A tar, with its size and SHA-256 in hexadecimal if a manifest has them."""
 
     path: str
     size: int | None = None
     sha256: str | None = None
 
     def check_size(self) -> None:
-        """Compares the size alone, which costs nothing.
+        """Checks the size only, which is cheap.
 
         Raises:
-            UserError: There is no such file, or it has another size.
+            UserError: The file does not exist or has another size.
         """
         try:
             size = storage.size_of(self.path)
         except OSError as fault:
-            raise UserError(
-                f"{self.path}: cannot be read ({fault.strerror or fault}); give shards that are there"
-            ) from fault
+            raise UserError(f"{self.path}: cannot be read ({fault.strerror or fault}); give existing shards") from fault
         if self.size is not None and size != self.size:
             raise UserError(
-                f"{self.path}: has {size:,} bytes where {MANIFEST} says {self.size:,}; copy it again, whole"
+                f"{self.path}: has {size:,} bytes instead of the {self.size:,} in {MANIFEST}; copy it again"
             )
 
     def damage(self) -> str | None:
-        """The fault of the content by its checksum, a line; the whole shard is read."""
+        """Verifies the checksum, which reads the whole shard; returns a message if it fails."""
         if self.sha256 is None:
             return None
         try:
@@ -49,25 +47,25 @@ class Shard:
                 digest = hashlib.file_digest(file, "sha256")
         except OSError as fault:
             return f"{self.path}: cannot be read ({fault.strerror or fault})"
-        return None if digest.hexdigest() == self.sha256 else f"{self.path}: is not what {MANIFEST} has the checksum of"
+        return None if digest.hexdigest() == self.sha256 else f"{self.path}: does not match its checksum in {MANIFEST}"
 
 
 class Found(NamedTuple):
-    """The shards of a data set by split, or all by None where nothing says the splits; and its classes if known."""
+    """The shards of a data set by split, or all by None if no splits are defined; and its classes if known."""
 
     splits: dict[str | None, list[Shard]]
     classes: list[str] | None
 
 
 def find_shards(*, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool) -> Found:
-    """The shards that a config names.
+    """Finds the shards that a config names.
 
     Args:
-        root: Folder or URL: with what `vlm shard` wrote, with folders named as splits are, or with tars.
-        path, val_path, test_path: Files, patterns or URLs, as given or within the root.
+        root: Folder or URL: output of `vlm shard`, folders named like splits, or tars.
+        path, val_path, test_path: Files, patterns or URLs; may be relative to the root.
         remote: Whether URLs may be read.
     Raises:
-        UserError: There are none, or a setting is none of these.
+        UserError: There are no shards, or a setting is invalid.
     """
     patterns = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
     places = {name: (key, storage.local(value)) for name, (key, value) in patterns.items() if value is not None}
@@ -78,7 +76,7 @@ def find_shards(*, root: str, path: str | None, val_path: str | None, test_path:
         if not places:
             return _in_folder(root)
         if "train" not in places:
-            raise UserError("data.path: not given, while data.val_path or data.test_path is; give data.path as well")
+            raise UserError("data.path: not given, but data.val_path or data.test_path is; give data.path too")
         shards: dict[str | None, list[Shard]] = {}
         for name, (key, value) in places.items():
             shards[name if len(places) > 1 else None] = _expanded(value, key, root)
@@ -96,7 +94,7 @@ def _expanded(pattern: str, key: str, root: str) -> list[Shard]:
                 return [Shard(file) for file in files]
     except ValueError as fault:
         raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
-    raise UserError(f"{key}={pattern}: there is no such shard, nor within {root}; set {key} to the tars")
+    raise UserError(f"{key}={pattern}: no such shard, also not in {root}; set {key} to the tars")
 
 
 def _is_there(path: str) -> bool:
@@ -120,17 +118,17 @@ def _in_folder(root: str) -> Found:
         by_split = {None: [Shard(file) for file in loose]}
     elif "train" not in by_split:
         raise UserError(
-            f"data.root={root}: holds neither tars nor a folder train of tars; set data.root to where the shards are"
+            f"data.root={root}: has neither tars nor a folder train of tars; set data.root to the folder of the shards"
         )
     return Found(by_split, None)
 
 
 def read_manifest(root: str) -> Found:
-    """The shards and classes that the manifest of a folder lists; its paths cannot lead out of the folder.
+    """Reads the shards and classes from a folder's manifest; its paths must be inside the folder.
 
     Raises:
         FileNotFoundError: There is no manifest.
-        UserError: It is none, or not whole.
+        UserError: It is invalid or incomplete.
     """
     path = storage.join(root, MANIFEST)
     try:
@@ -141,16 +139,16 @@ def read_manifest(root: str) -> Found:
         classes = content.get("classes")
         known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
         if not splits:
-            raise ValueError("it did not come to its end")
+            raise ValueError("incomplete")
         if not set(splits) <= set(NAMES) or "train" not in splits or not (known or classes is None):
-            raise ValueError("no splits or classes")
+            raise ValueError("invalid splits or classes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        raise UserError(f"{path}: is no whole manifest of vlm shard ({fault}); write the shards again") from fault
+        raise UserError(f"{path}: is no valid manifest of vlm shard ({fault}); write the shards again") from fault
     return Found({**splits}, classes)
 
 
 def _listed(root: str, entry: dict[str, Any]) -> Shard:
     name, size, digest = safe_name(entry["file"]), entry["bytes"], entry["sha256"]
     if not name or type(size) is not int or not isinstance(digest, str):
-        raise ValueError(f"an entry of {str(entry)[:80]}")
+        raise ValueError(f"invalid entry {str(entry)[:80]}")
     return Shard(storage.join(root, name), size, digest)

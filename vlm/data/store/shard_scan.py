@@ -1,4 +1,4 @@
-"""Opening a shard: the index beside it, or else one that is made from what the tar holds."""
+"""Opens the index of a shard, or creates it from the contents of the tar."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from vlm.io.atomic import atomic_write
 
 SUFFIX = ".index"
 TEXTS = ("txt", "json", "cls")
-MAX_TEXT = 2**20  # bytes of a caption, of metadata or of a class
+MAX_TEXT = 2**20  # bytes of captions, metadata or a class
 
 
 def open_index(path: str, *, write: bool) -> ShardIndex:
-    """The index of a shard: the one beside it, or else one made from the tar.
+    """Opens the index of a shard, or creates it.
 
     Args:
         path: Path or URL of the tar.
-        write: Whether one that was made is left there, on this machine's own disks and where they can be written to.
+        write: Whether to save a new index next to a local tar, if possible.
     Raises:
-        UserError: The tar is not there, not whole or damaged.
+        UserError: The tar is missing, incomplete or damaged.
     """
     try:
         size = storage.size_of(path)
@@ -35,25 +35,23 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
         index = build_index(path)
     except (OSError, TarError) as fault:
         reason = getattr(fault, "strerror", None) or fault
-        raise UserError(f"{path}: cannot be read as a tar ({reason}); give one that is whole and not compressed") from (
-            fault
-        )
+        raise UserError(f"{path}: cannot be read as a tar ({reason}); give a complete, uncompressed one") from (fault)
     if write and not storage.is_url(path):
-        with suppress(OSError), atomic_write(path + SUFFIX) as file:  # where it cannot be written, it is made each time
+        with suppress(OSError), atomic_write(path + SUFFIX) as file:  # optional: otherwise it is created each time
             file.write(index.to_bytes())
     return index
 
 
 def _older(index: str, path: str) -> bool:
-    """True for the index of a local tar that was made before the tar."""
+    """Returns True if the index of a local tar is older than the tar."""
     return not storage.is_url(path) and os.stat(index).st_mtime_ns < os.stat(path).st_mtime_ns
 
 
 def build_index(path: str) -> ShardIndex:
-    """The index of a shard, from its headers and texts; no image is read.
+    """Creates the index of a shard from its headers and texts, without reading images.
 
     Raises:
-        TarError: It is no tar, not whole or damaged.
+        TarError: It is not a tar, or incomplete or damaged.
         OSError: It cannot be read.
     """
     samples: dict[str, _Parts] = {}
@@ -68,24 +66,24 @@ def build_index(path: str) -> ShardIndex:
 
 
 class _Parts(NamedTuple):
-    """The parts of a sample in a tar: the image's path and place, and its texts by what they are."""
+    """The parts of a sample in a tar: position of the image by path, and texts by type."""
 
     images: dict[str, Span]
     texts: dict[str, str | None]
 
 
 def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> None:
-    """Adds a member to its sample, its content too if it is a text."""
+    """Adds a member to its sample, with its content if it is a text."""
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
     is_image = f".{kind.lower()}" in SUFFIXES
     if not stem or not (is_image or kind in TEXTS):
         if os.path.splitext(base)[1].lower() in SUFFIXES and stem:
-            left_out.append(LeftOut("", f"{name}: is no sample's image, for its name has two dots"))
+            left_out.append(LeftOut("", f"{name}: is ignored, because its name has two dots"))
         return
     parts = samples.setdefault(folder + slash + stem, _Parts({}, {}))
     if parts.images if is_image else kind in parts.texts:
-        left_out.append(LeftOut("", f"{name}: its sample has one already"))
+        left_out.append(LeftOut("", f"{name}: its sample already has one"))
     elif is_image:
         parts.images[name] = span
     else:
@@ -106,7 +104,7 @@ def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, Sha
 
 def _text(name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> str | None:
     if span.size > MAX_TEXT:
-        left_out.append(LeftOut("", f"{name}: has {span.size:,} bytes; {MAX_TEXT:,} are the most"))
+        left_out.append(LeftOut("", f"{name}: has {span.size:,} bytes; at most {MAX_TEXT:,} are allowed"))
         return None
     file.seek(span.offset)
     try:
@@ -122,18 +120,18 @@ def _json(key: str, text: str | None, left_out: list[LeftOut]) -> dict[str, Any]
     except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict):
-        left_out.append(LeftOut("", f"{key}.json: is no JSON object"))
+        left_out.append(LeftOut("", f"{key}.json: is not a JSON object"))
         return {}
     return about
 
 
 def _clean(text: str) -> str:
-    """Without the halves of surrogate pairs that JSON can say and UTF-8 cannot: they would break what writes them."""
+    """Replaces halves of surrogate pairs, which JSON may contain but UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
-    """The captions that metadata list, or else the one they name, or else the lines of the text."""
+    """The captions of the metadata (a list or a single one), or else the lines of the text."""
     captions = about.get("captions") if isinstance(about.get("captions"), list) else about.get("caption")
     if captions is None:
         captions = lines.rstrip().split("\n") if lines else []
@@ -143,7 +141,7 @@ def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: l
         if not text:
             left_out.append(LeftOut("empty caption", f"{member}: no caption"))
         elif text in seen:
-            left_out.append(LeftOut("repeated", f"{member}: has this caption already: {text}"))
+            left_out.append(LeftOut("repeated", f"{member}: repeats a caption: {text}"))
         else:
             seen.add(text)
             yield text

@@ -1,4 +1,4 @@
-"""Writing a data set of images as shards: tars in WebDataset's layout, an index beside each, and a manifest."""
+"""Writes a data set as shards: tars in WebDataset's layout with an index each, and a manifest."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from vlm.data.store.shard_scan import SUFFIX, build_index
 from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
 
-Files = list[tuple[str, bytes]]  # of a sample: suffix and content of each
+Files = list[tuple[str, bytes]]  # suffix and content of each file of a sample
 
-# What files of a format begin with, and the suffix by which other programs know how to read them.
+# Magic bytes of file formats, and their usual suffix.
 # fmt: off
 _SUFFIXES = {
     b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II": ".tif",
@@ -30,17 +30,17 @@ _SUFFIXES = {
 def write_split(
     samples: Iterable[tuple[str, Files]], folder: Path, *, shard_size: int, shard_bytes: int
 ) -> list[dict[str, Any]]:
-    """Writes the samples of a split as ``000000.tar`` and so on; gives each shard's entry in the manifest.
+    """Writes the samples of a split as ``000000.tar`` and so on; returns the manifest entry of each shard.
 
-    A shard is there either whole or not at all, and its index after it.
+    Shards are written atomically, and their index after them.
 
     Args:
-        samples: Key and files of each.
-        folder: Where to, a folder in that of the data set.
-        shard_size: The most samples of a shard.
-        shard_bytes: Size at which a shard is ended.
+        samples: Key and files of each sample.
+        folder: Folder of the split.
+        shard_size: Maximum number of samples per shard.
+        shard_bytes: Size at which a shard is closed.
     Raises:
-        OSError: Something cannot be written.
+        OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def write_split(
 
 
 def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classes: list[str] | None) -> None:
-    """Writes what says that a data set is whole, last of all."""
+    """Writes the manifest, which marks the data set as complete; called last."""
     content = {"format": FORMAT, "splits": splits} | ({} if classes is None else {"classes": classes})
     with atomic_write(folder / MANIFEST) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
@@ -63,7 +63,7 @@ def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classe
 def _write_shard(
     path: Path, first: tuple[str, Files], waiting: Iterator[tuple[str, Files]], shard_size: int, shard_bytes: int
 ) -> tuple[dict[str, Any], tuple[str, Files] | None]:
-    """Writes one shard; gives its entry and the sample that the next one begins with."""
+    """Writes one shard; returns its entry and the first sample of the next one."""
     count = 0
     following: tuple[str, Files] | None = first
     with atomic_write(path) as file:
@@ -80,7 +80,7 @@ def _write_shard(
 
 
 class _Digest:
-    """A file that is written, its size and its checksum."""
+    """Writes to a file and computes its size and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.sha256 = file, 0, hashlib.sha256()
@@ -92,7 +92,7 @@ class _Digest:
 
 
 def _member(name: str, content: bytes) -> bytes:
-    """A plain file as tars have it; the same content gives the same bytes at any time and for any user."""
+    """A regular file as a tar member; the bytes do not depend on time or user."""
     about = tarfile.TarInfo(name)
     about.size = len(content)
     padding = bytes(-len(content) % tarfile.BLOCKSIZE)
@@ -100,7 +100,7 @@ def _member(name: str, content: bytes) -> bytes:
 
 
 def files_of(split: Split, lost: list[str]) -> Iterator[tuple[str, Files]]:
-    """Key and files of each sample of a split, in its order; those whose image cannot be read go to `lost`."""
+    """Yields key and files of each sample of a split; messages about unreadable images are added to `lost`."""
     for index, record in enumerate(split.records()):
         try:
             yield f"{index:09d}", record_files(record)
@@ -109,9 +109,9 @@ def files_of(split: Split, lost: list[str]) -> Iterator[tuple[str, Files]]:
 
 
 def record_files(record: Record) -> Files:
-    """The image, metadata, captions and class of a sample; an ImageError is raised where the image cannot be read.
+    """The image, metadata, captions and class of a sample; raises ImageError if the image cannot be read.
 
-    The metadata hold all captions, the text has one a line, for programs that know no other.
+    The metadata has all captions; the text file has one per line, for other programs.
     """
     about: dict[str, Any] = {"name": record.id}
     texts: Files = []
@@ -126,13 +126,13 @@ def record_files(record: Record) -> Files:
 
 
 def image_file(record: Record) -> tuple[str, bytes]:
-    """Suffix and content of an image's file: the very bytes where the data set has files, else a PNG.
+    """Suffix and content of an image file: the original bytes if there is a file, else a PNG.
 
     Raises:
-        UserError: The record holds several images.
+        UserError: The record has several images.
     """
     if record.open_more:
-        raise UserError(f"{record.id}: holds several images, and a sample of a shard one; shard other data")
+        raise UserError(f"{record.id}: has several images, which shards do not support; use other data")
     if record.read_file is None:
         buffer = BytesIO()
         record.image().save(buffer, "PNG")

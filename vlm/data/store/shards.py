@@ -1,7 +1,7 @@
-"""Samples in shards: tars in WebDataset's layout, on disk or in an object store, read where they lie.
+"""Samples in shards (tars in WebDataset's layout), read in place from disk or an object store.
 
-A sample is known by its shard and its place in it, so that the order of samples, ranks and resuming are those of any
-other data set. `shard_index` defines a shard.
+A sample is identified by its shard and its index in it, so that order, ranks and resuming work as for any other data
+set. `shard_index` defines a shard.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from vlm.data.store.shard_index import ShardIndex, ShardRecord
 
 @dataclass(frozen=True)
 class Opened:
-    """A shard: its path, its name in those of its samples, and its index."""
+    """A shard: its path, its name within ids of samples, and its index."""
 
     path: str
     name: str
     index: ShardIndex
 
     def sample(self, record: ShardRecord) -> str:
-        """Name of a sample: the one that it had where the shard was written from, or else SHARD/MEMBER."""
+        """Id of a sample: the one of the original data set, or else SHARD/MEMBER."""
         return record.name or f"{self.name}/{record.member}"
 
 
 class Samples:
-    """Samples of several shards, one after another.
+    """Samples of several shards, concatenated.
 
     Args:
         shards: The shards.
-        places: Shard and place in it of each sample.
+        places: Shard and index in it of each sample.
     Shapes:
         places int64 (N, 2)
     """
@@ -46,22 +46,22 @@ class Samples:
         return len(self.places)
 
     def part(self, indices: Sequence[int]) -> "Samples":
-        """Some of them."""
+        """A subset of the samples."""
         return Samples(self.shards, self.places[np.asarray(indices, np.int64)])
 
     def shard(self, index: int) -> Opened:
-        """The shard that a sample is in."""
+        """The shard of a sample."""
         return self.shards[self.places[index, 0]]
 
     def record(self, index: int) -> ShardRecord:
         return self.shard(index).index.record(int(self.places[index, 1]))
 
     def name(self, index: int) -> str:
-        """Name of a sample."""
+        """Id of a sample."""
         return self.shard(index).sample(self.record(index))
 
     def content(self, index: int) -> bytes:
-        """The bytes of an image's file; an ImageError is raised where they cannot be read."""
+        """The bytes of an image file; raises ImageError if they cannot be read."""
         shard = self.shard(index)
         try:
             return storage.read_span(shard.path, shard.index.span(int(self.places[index, 1])))
@@ -69,11 +69,11 @@ class Samples:
             raise ImageError(f"{self._path(index)}: {getattr(fault, 'strerror', None) or fault}") from fault
 
     def image(self, index: int) -> Image.Image:
-        """The image in RGB; an ImageError is raised for one that cannot be read."""
+        """The image in RGB; raises ImageError if it cannot be read."""
         return load_image(self.content(index), self._path(index))
 
     def stamp(self, index: int) -> str:
-        """A text that changes where an image does: when its shard was written, and where in it the image lies."""
+        """A string that changes when an image changes: the stamp of its shard and its position."""
         path = self.shard(index).path
         if path not in self._stamps:
             self._stamps[path] = storage.stamp(path)

@@ -1,6 +1,6 @@
-"""Files on disk and in object stores, by path or URL (``s3://bucket/key``), read alike; and patterns of their names.
+"""Access to files on disk and in object stores by path or URL (``s3://bucket/key``), and patterns of names.
 
-URLs are read by fsspec, which imports the package of a store, such as s3fs, where one is read.
+URLs are read by fsspec, which imports the package of a store, such as s3fs, on demand.
 """
 
 import glob
@@ -19,10 +19,10 @@ from vlm.data.store.tar import Span
 from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
 
-MAX_EXPANDED = 1_000_000  # names that a pattern's braces may stand for
-PIECE = 2**20  # bytes that are asked of a store at once where a file is read in order
-PAUSES = (0.5, 2.0)  # seconds before a read from a store is tried again
-_BRACES = re.compile(r"\{([^{},]*,[^{}]*|\d+\.\.\d+)\}")  # others are kept as they are, as in a shell
+MAX_EXPANDED = 1_000_000  # maximum number of names from a pattern's braces
+PIECE = 2**20  # bytes per request when a file is read sequentially
+PAUSES = (0.5, 2.0)  # seconds before a failed read is repeated
+_BRACES = re.compile(r"\{([^{},]*,[^{}]*|\d+\.\.\d+)\}")  # other braces are literal, as in a shell
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -34,24 +34,24 @@ def is_url(path: str) -> bool:
 
 
 def local(path: str) -> str:
-    """A path or URL, less the ``file://`` of one that leads to this machine's own files."""
+    """Removes ``file://`` from a URL of a local file."""
     return path.removeprefix("file://")
 
 
 def check_place(path: str, setting: str, *, urls: bool) -> None:
-    """Refuses a URL where none may be read.
+    """Checks that a URL is allowed.
 
     Args:
-        path: A path or URL that `local` returned.
-        setting: The key of the config that holds it.
-        urls: Whether URLs may be read.
+        path: A path or URL returned by `local`.
+        setting: Key of the config, for the message.
+        urls: Whether URLs are allowed.
     Raises:
-        UserError: It names the key and the remedy.
+        UserError: It is a URL, but URLs are not allowed.
     """
     if is_url(path) and not urls:
         raise UserError(
-            f"{setting}={path}: a checkpoint's config reaches no network by itself, for anybody may have written it\n"
-            "if it is yours, say VLM_REMOTE=1 before the command"
+            f"{setting}={path}: URLs in a checkpoint's config are off by default, because anybody may have written it\n"
+            "if you trust the checkpoint, set VLM_REMOTE=1 in the environment"
         )
 
 
@@ -60,12 +60,12 @@ def join(folder: str, name: str) -> str:
 
 
 def size_of(path: str) -> int:
-    """The size of a file in bytes; an OSError is raised where there is none."""
+    """Size of a file in bytes; raises OSError if it does not exist."""
     return int(_remote(path, lambda fs, key: fs.size(key))) if is_url(path) else os.stat(path).st_size
 
 
 def stamp(path: str) -> str:
-    """A text that changes where a file is written anew: its size and, but for a store, the time of its change."""
+    """A string that changes when a file is rewritten: its size and, for local files, its modification time."""
     try:
         if is_url(path):
             return str(size_of(path))
@@ -76,14 +76,14 @@ def stamp(path: str) -> str:
 
 
 def open_file(path: str) -> io.BufferedReader:
-    """A file for reading, which can be sought in; an OSError is raised where there is none."""
+    """Opens a seekable file for reading; raises OSError if it does not exist."""
     if is_url(path):
         return io.BufferedReader(_RemoteFile(path), buffer_size=PIECE)
     return open(path, "rb")
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a store, of which each read asks for a range of bytes."""
+    """A remote file; each read requests a range of bytes."""
 
     def __init__(self, url: str) -> None:
         self.url, self.size, self.at = url, size_of(url), 0
@@ -107,10 +107,10 @@ class _RemoteFile(io.RawIOBase):
 
 
 def read_file(path: str, most: int) -> bytes:
-    """The content of a file of no more than so many bytes.
+    """Reads a file of at most `most` bytes.
 
     Raises:
-        OSError: There is none, or it cannot be read.
+        OSError: It does not exist or cannot be read.
         ValueError: It is larger.
     """
     with open_file(path) as file:
@@ -121,10 +121,10 @@ def read_file(path: str, most: int) -> bytes:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Writes a file whole or not at all; a store shows an object once all of it was sent.
+    """Writes a file atomically; object stores show an object only when it is complete.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     if is_url(path):
         _remote(path, lambda fs, key: fs.pipe_file(key, data))
@@ -134,7 +134,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def read_span(path: str, span: Span) -> bytes:
-    """The content of a tar's member, as `vlm.data.store.tar.read_span` gives it."""
+    """The content of a tar member, see `vlm.data.store.tar.read_span`."""
     if not is_url(path):
         return tar.read_span(path, span)
     tar.check_span(span)
@@ -146,7 +146,7 @@ def read_span(path: str, span: Span) -> bytes:
 
 
 def files_in(folder: str, suffix: str) -> list[str]:
-    """The files of a folder whose names end so, sorted; none where there is no such folder."""
+    """Files of a folder with this suffix, sorted; empty if the folder does not exist."""
     try:
         names = _remote(folder, _names) if is_url(folder) else os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -159,23 +159,23 @@ def _names(fs: Any, key: str) -> list[str]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The files that a pattern stands for: braces as in a shell (``{000..127}``, ``{a,b}``), and ``*``, ``?``, ``[]``.
+    """Expands a pattern: braces as in a shell (``{000..127}``, ``{a,b}``), and ``*``, ``?``, ``[]``.
 
-    Names that braces make are given whether or not there is such a file; those of the others are sorted.
+    Names from braces need not exist; matches of wildcards are sorted.
 
     Raises:
-        ValueError: The braces stand for too many.
+        ValueError: The braces expand to too many names.
     """
     if not is_url(pattern) and os.path.exists(pattern):
         return [pattern]
     names = list(islice(_braces(pattern), MAX_EXPANDED + 1))
     if len(names) > MAX_EXPANDED:
-        raise ValueError(f"the braces stand for more than {MAX_EXPANDED:,} names")
+        raise ValueError(f"the braces expand to more than {MAX_EXPANDED:,} names")
     return list(dict.fromkeys(file for name in names for file in (_glob(name) if _MAGIC.search(name) else [name])))
 
 
 def _braces(pattern: str) -> Iterator[str]:
-    """The names for which the innermost braces stand, and then the others."""
+    """Expands braces, innermost first."""
     braces = _BRACES.search(pattern)
     if braces is None:
         yield pattern
@@ -202,16 +202,16 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _as_url(pattern: str, key: str, name: str) -> str:
-    """A name that a store found for a pattern, written as the pattern is; key is how the store writes the pattern."""
+    """Converts a name returned by a store to the form of the pattern; `key` is the store's form of the pattern."""
     return pattern.removesuffix(key.lstrip("/")) + name.lstrip("/")
 
 
 def _remote(url: str, act: Callable[[Any, str], T]) -> T:
-    """The result of a call on a URL's file system, tried again where a store fails for a moment.
+    """Calls a function on a URL's file system and retries on temporary errors.
 
     Raises:
         OSError: It still fails, whatever the store's package raised.
-        UserError: The store's package is not installed, or there is no such kind of store.
+        UserError: The store's package is not installed, or the type of store is unknown.
     """
     for pause in (*PAUSES, None):
         fs, key = _file_system(url)
@@ -228,12 +228,12 @@ def _remote(url: str, act: Callable[[Any, str], T]) -> T:
 
 def _file_system(url: str) -> tuple[Any, str]:
     try:
-        return url_to_fs(url)  # it keeps file systems by process, so that a worker has its own
+        return url_to_fs(url)  # cached per process, so each worker has its own
     except ImportError as fault:
         raise UserError(
-            f'{url}: needs a package that is not there ({fault}); pip install "vlm-lightning[shards]"'
+            f'{url}: needs a package that is not installed ({fault}); pip install "vlm-lightning[shards]"'
         ) from fault
     except ValueError as fault:
-        raise UserError(f"{url}: is in no store that can be read ({fault}); copy it to disk, and give its path") from (
+        raise UserError(f"{url}: is not in a supported store ({fault}); copy it to disk, and give its path") from (
             fault
         )

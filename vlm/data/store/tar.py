@@ -1,4 +1,4 @@
-"""The members of a tar that is never unpacked, and may have been made to do harm."""
+"""Reads members of a tar in place; the tar may be malicious."""
 
 import tarfile
 from collections.abc import Iterator
@@ -6,37 +6,37 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from vlm.data.images.image import MAX_BYTES
 
-MAX_HEADER = 2**20  # bytes of a header's extensions, which Python reads into memory whole
+MAX_HEADER = 2**20  # bytes of a header's extensions, which Python reads into memory at once
 BLOCK = tarfile.BLOCKSIZE
 
 
 class TarError(ValueError):
-    """A tar that cannot be read whole."""
+    """A tar that is damaged or incomplete."""
 
 
 class Span(NamedTuple):
-    """The place of a member's content in the tar."""
+    """The position of a member's content in the tar."""
 
     offset: int
     size: int
 
 
 class Member(NamedTuple):
-    """A plain file of a tar, or a folder (which has no span), by its path without a leading ``./``."""
+    """A regular file of a tar, or a folder (without span), by its path without a leading ``./``."""
 
     name: str
     span: Span | None
 
 
 def members(file: BinaryIO) -> Iterator[Member]:
-    """The files and folders of a tar in its own order; only headers are read.
+    """Yields the files and folders of a tar in order; reads headers only.
 
-    Links, devices, sparse files and names that lead out of the archive are passed over.
+    Ignores links, devices, sparse files and names that point outside of the archive.
 
     Args:
-        file: It can be sought in.
+        file: A seekable file.
     Raises:
-        TarError: It is no tar, not whole or damaged, or a header asks for more than any name needs.
+        TarError: It is not a tar, incomplete or damaged, or a header is too large.
         OSError: It cannot be read.
     """
     try:
@@ -50,9 +50,9 @@ def _members(file: BinaryIO) -> Iterator[Member]:
     file.seek(0)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(file)), mode="r:") as archive:
         while (member := archive.next()) is not None:
-            cast(Any, archive).members.clear()  # it would keep them all
+            cast(Any, archive).members.clear()  # tarfile would keep all of them
             name = safe_name(member.name)
-            if member.size < 0 or archive.offset < member.offset_data:  # it would go round in circles
+            if member.size < 0 or archive.offset < member.offset_data:  # would loop forever
                 raise tarfile.ReadError(f"a member of {member.size} bytes")
             if name and member.isdir():
                 yield Member(name, None)
@@ -64,19 +64,19 @@ def _members(file: BinaryIO) -> Iterator[Member]:
 
 
 class _Headers:
-    """A file of which no piece is read that is larger than headers are."""
+    """A file that refuses to read more than a header at once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._read = file.seek, file.tell, file.read
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_HEADER:
-            raise tarfile.ReadError(f"a header of {size:,} bytes; {MAX_HEADER:,} are the most")
+            raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MAX_HEADER:,} are allowed")
         return self._read(size)
 
 
 def _check_end(file: BinaryIO, offset: int) -> None:
-    """A tar ends with blocks of zeros; tarfile takes whatever else it cannot read for the end as well."""
+    """Checks that the tar ends with zero blocks; tarfile also takes unreadable data for the end."""
     file.seek(offset)
     block = file.read(BLOCK)
     if len(block) < BLOCK:
@@ -86,13 +86,13 @@ def _check_end(file: BinaryIO, offset: int) -> None:
 
 
 def check_span(span: Span) -> None:
-    """Refuses a member that is too large for a file.
+    """Checks the size of a member.
 
     Raises:
-        ValueError: It is.
+        ValueError: It is too large.
     """
     if span.size > MAX_BYTES:
-        raise ValueError(f"the file has {span.size:,} bytes; {MAX_BYTES:,} are the most")
+        raise ValueError(f"the file has {span.size:,} bytes; at most {MAX_BYTES:,} are allowed")
 
 
 def read_span(path: str, span: Span) -> bytes:
@@ -103,7 +103,7 @@ def read_span(path: str, span: Span) -> bytes:
         OSError: The tar cannot be read.
     """
     check_span(span)
-    # Opened for each image: it costs microseconds, and workers then share no place in the file and inherit nothing.
+    # Opened for each image: it takes microseconds, and workers share no file position.
     with open(path, "rb", buffering=0) as file:
         file.seek(span.offset)
         data = file.read(span.size) or b""
@@ -113,7 +113,7 @@ def read_span(path: str, span: Span) -> bytes:
 
 
 def safe_name(name: str) -> str:
-    """The path within the archive; empty where it leads out of it."""
+    """The path inside the archive; empty if it points outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     unsafe = name.startswith("/") or ".." in parts or any("\\" in part or "\0" in part for part in parts)
     return "" if unsafe else "/".join(parts)

@@ -1,4 +1,4 @@
-"""Text files as documents, given line by line, so that one of any size is read and never held."""
+"""Text files as documents, read line by line, so that their size does not matter."""
 
 import codecs
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Protocol
 
 from vlm.errors import UserError
 
-BLOCK = 2**16  # bytes that are read at once; longer lines come in parts, for some corpora have no line break
+BLOCK = 2**16  # bytes read at once; longer lines are split, because some corpora have no line breaks
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a UTF-8 file, with or without a byte order mark, and nothing changed.
+    r"""Yields the lines of a UTF-8 file, with or without a byte order mark, unchanged.
 
-    Only ``\n`` ends a line, and stays in it; a very long line comes in parts.
+    Only ``\n`` ends a line and is kept; very long lines are split.
 
     Raises:
         UserError: The file cannot be read, or a line of it is not UTF-8.
@@ -36,18 +36,18 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 class Document(Protocol):
-    """A text that is given line by line."""
+    """A text that is read line by line."""
 
     def lines(self) -> Iterator[str]:
-        """Its lines, one or more, with their line ends."""
+        """Yields its lines, at least one, with line ends."""
 
     def size(self) -> int:
-        """Its bytes, about; 0 where unknown."""
+        """Approximate size in bytes; 0 if unknown."""
 
 
 @dataclass(frozen=True)
 class FileDocument:
-    """A text file, or the part of it from one share of its characters to another."""
+    """A text file, or a part of it given by fractions of its characters."""
 
     path: Path
     name: str
@@ -55,7 +55,7 @@ class FileDocument:
     stop: float = 1.0
 
     def lines(self) -> Iterator[str]:
-        """Its lines with their line ends; the first and the last of a part may be cut."""
+        """Yields the lines with line ends; the first and the last line of a part may be cut."""
         if (self.start, self.stop) == (0.0, 1.0):
             yield from read_lines(self.path)
             return
@@ -67,17 +67,17 @@ class FileDocument:
             at += len(line)
 
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate size in bytes."""
         return int(self.path.stat().st_size * (self.stop - self.start))
 
     def stamp(self) -> str:
-        """A text that changes where the file does, or the part of it."""
+        """A string that changes when the file or the part changes."""
         file = self.path.stat()
         return f"{self.start} {self.stop} {file.st_size} {file.st_mtime_ns}"
 
 
 def _characters(path: Path) -> int:
-    """Number of characters of a file, faults left to `read_lines`."""
+    """Number of characters of a file; invalid bytes are ignored here."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("ignore")
     return sum(len(decoder.decode(block)) for block in _blocks(path))
 
@@ -87,4 +87,4 @@ def _blocks(path: Path) -> Iterator[bytes]:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK), b"")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+        raise UserError(f"{path}: {error.strerror}; give a readable file") from error

@@ -1,6 +1,6 @@
-"""Encodes documents into token ids: each becomes its begin, the ids of its lines and its end.
+"""Encodes documents to token ids: begin, the ids of its lines, and end of each document.
 
-Line by line, so that no corpus is ever whole in memory and several processes can share the work.
+It works line by line, so that the corpus is never in memory as a whole and several processes can share the work.
 """
 
 import os
@@ -17,14 +17,14 @@ import numpy as np
 
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 
-JOB = 2**19  # characters that are encoded in one go
-SERIAL = 16  # jobs: to encode fewer takes less time than to start further processes
+JOB = 2**19  # characters encoded per job
+SERIAL = 16  # jobs; fewer are encoded in this process, because starting others takes longer
 
 Lines = Iterable[str]
 
 
 class Encoded(NamedTuple):
-    """The ids of some text as bytes, and how much text it was."""
+    """Token ids of a text as bytes, and the amount of text."""
 
     ids: bytes
     documents: int
@@ -33,7 +33,7 @@ class Encoded(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Lines of one document: the character before them, none where it begins, and whether it ends with them."""
+    """Lines of one document: the preceding character (empty at its beginning), and whether it ends with them."""
 
     lines: list[str]
     before: str
@@ -41,12 +41,12 @@ class Chunk(NamedTuple):
 
 
 def encode(documents: Iterable[Lines], tokenizer: Tokenizer, processes: int) -> Iterator[Encoded]:
-    """Encodes documents in order, by further processes where there is enough text.
+    """Encodes documents in order, in several processes if there is enough text.
 
     Args:
-        documents: The lines of each, none of them empty.
-        tokenizer: Encodes each line.
-        processes: How many may encode at once.
+        documents: The lines of each document, which must not be empty.
+        tokenizer: The tokenizer.
+        processes: Maximum number of processes.
     """
     jobs = _jobs(documents)
     first = list(islice(jobs, SERIAL))
@@ -54,7 +54,7 @@ def encode(documents: Iterable[Lines], tokenizer: Tokenizer, processes: int) -> 
     if processes == 1 or len(first) < SERIAL:
         yield from (_encode(tokenizer, job) for job in jobs)
         return
-    # Started afresh: a copy of a process in which torch has threads may hang.
+    # Spawned, because a fork of a process with torch's threads may hang.
     with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer.state(),)) as pool:
         waiting: deque = deque()
         for job in jobs:
@@ -71,7 +71,7 @@ def id_dtype(tokenizer: Tokenizer) -> np.dtype:
 
 
 def _jobs(documents: Iterable[Lines]) -> Iterator[list[Chunk]]:
-    """Deals documents out in shares of about as much text, long ones in parts and short ones together."""
+    """Divides documents into jobs of similar size: long ones are split, short ones combined."""
     job: list[Chunk] = []
     size = 0
     for document in documents:
@@ -97,23 +97,23 @@ def _encode(tokenizer: Tokenizer, job: list[Chunk]) -> Encoded:
             ids += tokenizer.encode(line)
         ids += [tokenizer.eos_id] if ends else []
         text = "".join(lines)
-        begun = bool(before.strip() and text[:1].strip())  # its first word was counted with what stands before
+        begun = bool(before.strip() and text[:1].strip())  # the first word was counted in the previous chunk
         words += len(text.split()) - begun
         size += len(text.encode())
     return Encoded(np.array(ids, id_dtype(tokenizer)).tobytes(), sum(chunk.ends for chunk in job), words, size)
 
 
-_tokenizer: list[Tokenizer] = []  # of a process of the pool
+_tokenizer: list[Tokenizer] = []  # set in each process of the pool
 
 
 def _start(state: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the process that started this one ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer[:] = [tokenizer_from_state(state)]
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it was killed: for more work it would wait for ever."""
+    """Ends this process when its parent is killed; otherwise it would wait for work forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

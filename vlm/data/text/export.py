@@ -1,4 +1,4 @@
-"""Tokenizers of ours as tokenizer.json, the file of the library `tokenizers`, for use outside."""
+"""Exports our tokenizers as tokenizer.json, the format of the library `tokenizers`."""
 
 import json
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """Name and text of each file of a tokenizer.
+    """Name and content of each file of a tokenizer.
 
-    Texts give the same ids, but for those that hold a special token or U+2581, SentencePiece's mark of a space.
+    Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
     """
     from tokenizers import AddedToken
 
     library = _made(tokenizer)
     special = {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
-    # Subwords of others have the special tokens that came with them.
+    # Pretrained subword tokenizers have their own special tokens.
     taken = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
     pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in taken)])
     library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
@@ -40,7 +40,7 @@ def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:
 
 
 def _made(tokenizer: Tokenizer) -> Any:
-    """The library's tokenizer, without its special tokens."""
+    """The library's tokenizer, without special tokens."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -73,7 +73,7 @@ def _made(tokenizer: Tokenizer) -> Any:
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
-    """SentencePiece's model as one of the library's."""
+    """SentencePiece's model as one of the library's models."""
     from tokenizers import models
 
     pieces = [tokenizer._model.id_to_piece(id) for id in range(tokenizer._model.get_piece_size())]

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: its files, read into one of ours or refused."""
+"""Reads the tokenizer of a Hugging Face folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
-# All that a tokenizer.json may say of its parts; a value of ... goes into the tokenizer, an absent name is the first.
+# Supported values of tokenizer.json, by name; the first one is the default.
 BPE: dict[str, tuple] = {
     "dropout": (None,),
-    "unk_token": (None, "<|endoftext|>"),  # of which bytes have no need
+    "unk_token": (None, "<|endoftext|>"),  # not needed by byte-level BPE
     "continuing_subword_prefix": (None, ""),
     "end_of_word_suffix": (None, ""),
     "fuse_unk": (False,),
@@ -25,12 +25,12 @@ SKIPPED = ("type", "vocab", "merges", "trim_offsets")
 
 @dataclass
 class _Pieces:
-    """Vocabulary and options of a folder's tokenizer, from whichever of its files hold them.
+    """Vocabulary and options of a folder's tokenizer.
 
     Args:
         vocab: Piece -> id.
         special: Ids of special tokens.
-        options: As the tokenizer takes them.
+        options: Options of the tokenizer.
     """
 
     kind: type[SubwordTokenizer]
@@ -40,12 +40,12 @@ class _Pieces:
 
 
 def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) -> Tokenizer:
-    """The tokenizer of a folder: the one that we exported, or tokenizer.json, vocab.json with merges.txt, or vocab.txt.
+    """Reads a folder's tokenizer: an exported one of ours, tokenizer.json, vocab.json with merges.txt, or vocab.txt.
 
     Args:
-        ids: Ids of pad, bos and eos, by default those of the model; None for one of BERT's, [PAD], [CLS] or [SEP].
+        ids: Ids of pad, bos and eos; default the model's. None means BERT's [PAD], [CLS] or [SEP].
     Raises:
-        UserError: There is none, it is damaged, or it does what ours do not.
+        UserError: It is missing, damaged or not supported.
     """
     if own := folder.own("tokenizer"):
         return tokenizer_from_state(own)
@@ -58,7 +58,7 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         listed = [""] * len(pieces.vocab)
         for piece, id in pieces.vocab.items():
             if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
-                raise ValueError(f"the id of {piece!r:.40} is no other's and below {len(listed)}")
+                raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
             listed[id] = piece
         options = pieces.options | _special_ids(pieces, ids)
         return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
@@ -71,7 +71,7 @@ def _special_ids(pieces: _Pieces, ids: Mapping[str, int | None]) -> dict[str, in
     named = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
     bare = {name: pieces.vocab.get(named[name]) if id is None else id for name, id in ids.items()}
     if lacking := [name for name, id in bare.items() if id is None]:
-        raise ValueError(f"neither it nor the config has an id for {', '.join(lacking)}")
+        raise ValueError(f"neither the tokenizer nor the config has an id for {', '.join(lacking)}")
     return {name: id for name, id in bare.items() if id is not None}
 
 
@@ -83,7 +83,7 @@ def _values(folder: Folder, name: str) -> dict[str, Any] | None:
 def _read(folder: Folder) -> _Pieces:
     whole, settings = _values(folder, "tokenizer.json"), _values(folder, "tokenizer_config.json") or {}
     if "auto_map" in settings:
-        raise ValueError("it needs code of its own (auto_map), which is never run")
+        raise ValueError("it needs custom code (auto_map), which is never run")
     if whole is not None:
         pieces = _from_whole(whole)
         _agree(folder, pieces)
@@ -100,7 +100,7 @@ def _read(folder: Folder) -> _Pieces:
 
 
 def _agree(folder: Folder, pieces: _Pieces) -> None:
-    """Refuses a folder whose other files give other ids."""
+    """Checks that the folder's other files have the same ids."""
     vocab = _values(folder, "vocab.json")
     if vocab is None and (lines := folder.text("vocab.txt")) is not None:
         vocab = _numbered(lines)
@@ -120,7 +120,7 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
     elif kind == "WordPiece" and pre.get("type") == "BertPreTokenizer":
         normal = whole.get("normalizer") or {}
         if normal.get("type") != "BertNormalizer" or model.get("continuing_subword_prefix", "##") != "##":
-            raise ValueError("its normalizer or its mark of continuation is not BERT's")
+            raise ValueError("its normalizer or continuation mark is not BERT's")
         options = {
             "unk": vocab[model.get("unk_token", "[UNK]")],
             "clean_text": normal.get("clean_text", True),
@@ -135,7 +135,7 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
         raise ValueError(f"a {kind} with {pre.get('type')} is neither GPT-2's byte-level BPE nor BERT's WordPiece")
     for token in whole.get("added_tokens") or ():
         if not token.get("special"):
-            raise ValueError(f"its added token {token.get('content')!r:.40} is a part of texts")
+            raise ValueError(f"the added token {token.get('content')!r:.40} is not special, which is not supported")
         pieces.vocab.setdefault(token["content"], token["id"])
         if pieces.vocab[token["content"]] != token["id"]:
             raise ValueError(f"it has two ids for {token['content']!r:.40}")
@@ -146,12 +146,12 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
 def _refuse_unknown(part: Mapping[str, Any], known: Mapping[str, tuple]) -> None:
     for name, value in part.items():
         if name not in SKIPPED and value not in known.get(name, ()):
-            raise ValueError(f"{name}={value!r:.40} is not what GPT-2 has")
+            raise ValueError(f"{name}={value!r:.40} is not supported")
 
 
 def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Pieces:
     if merges is None:
-        raise ValueError("there is no merges.txt beside vocab.json")
+        raise ValueError("merges.txt is missing")
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
     special = {vocab["<|endoftext|>"]} if "<|endoftext|>" in vocab else set()

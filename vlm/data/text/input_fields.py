@@ -1,4 +1,4 @@
-"""Fields of text that an encoder reads: a text or a pair of texts, words, and their tags."""
+"""Text fields for encoders: a text or a pair of texts, words, and tags."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,25 +12,25 @@ from vlm.data.records import Record, Source, Split
 from vlm.data.text.inputs import Encoded, encode_text, encode_words, input_rows
 from vlm.errors import UserError
 
-REMEMBERED = 2**16  # words whose ids are kept
+REMEMBERED = 2**16  # size of the cache of encoded words
 
 
 class EncodedField(TokenField):
-    """Base of fields of text that an encoder reads.
+    """Base of text fields for encoders.
 
     Args:
-        others: As in TokenField.
+        others: See TokenField.
     Shapes:
         InputRows of tokens (B, L), segments (B, L)
     """
 
-    cuts = False  # whether the end of what is longer than a row is lost
+    cuts = False  # whether texts that are longer than a row are truncated
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"max_len": self.max_len}
 
     def pieces(self, word: str) -> list[int]:
-        """The ids of a word, remembered from sample to sample."""
+        """Token ids of a word, cached."""
         if word not in self._ids:
             if len(self._ids) >= REMEMBERED:
                 self._ids.clear()
@@ -45,7 +45,7 @@ class EncodedField(TokenField):
 
 
 class InputField(EncodedField):
-    """The text of a record, or its pair of texts where it holds a second one; what is too long is cut."""
+    """The text of a record, or its pair of texts; long texts are truncated."""
 
     needs = ("text",)
     cuts = True
@@ -70,7 +70,7 @@ class InputField(EncodedField):
 
 
 class WordsField(EncodedField):
-    """The words of a record with the first piece of each; a long one is read in several rows, and no word is lost."""
+    """The words of a record and the index of each word's first token; long records are split into rows."""
 
     needs = ("words",)
 
@@ -83,7 +83,7 @@ class WordsField(EncodedField):
 
 
 class TagField(Field):
-    """The tags of a record's words, as WordTags; a tag that training lacks has no label."""
+    """The tags of a record's words, as WordTags; tags that training does not have get no label."""
 
     needs = ("tags",)
     classes: Sequence[str] = ()
@@ -102,15 +102,15 @@ class TagField(Field):
         return {"classes": self.classes}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Takes the checkpoint's tags.
+        """Restores the tags of a checkpoint.
 
         Raises:
-            UserError: None of them is a tag of the data.
+            UserError: None of them occurs in the data.
         """
         self._take(about["classes"])
         first = self.splits[next(iter(self.splits))].record(0)["tags"]
         if not set(first) & set(self.classes):
-            raise UserError(f"data: the tag {first[0]!r} is none of the checkpoint's, {', '.join(self.classes[:8])}")
+            raise UserError(f"data: the checkpoint has no tag {first[0]!r}, only {', '.join(self.classes[:8])}")
 
     @property
     def sizes(self) -> dict[str, int]:

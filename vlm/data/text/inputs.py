@@ -1,4 +1,4 @@
-"""Texts as ids that an encoder reads: a text, a pair of texts, or words one by one."""
+"""Encodes texts, pairs of texts or words for an encoder."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -10,15 +10,15 @@ from vlm.data.batch import InputRows, pack
 from vlm.data.text.tokenizer import Tokenizer
 
 Pieces = Callable[[str], list[int]]
-# Rows that texts share, and the tokens of a row, come in multiples of these: a CPU makes code for each new size of
-# its products, some milliseconds a product, which of short texts is as long as the products themselves.
+# Rows that hold several texts, and their lengths, are rounded up to multiples of these, because a CPU generates code
+# for each new shape of a product, which takes milliseconds: for short texts as long as the products themselves.
 ROWS, LENGTH = 2, 8
-ROOM = 64  # tokens of a row up to which one is made longer than its longest text
-KEYS = 512  # attention to so many tokens costs about as much as all else of a token
+ROOM = 64  # maximum length of a row that is longer than its longest text
+KEYS = 512  # attention to this many tokens costs about as much as everything else per token
 
 
 class Input(NamedTuple):
-    """A row of ids, the type of each, and the places of those that a head reads."""
+    """A row of token ids, their types, and the indices of those that a head reads."""
 
     ids: Sequence[int]
     types: Sequence[int]
@@ -26,16 +26,16 @@ class Input(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The rows of a sample, and its texts or words themselves where they are asked for."""
+    """The rows of a sample, and its texts or words if requested."""
 
     rows: Sequence[Input]
     texts: Sequence[str] = ()
 
 
 def encode_text(tokenizer: Tokenizer, max_len: int, text: str, pair: str | None = None) -> Input:
-    """A text between begin and end, or a pair as begin, text, end, second text, end (Devlin et al. 2019).
+    """Encodes a text with begin and end, or a pair as begin, text, end, second text, end (Devlin et al. 2019).
 
-    Of what is too long the end is cut, of a pair that of the longer text.
+    Long texts are truncated, in a pair the longer one.
     """
     ids = tokenizer.encode(text)
     begin, end = [tokenizer.bos_id], [tokenizer.eos_id]
@@ -49,12 +49,12 @@ def encode_text(tokenizer: Tokenizer, max_len: int, text: str, pair: str | None 
 
 
 def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], pieces: Pieces | None = None) -> list[Input]:
-    """Words between begin and end, the first piece of each for a head; in several rows where one is too short.
+    """Encodes words with begin and end, with the index of each word's first token; splits them into rows if needed.
 
-    Each word is encoded after a space, so that it has the same pieces wherever it stands.
+    Each word is encoded with a leading space, so that its tokens do not depend on its position.
 
     Args:
-        pieces: Ids of a word, where they are remembered.
+        pieces: A cached function from words to ids.
     """
     rows: list[tuple[list[int], list[int]]] = [([tokenizer.bos_id], [])]
     for word in words:
@@ -68,7 +68,7 @@ def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], piece
 
 
 def shared_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """The texts that lie in each row, by number, and the length of rows: of some lengths the one that costs least."""
+    """Assigns texts, by index, to shared rows; returns the rows and their length, chosen for the lowest cost."""
     longest = _up(max(lengths, default=0), LENGTH)
     rooms = (longest, *range(longest + LENGTH, ROOM + 1, LENGTH))
     layouts = ((_fitted(lengths, room), room) for room in rooms)
@@ -76,9 +76,9 @@ def shared_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
 
 
 def _fitted(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Texts in rows of a length: the longest first, each in the first row with room for it (Johnson 1973).
+    """Packs texts into rows of a length, longest first, each into the first row with room (Johnson 1973).
 
-    Texts of a row, and rows by their first text, are in order; a row of its own for each where that makes no fewer.
+    Texts and rows are sorted by index; each text gets its own row if packing does not reduce the number of rows.
     """
     rows: list[list[int]] = []
     left: list[int] = []
@@ -100,7 +100,7 @@ def _up(number: int, multiple: int) -> int:
 
 
 def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
-    """The texts of some samples, several in a row where they fit, and rows padded to about the longest text."""
+    """Packs the texts of some samples into rows, padded to about the longest text."""
     texts = [row for sample in samples for row in sample.rows]
     lengths = [len(text.ids) for text in texts]
     rows, length = shared_rows(lengths)

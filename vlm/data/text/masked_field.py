@@ -1,4 +1,4 @@
-"""The field of a text some words of which a model is to fill in."""
+"""The field of texts with masked tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -15,11 +15,11 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Range, Share, UserError
 from vlm.randomness import numpy_rng
 
-MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are (Devlin et al. 2019, section 3.1)
+MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged (Devlin et al. 2019, section 3.1)
 
 
 class Masked(NamedTuple):
-    """The rows of a sample, whose places are those of the chosen tokens; these tokens, and the numbers of its words."""
+    """The rows of a sample with the indices of chosen tokens; the original tokens; and the indices of masked words."""
 
     rows: Sequence[Input]
     labels: Sequence[int]
@@ -28,16 +28,16 @@ class Masked(NamedTuple):
 
 
 class MaskedField(EncodedField):
-    """A text with a share of its tokens, or of its words, chosen to be filled in (Devlin et al. 2019).
+    """A text with a share of its tokens or words masked (Devlin et al. 2019).
 
-    In training they are drawn by (seed, epoch, index), and of a text longer than a row a part is read that is drawn
-    likewise. In evaluation they are drawn by the sample's name and all masked, and a long text is read in several rows.
+    In training they are drawn by (seed, epoch, index), as is the part of a text that is longer than a row. In
+    evaluation they are drawn by the sample's id and all masked, and a long text is split into rows.
 
     Args:
-        tokenizer: As in EncodedField, with an id for masks.
-        max_len: As in EncodedField.
-        share: Share of the tokens, or words, that are chosen; at least one is.
-        whole_words: Whether words are chosen, what stands between white space, in place of tokens.
+        tokenizer: See EncodedField; needs a mask id.
+        max_len: See EncodedField.
+        share: Share of tokens or words to choose; at least one is chosen.
+        whole_words: Whether to choose whole words (separated by white space) instead of tokens.
     """
 
     needs = ("text",)
@@ -61,19 +61,19 @@ class MaskedField(EncodedField):
         self._learn_words()
 
     def _learn_words(self) -> None:
-        """Tokens that begin or end with white space, or are nothing else.
+        """Finds tokens that begin or end with white space, or consist of it.
 
         Raises:
-            UserError: The tokenizer has no id for masks.
+            UserError: The tokenizer has no mask id.
         """
         if (mask_id := self.tokenizer.mask_id) is None:
-            raise UserError("tokenizer.mask: is false, and there is nothing to mask words with; set it to true")
+            raise UserError("tokenizer.mask: is false, but this task needs a mask token; set it to true")
         self._mask_id = mask_id
         texts = [self.tokenizer.decode([id]) for id in range(self.tokenizer.vocab_size)]
         self._begins = np.array([text[:1].isspace() for text in texts])
         self._ends = np.array([text[-1:].isspace() for text in texts])
         self._blank = np.array([text.isspace() for text in texts])
-        self._usual = np.array([id for id, text in enumerate(texts) if text])  # no special ids
+        self._usual = np.array([id for id, text in enumerate(texts) if text])  # without special ids
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return [record["text"]]
@@ -97,13 +97,13 @@ class MaskedField(EncodedField):
         return Masked(rows, ids[chosen].tolist(), [record["text"]], sorted({*words[chosen].tolist()}))
 
     def _word_numbers(self, ids: np.ndarray) -> np.ndarray:
-        """The number of the word that each token is of: one begins with the white space before it."""
+        """Index of each token's word; a word begins with the white space before it."""
         starts = np.zeros(len(ids), dtype=bool)
         starts[1:] = (self._begins[ids[1:]] | self._ends[ids[:-1]]) & ~self._blank[ids[:-1]]
         return np.cumsum(starts)
 
     def _hidden(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Inputs for the chosen tokens in training: mostly masks, else random tokens or the tokens themselves."""
+        """Training inputs for the chosen tokens: mostly masks, else random or unchanged tokens."""
         which, other = rng.random(len(ids)), self._usual[rng.integers(len(self._usual), size=len(ids))]
         rest = np.where(which < MASKED + RANDOM, other, ids)
         return np.where(which < MASKED, self._mask_id, rest)

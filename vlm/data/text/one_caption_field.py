@@ -1,4 +1,4 @@
-"""The field of captions that an encoder reads: one of an image in training, all in evaluation."""
+"""The caption field of an encoder: one caption per image in training, all in evaluation."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ from vlm.randomness import numpy_rng
 class OneCaptionField(CaptionField):
     """One caption of each record, drawn by (seed, epoch, id).
 
-    In evaluation all captions of a record, then the same with their words in another order: a control that leaves a
-    model no more than a bag of words.
+    In evaluation, all captions of a record and then the same with shuffled words: a control that shows what a bag of
+    words achieves.
 
     Args:
-        others: As in CaptionField.
+        others: See CaptionField.
     Shapes:
-        InputRows of tokens (B, L), segments (B, L), places (T,): the first token of each caption
+        InputRows of tokens (B, L), segments (B, L), places (T,): index of each caption's first token
     """
 
     paired = False
-    open = TokenField.open  # an encoder reads captions of all languages alike
+    open = TokenField.open  # an encoder does not distinguish languages
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:
@@ -39,13 +39,13 @@ class OneCaptionField(CaptionField):
         return input_rows(samples, self.tokenizer.pad_id)
 
     def length(self, record: Record) -> int:
-        """The mean length of its captions, one of which is read."""
+        """Mean length of the captions, because one of them is read."""
         captions = self.texts_of(record)
         return round(sum(len(self.ids(caption)) for caption in captions) / len(captions))
 
 
 def _disordered(caption: str, id: str, number: int) -> str:
-    """A caption with its words in another order."""
+    """The caption with shuffled words."""
     words = caption.split()
     order = numpy_rng("disordered", id, number).permutation(len(words))
     return " ".join(words[place] for place in order)

@@ -1,4 +1,4 @@
-"""The field of a question about a passage whose answer is a part of it."""
+"""The field of questions with passages for extractive question answering."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +16,7 @@ from vlm.errors import Count, Range
 
 
 class Spans(NamedTuple):
-    """A question in windows, the tokens of each where its answer starts and ends, and its texts in evaluation."""
+    """Windows of a question and passage, start and end token of the answer in each, and the texts in evaluation."""
 
     windows: Sequence[Window]
     ends: Sequence[tuple[int, int]]
@@ -24,21 +24,21 @@ class Spans(NamedTuple):
 
 
 class PassageField(EncodedField):
-    """A question and its passage, in windows where that is long, with the first answer's words in each.
+    """A question and its passage, split into windows if it is long, with the first answer's span in each.
 
-    A window that lacks a word of the answer has none: it is answered by its first token (Devlin et al. 2019, section
-    4.3). A record's answers are pairs of a text and its place in the context.
+    In a window that does not contain the whole answer, the target is the first token (Devlin et al. 2019, section 4.3).
+    A record's answers are pairs of a text and its offset in the context.
 
     Args:
-        tokenizer, max_len: As in EncodedField.
-        stride: Tokens that each window of a passage moves on by.
-        marks_shared: As in `encode_passage`; the encoder then tells three types of tokens apart.
+        tokenizer, max_len: See EncodedField.
+        stride: Number of tokens between the starts of windows.
+        marks_shared: See `encode_passage`; the encoder then needs three token types.
     Shapes:
-        SpanRows of tokens (R, L), R the windows of all samples
+        SpanRows of tokens (R, L), R the number of windows of all samples
     """
 
     needs = ("question", "context", "answers")
-    abstains = False  # whether some questions of training have no answer
+    abstains = False  # whether some training questions have no answer
 
     def __init__(
         self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(6)], stride: Count, marks_shared: bool = False
@@ -50,7 +50,7 @@ class PassageField(EncodedField):
         passage = None
         for record in self._train.records():
             yield record["question"]
-            if record["context"] != passage:  # questions about one passage stand together
+            if record["context"] != passage:  # questions about the same passage are adjacent
                 yield (passage := record["context"])
 
     def prepare(self) -> None:
@@ -105,7 +105,7 @@ class PassageField(EncodedField):
 
 
 def _ends(window: Window, span: tuple[int, int] | None) -> tuple[int, int]:
-    """The tokens of a window where the words of a span start and end: the first token where they are not all there."""
+    """Start and end token of a span of words in a window; the first token if the span is not inside."""
     places = window.row.places
     if span is None or span[0] < window.first or span[1] - window.first + 1 >= len(places):
         return places[0], places[0]

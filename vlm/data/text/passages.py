@@ -1,4 +1,4 @@
-"""A question with a passage as rows that an encoder reads: the passage in windows, its words with their places."""
+"""Encodes a question and a passage in windows, with the positions of the passage's words."""
 
 import re
 import string
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vlm.data.text.inputs import Input, Pieces
 from vlm.data.text.tokenizer import Tokenizer
 
-# Letters and digits together; any other sign, and each character of a script without spaces, by itself.
+# Runs of letters and digits; other signs, and characters of scripts without spaces, are words of their own.
 _ALONE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORDS = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|\S")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -16,7 +16,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Place(NamedTuple):
-    """A word's place in its text, in Unicode code points."""
+    """A word's position in its text, in Unicode code points."""
 
     start: int
     stop: int
@@ -26,8 +26,8 @@ class Window(NamedTuple):
     """A row with a part of a passage.
 
     Args:
-        row: The question and that part; its places are that of the first token, then that of each word's first piece.
-        first: Number of the part's first word in the passage.
+        row: The question and the part; `places` has the first token, then each word's first token.
+        first: Index of the part's first word in the passage.
     """
 
     row: Input
@@ -35,12 +35,12 @@ class Window(NamedTuple):
 
 
 def word_places(text: str) -> list[Place]:
-    """The words of a text; all signs but white space are in one."""
+    """The words of a text; they cover everything except white space."""
     return [Place(*match.span()) for match in _WORDS.finditer(text)]
 
 
 def covering(words: Sequence[Place], start: int, stop: int) -> tuple[int, int] | None:
-    """The first and the last word of a part of the text; None where it holds none."""
+    """Indices of the first and last word of a part of the text; None if it contains none."""
     inside = [number for number, word in enumerate(words) if word.start < stop and word.stop > start]
     return (inside[0], inside[-1]) if inside else None
 
@@ -56,17 +56,17 @@ def encode_passage(
     pieces: Pieces | None = None,
     marks_shared: bool = False,
 ) -> list[Window]:
-    """A question and a passage as begin, question, end, part of the passage, end; as many rows as the passage needs.
+    """Encodes a question and a passage as begin, question, end, part of the passage, end; in as many rows as needed.
 
-    Windows overlap, so that whatever is asked for stands whole in one of them. Of a question that takes more than half
-    of a row the end is cut.
+    Windows overlap, so that every short span is whole in one of them. A question that takes more than half of a row is
+    truncated.
 
     Args:
-        stride: Tokens that each window moves on by, at least to the next word and at most to its own end.
-        words: Words of the passage, where they are known.
-        pieces: Ids of a word, where they are remembered.
-        marks_shared: Whether words of the passage that the question has too, whatever their case, are of type 2, in
-            place of 1 (the exact match of Chen et al. 2017, section 3.2).
+        stride: Number of tokens between windows; at least one word, at most a whole window.
+        words: Words of the passage, if known.
+        pieces: A cached function from words to ids.
+        marks_shared: Whether words that also occur in the question (ignoring case) have type 2 instead of 1 (exact
+            match, Chen et al. 2017, section 3.2).
     """
     words = word_places(passage) if words is None else words
     kinds = _shared(question, passage, words) if marks_shared else [1] * len(words)
@@ -91,18 +91,18 @@ def encode_passage(
 
 
 def _shared(question: str, passage: str, words: Sequence[Place]) -> list[int]:
-    """The type of each word of a passage: 2 where the question has it too, 1 of signs and all others."""
+    """Type of each word of a passage: 2 if the question contains it too, else 1, as for punctuation."""
     asked = {question[slice(*word)].casefold() for word in word_places(question)}
     texts = (passage[slice(*word)].casefold() for word in words)
     return [2 if text in asked and text[0].isalnum() else 1 for text in texts]
 
 
 def _ids(passage: str, word: Place, pieces: Pieces) -> list[int]:
-    """A word's ids: after a space where it stands after white space or at the beginning, as in the middle of a text."""
+    """Token ids of a word, with a leading space at the beginning and after white space."""
     spaced = word.start == 0 or passage[word.start - 1].isspace()
     return list(pieces(f"{' ' if spaced else ''}{passage[word.start : word.stop]}"))
 
 
 def normalized(answer: str) -> str:
-    """An answer without case, punctuation, articles and needless white space."""
+    """Normalises an answer: no case, punctuation, articles or extra white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())

@@ -1,4 +1,4 @@
-"""The field of questions about an image, each with its answer."""
+"""The field of questions about an image, with answers."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from vlm.data.records import Question, Record
 
 
 class QuestionField(CaptionField):
-    """All questions of a record as one row of tokens, end to end, each before its answer; only answers are predicted.
+    """All questions of a record packed into a row, each followed by its answer; only answers are predicted.
 
         begin  what color is the small cross?  red  end
                <------- is only read -------->  <----> is predicted
 
-    Of what is longer than max_len, the question is cut at its beginning.
+    Questions are truncated at the beginning if the row would exceed max_len.
 
     Args:
-        others: As in CaptionField.
+        others: See CaptionField.
     Shapes:
-        TextRows of tokens (B, L), segments (B, L), scored (B, L): the answers and their ends
+        TextRows of tokens (B, L), segments (B, L), scored (B, L): answers with end tokens
     """
 
     needs = ("questions",)
@@ -30,14 +30,14 @@ class QuestionField(CaptionField):
         return list(record["questions"])
 
     def ids(self, caption: str, language: str | None = None) -> list[int]:
-        """A question or an answer as ids between begin and end, however long it is; remembered."""
+        """Token ids of a question or answer with begin and end, not truncated; cached."""
         if caption not in self._ids:
             ids = self.tokenizer.encode(caption)
             self._ids[caption] = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return self._ids[caption]
 
     def tokens(self, question: Question) -> tuple[list[int], int]:
-        """A question and its answer as ids between begin and end, and the number of those that are only read."""
+        """Token ids of a question and answer with begin and end, and the number of tokens that are not predicted."""
         begin, *asked, _ = self.ids(question.text)
         *answer, end = self.ids(question.answer)[1:]
         answer = [*answer[: self.max_len - 2], end]

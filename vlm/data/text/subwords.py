@@ -1,7 +1,7 @@
-"""Subwords of GPT-2 and BERT, through the library `tokenizers`: vocabularies that pretrained weights come with.
+"""Subword tokenizers of GPT-2 and BERT with pretrained vocabularies, using the library `tokenizers`.
 
-A checkpoint keeps the vocabulary, the merges and a closed set of options, from which the library's parts are built;
-no file of the library's own is ever loaded.
+A checkpoint stores the vocabulary, the merges and a fixed set of options, from which the tokenizer is built; files of
+the library itself are never loaded.
 """
 
 import json
@@ -17,7 +17,7 @@ from vlm.data.text.tokenizer_base import Row, Tokenizer, printable_piece
 
 MAX_PIECES = 2**20
 MAX_PIECE = 1024  # characters
-# Encoded when a tokenizer is made and again whenever it is rebuilt: another version of the library may do otherwise.
+# Texts encoded on creation and on loading, to detect versions of the library that give other ids.
 PROBES = (
     "A man's 2 dogs don't run; they'll WAIT...",
     "  two  spaces\ttab\r\nlines\n\n",
@@ -27,7 +27,7 @@ PROBES = (
 
 
 class _Rows(Sequence[Row]):
-    """The row of each id, made when it is asked for: of 50,000, a use needs few."""
+    """The row of each id, created on demand, because few of 50,000 are needed."""
 
     def __init__(self, vocab: Sequence[str], special: set[int], row_of: Callable[[str], Row]) -> None:
         self._vocab, self._special, self._row_of = vocab, special, row_of
@@ -41,26 +41,26 @@ class _Rows(Sequence[Row]):
 
 
 class SubwordTokenizer(Tokenizer):
-    """Base of tokenizers with a stranger's vocabulary; nothing is learnt.
+    """Base of tokenizers with a pretrained vocabulary.
 
-    `learned` is JSON: the vocabulary in the order of ids, the ids that decode to nothing, and the options of OPTIONS.
+    `learned` is JSON with the vocabulary in the order of ids, the ids that decode to nothing, and the options.
 
     Attributes:
-        OPTIONS: Options with the types of their values.
+        OPTIONS: Options and the types of their values.
     """
 
     OPTIONS: ClassVar[Mapping[str, tuple[type, ...]]]
 
     @classmethod
     def of(cls, vocab: Sequence[str], *, special: Iterable[int], **options: Any) -> Self:
-        """The tokenizer of a vocabulary.
+        """Creates the tokenizer of a vocabulary.
 
         Args:
             vocab: The piece of each id.
             special: Ids that decode to nothing.
-            options: Those of OPTIONS.
+            options: Values of OPTIONS.
         Raises:
-            ValueError: They do not fit together.
+            ValueError: The arguments are inconsistent.
         """
         parts = {"vocab": list(vocab), "special": sorted(set(special)), **options}
         tokenizer = cls()
@@ -69,12 +69,12 @@ class SubwordTokenizer(Tokenizer):
         return tokenizer
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Does nothing: the vocabulary is there."""
+        """Does nothing, because the vocabulary is given."""
         self._require_fit()
         return self
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; what looks like a special token is text as any other."""
+        """Token ids of a text; special tokens in the text are not recognised."""
         self._require_fit()
         return self._library.encode(self._prepare(text), add_special_tokens=False).ids
 
@@ -87,29 +87,29 @@ class SubwordTokenizer(Tokenizer):
         return rows
 
     def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
-        """Makes the library's tokenizer of a vocabulary and options; returns the row of every id."""
+        """Creates the library's tokenizer; returns the row of every id."""
         vocab, special = self._checked(parts)
         self.pad_id, self.bos_id, self.eos_id = parts["pad"], parts["bos"], parts["eos"]
         try:
             self._library = self._make(parts)
         except ValueError:
             raise
-        except Exception as fault:  # the library's own, of no class
+        except Exception as fault:  # the library raises plain exceptions
             raise ValueError(str(fault)) from fault
         return _Rows(vocab, special, self._row_of)
 
     def _checked(self, parts: Mapping[str, Any]) -> tuple[list[str], set[int]]:
-        """The vocabulary and the ids that decode to nothing, once everything is of its kind."""
+        """Validates the parts; returns the vocabulary and the ids that decode to nothing."""
         kinds = {"vocab": (list,), "special": (list,), "pad": (int,), "bos": (int,), "eos": (int,), **self.OPTIONS}
         if not isinstance(parts, dict) or parts.keys() != kinds.keys():
-            raise ValueError("other options than a tokenizer of this kind has")
+            raise ValueError("its options do not match its class")
         if wrong := [name for name, kind in kinds.items() if type(parts[name]) not in kind]:
-            raise ValueError(f"{wrong[0]} is of another kind")
+            raise ValueError(f"{wrong[0]} has the wrong type")
         vocab, special = parts["vocab"], parts["special"]
         if not 0 < len(vocab) <= MAX_PIECES or not all(type(one) is str and len(one) <= MAX_PIECE for one in vocab):
-            raise ValueError(f"a vocabulary has up to {MAX_PIECES:,} pieces of up to {MAX_PIECE:,} characters")
+            raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
         if len(set(vocab)) < len(vocab):
-            raise ValueError("a piece of the vocabulary stands there twice")
+            raise ValueError("a piece of the vocabulary is repeated")
         ids = [*special, *(parts[name] for name in ("pad", "bos", "eos"))]
         if not all(type(id) is int and 0 <= id < len(vocab) for id in ids):
             raise ValueError("an id is outside the vocabulary")
@@ -121,7 +121,7 @@ class SubwordTokenizer(Tokenizer):
 
     @abstractmethod
     def _make(self, parts: Mapping[str, Any]) -> Any:
-        """The library's tokenizer of checked parts."""
+        """Creates the library's tokenizer from validated parts."""
 
     @abstractmethod
     def _row_of(self, piece: str) -> Row:
@@ -129,7 +129,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 class BytePairTokenizer(SubwordTokenizer):
-    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019, section 2.2): any text comes back exactly."""
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019, section 2.2); lossless for any text."""
 
     OPTIONS: ClassVar = {"merges": (list,), "prefix_space": (bool,)}
 
@@ -139,7 +139,7 @@ class BytePairTokenizer(SubwordTokenizer):
         merges = [tuple(pair) for pair in parts["merges"]]
         kinds = {*map(len, merges), *map(type, chain.from_iterable(merges))}
         if len(merges) > MAX_PIECES or not kinds <= {2, str}:
-            raise ValueError("a merge is a pair of pieces")
+            raise ValueError("a merge must be a pair of pieces")
         special = {*parts["special"]}
         _raw("".join(piece for id, piece in enumerate(parts["vocab"]) if id not in special))
         vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
@@ -154,7 +154,7 @@ class BytePairTokenizer(SubwordTokenizer):
 
 
 class WordPieceTokenizer(SubwordTokenizer):
-    """WordPiece as BERT has it (Devlin et al. 2019; Wu et al. 2016): spaces and mostly case are lost."""
+    """BERT's WordPiece (Devlin et al. 2019; Wu et al. 2016); spaces and usually case are lost."""
 
     OPTIONS: ClassVar = {
         "unk": (int,),
@@ -173,7 +173,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return self._mask
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Words with a space between them, punctuation as it is written; a rest of a word that comes first keeps ##."""
+        """Joins words by spaces and attaches punctuation; a continuation at the beginning keeps ##."""
         text = super().decode(ids)
         first = next((self._vocab[id] for id in ids if self._row(id)[0]), "")
         return f"{CONTINUES}{text}" if first.startswith(CONTINUES) else text.removeprefix(" ")
@@ -185,7 +185,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         self._mask, self._vocab = parts["mask"], parts["vocab"]
         known = all(0 <= id < len(vocab) for id in (parts["unk"], parts["mask"] or 0))
         if not known or not 1 <= parts["longest_word"] <= MAX_PIECE:
-            raise ValueError("an option is out of its bounds")
+            raise ValueError("an option is out of range")
         options = {"max_input_chars_per_word": parts["longest_word"], "unk_token": parts["vocab"][parts["unk"]]}
         tokenizer = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix=CONTINUES, **options))
         tokenizer.normalizer = normalizers.BertNormalizer(
@@ -207,7 +207,7 @@ def _raw(piece: str) -> bytes:
     try:
         return piece.translate(LATIN1).encode("latin1")
     except UnicodeEncodeError as fault:
-        raise ValueError(f"{piece[fault.start]!r} is none of GPT-2's characters for bytes") from None
+        raise ValueError(f"{piece[fault.start]!r} is not one of GPT-2's characters for bytes") from None
 
 
 def _packed(parts: Mapping[str, Any]) -> bytes:
@@ -220,8 +220,8 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself where it can be seen, else one from 256 on
-CONTINUES = "##"  # a piece that goes on with a word
-_JOINED = re.compile(r"[.?!,]|n't|'m|'s|'ve|'re")  # pieces so begun are written without a space before them
-# Each of these characters as the one whose byte it stands for is in Latin-1; others as one that Latin-1 lacks.
+BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself if printable, else one from 256 on
+CONTINUES = "##"  # prefix of a piece that continues a word
+_JOINED = re.compile(r"[.?!,]|n't|'m|'s|'ve|'re")  # pieces that are written without a leading space
+# Maps each of these characters to the Latin-1 character of its byte, and others to one outside of Latin-1.
 LATIN1 = dict.fromkeys(range(256), 0xFFFD) | {ord(char): byte for char, byte in BYTE_OF.items()}

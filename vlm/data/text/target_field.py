@@ -1,4 +1,4 @@
-"""The field of a text that is to be written of a text, such as its translation."""
+"""The field of a text to generate from another text, for example a translation."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from vlm.data.records import Record
 
 
 class TargetField(CaptionField):
-    """The translation of a record as a row of tokens; in evaluation beside its reference, which is the same."""
+    """The translation of a record as a row of tokens; in evaluation also as its reference."""
 
     needs = ("translation",)
     paired = False

@@ -1,4 +1,4 @@
-"""The field of a language model: documents, encoded once, read as windows of tokens."""
+"""The field of a language model: documents, encoded once and read as windows of tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -19,11 +19,11 @@ from vlm.data.text.windows import RandomWindows, SlidingWindows, Window, Windows
 from vlm.errors import Count, UserError
 from vlm.randomness import numpy_rng
 
-LEARNED_FROM = 2**26  # bytes of text, about, that are enough to learn a tokenizer from
+LEARNED_FROM = 2**26  # approximate number of bytes that a tokenizer is learned from
 
 
 class Counts(NamedTuple):
-    """Divisors of a loss over a whole split: scored tokens (all but each document's first), bytes, words."""
+    """Divisors of the loss of a whole split: scored tokens (all but the first of each document), bytes, words."""
 
     tokens: int
     bytes: int
@@ -31,17 +31,17 @@ class Counts(NamedTuple):
 
 
 class TextField(TokenField):
-    """Documents as windows of tokens, each a token longer than what a model reads: the last one is only predicted.
+    """Documents as windows of max_len + 1 tokens; the last one is only a target.
 
-    The documents of a split are encoded once into a file that is mapped into memory.
+    The documents of a split are encoded once into a memory-mapped file.
 
     Args:
-        tokenizer: Learned from the training split unless it already is.
-        max_len: Tokens that a model reads at once.
-        stride: Tokens that the window of an evaluation moves on by: fewer give each more context and take longer; None
-            for half of max_len.
+        tokenizer: Learned from the training split, unless it is already learned.
+        max_len: Number of tokens that the model reads at once.
+        stride: Number of tokens between windows in evaluation: a small one gives more context and takes longer; default
+            max_len / 2.
     Shapes:
-        TextRows of tokens (B, L+1), segments (B, L+1), or None where each row is of a single document
+        TextRows of tokens (B, L+1), segments (B, L+1), or None if each row is a single document
     Raises:
         UserError: A number is out of range.
     """
@@ -66,7 +66,7 @@ class TextField(TokenField):
         return islice(chain.from_iterable(document.lines() for document in documents), 0, None, step)
 
     def prepare(self) -> None:
-        """Encodes all splits, so that a fault shows at once."""
+        """Encodes all splits, so that errors show at once."""
         for name in self._splits:
             self.tokens(name)
         self.view("train", self._splits["train"], training=True)
@@ -81,10 +81,10 @@ class TextField(TokenField):
         return header.digest, str(header.tokens), header.tokenizer
 
     def tokens(self, name: str) -> TokenFile:
-        """The token ids of a split, from the cache where they are.
+        """The token ids of a split, from the cache if possible.
 
         Raises:
-            UserError: Its text cannot be read or its tokens written, or it holds no text.
+            UserError: The split has no text, its text cannot be read, or its tokens cannot be written.
         """
         if name not in self._files:
             documents = list(self._documents(name))
@@ -97,7 +97,7 @@ class TextField(TokenField):
             lines = (document.lines() for document in documents)
             file = open_tokens(folder / f"{name}-{digest.hexdigest()}.tokens", lines, self.tokenizer, size=size)
             if not file.header.bytes:
-                raise UserError(f"data: the split {name} holds no text; add some to its file or folder")
+                raise UserError(f"data: the split {name} has no text; add some to its file or folder")
             self._files[name] = file
         return self._files[name]
 
@@ -105,23 +105,23 @@ class TextField(TokenField):
         return (record["document"] for record in self._splits[name].records())
 
     def counts(self, name: str) -> Counts:
-        """Amount of text of a split, with the number of tokens that an evaluation of the whole scores."""
+        """Amount of text of a split, and number of tokens that its evaluation scores."""
         header = self.tokens(name).header
         return Counts(header.tokens - header.documents, header.bytes, header.words)
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Windows:
-        """Random windows for training, sliding ones for evaluation; random ones too where they are limited."""
+        """Random windows for training, sliding windows for evaluation; random windows if their number is limited."""
         options = {"name": name, "file": self.tokens(name), "tokenizer": self.tokenizer, "max_len": self.max_len}
         if training or limit is not None:
             return RandomWindows(seed=self._seed, limit=limit, **options)
         return SlidingWindows(stride=self.stride, **options)
 
     def sampled(self, name: str, *, batches: int, batch_size: int, seed: int) -> Iterator[TextRows]:
-        """Batches of random windows, all tokens scored: nanoGPT's estimate of a loss is their mean.
+        """Batches of random windows with all tokens scored, for nanoGPT's estimate of the loss.
 
         Args:
-            batches, batch_size: Number of batches, and of windows of each.
-            seed: Key of the windows, with the name of the split and the number of the batch.
+            batches, batch_size: Number of batches, and of windows per batch.
+            seed: Seed of the windows, combined with the split's name and the batch number.
         """
         windows = self.view(name, self._splits[name], training=False)
         for number in range(batches):

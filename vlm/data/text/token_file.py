@@ -1,6 +1,6 @@
-"""The token ids of a corpus in one file that is mapped into memory: a header that says what they are, then the ids.
+"""A memory-mapped file of the token ids of a corpus: a header, then the ids.
 
-Documents stand end to end, each as its begin, its ids and its end.
+Documents are concatenated; each has a begin token, its ids and an end token.
 """
 
 import json
@@ -24,9 +24,9 @@ from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
 
 MAGIC = b"VLMTOKEN"
-VERSION = 1  # of the format and of how documents are laid out
-PREFIX = struct.Struct("<8sII")  # magic, version, bytes of JSON that follow
-START = 4096  # where the ids begin: a page for the header keeps every dtype aligned
+VERSION = 1  # of the format and the layout of documents
+PREFIX = struct.Struct("<8sII")  # magic, version, number of bytes of JSON that follow
+START = 4096  # offset of the ids; a page for the header keeps every dtype aligned
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Header:
     """The header of a file of tokens.
 
     Args:
-        tokenizer: Fingerprint of the tokenizer.
-        dtype: Of an id, as NumPy writes it.
-        tokens: Number of ids, the begin and end of each document included.
-        documents, words, bytes: Of the text; words are parted by white space, bytes are those of UTF-8.
+        tokenizer: Hash of the tokenizer.
+        dtype: NumPy's name of the type of ids.
+        tokens: Number of ids, with begin and end of each document.
+        documents, words, bytes: Amount of text; words are separated by white space, bytes are UTF-8.
         digest: Hash of all ids.
     """
 
@@ -51,35 +51,35 @@ class Header:
 
 
 class TokenFile:
-    """The token ids of a corpus, on disk until they are read.
+    """Reads the token ids of a corpus on disk.
 
     Args:
-        path: A file that `write_tokens` wrote.
-        tokenizer: Fingerprint of the tokenizer that it has to be written with.
+        path: A file written by `write_tokens`.
+        tokenizer: Expected hash of the tokenizer.
     Attributes:
-        header: What the file says of itself.
-        tokens: All ids, mapped and not loaded.
+        header: The file's header.
+        tokens: All ids, memory-mapped.
     Raises:
-        UserError: There is no such file, it is none of tokens, it is not whole, or another tokenizer wrote it.
+        UserError: The file is missing, invalid or incomplete, or was written with another tokenizer.
     """
 
     def __init__(self, path: Path, tokenizer: str) -> None:
         self.path, self.header = path, _read_header(path)
         if self.header.tokenizer != tokenizer:
-            raise UserError(f"{path}: was written with another tokenizer; remove the file, and it is written anew")
+            raise UserError(f"{path}: was written with another tokenizer; delete the file, and it is created again")
         self.tokens = np.memmap(path, np.dtype(self.header.dtype), "r", START, (self.header.tokens,))
 
     def __reduce__(self) -> Any:
-        return TokenFile, (self.path, self.header.tokenizer)  # a pickled map would hold all ids
+        return TokenFile, (self.path, self.header.tokenizer)  # pickling the map would copy all ids
 
 
 def open_tokens(path: Path, documents: Iterable[Lines], tokenizer: Tokenizer, *, size: int = 0) -> TokenFile:
-    """The tokens in a file, which is first written where it is not there, not whole, or of another tokenizer.
+    """Opens a file of tokens; writes it first if it is missing, incomplete, or of another tokenizer.
 
-    Of the processes that ask at once, one writes and the others wait for it.
+    If several processes open it at once, one writes and the others wait.
 
     Args:
-        path, documents, tokenizer, size: As `write_tokens` takes them.
+        path, documents, tokenizer, size: See `write_tokens`.
     """
     with suppress(UserError):
         return TokenFile(path, tokenizer.fingerprint)
@@ -93,14 +93,14 @@ def open_tokens(path: Path, documents: Iterable[Lines], tokenizer: Tokenizer, *,
 def write_tokens(
     path: Path, documents: Iterable[Lines], tokenizer: Tokenizer, *, size: int = 0, processes: int | None = None
 ) -> None:
-    """Encodes documents into a file, which is there either whole or not at all.
+    """Encodes documents and writes them atomically.
 
     Args:
         path: The file.
-        documents: The lines of each, with their line ends.
-        tokenizer: Encodes each line.
-        size: Bytes of the documents, about, for the progress bar; 0 where unknown.
-        processes: How many processes encode; None for as many as the machine has processors.
+        documents: The lines of each document, with line ends.
+        tokenizer: The tokenizer.
+        size: Approximate number of bytes, for the progress bar; 0 if unknown.
+        processes: Number of processes; None for the number of processors.
     Raises:
         UserError: The file cannot be written, or the documents cannot be read.
     """
@@ -131,7 +131,7 @@ def _write(file: BinaryIO, parts: Iterable[Encoded], tokenizer: Tokenizer, size:
 
 
 def _read_header(path: Path) -> Header:
-    damaged = UserError(f"{path}: is no whole file of tokens; remove the file, and it is written anew")
+    damaged = UserError(f"{path}: is not a complete file of tokens; delete it, and it is created again")
     try:
         with open(path, "rb") as file:
             magic, version, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -150,7 +150,7 @@ def _read_header(path: Path) -> Header:
 
 @contextmanager
 def _progress(size: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr, nothing elsewhere; what it gives takes the bytes that were done."""
+    """Shows a progress bar if stderr is a terminal; yields a function that adds bytes done."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

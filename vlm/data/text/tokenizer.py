@@ -1,7 +1,7 @@
-"""Tokenizers: text to ids and back without loss, learnt from the training captions and rebuilt from a checkpoint.
+"""Lossless tokenizers, learned from training texts and stored in checkpoints.
 
-Every id stands for a string of bytes, and decoding joins these bytes. So any text comes back exactly: what a vocabulary
-lacks is spelled in the 256 bytes of UTF-8, and text that looks like a special token never becomes one.
+Every id stands for a string of bytes, and decoding joins them. Any text is therefore restored exactly: characters that
+are not in the vocabulary become UTF-8 bytes, and special tokens in a text are not recognised.
 """
 
 import io
@@ -16,23 +16,23 @@ from vlm.errors import Count, Share, UserError
 
 SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
 BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
-NOT_LEARNED = ("lowercase", "mask", "languages")  # options that the trainer does not take
-LINE = 2048  # characters of one training sentence: bounds the trainer's memory on text without spaces
+NOT_LEARNED = ("lowercase", "mask", "languages")  # options that are not passed to the trainer
+LINE = 2048  # maximum characters of a training sentence, to bound the trainer's memory
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 bytes of UTF-8: needs no training and knows every language (Xue et al. 2022, ByT5)."""
+    """The 256 bytes of UTF-8; needs no training and supports every language (Xue et al. 2022, ByT5)."""
 
     def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
         super().__init__(lowercase=lowercase, mask=mask)
         self._load(b"")
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Does nothing: there is nothing to learn."""
+        """Does nothing, because there is nothing to learn."""
         return self
 
     def encode(self, text: str) -> list[int]:
-        """One id a byte of UTF-8."""
+        """One id per byte of UTF-8."""
         return [byte + len(SPECIAL) for byte in self._prepare(text).encode()]
 
     def _learn(self, captions: Sequence[str]) -> bytes:
@@ -40,15 +40,15 @@ class ByteTokenizer(Tokenizer):
 
     def _build(self, learned: bytes) -> Sequence[Row]:
         if learned:
-            raise ValueError("a byte tokenizer has nothing to learn")
+            raise ValueError("a byte tokenizer learns nothing")
         return SPECIAL + tuple((raw, printable_piece(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
 
 
 class CharTokenizer(Tokenizer):
-    """One id a character of the training captions, sorted by code point; any other is spelled in bytes."""
+    """One id per character of the training texts, sorted by code point; other characters become bytes."""
 
     def encode(self, text: str) -> list[int]:
-        """One id a known character, one to four for another."""
+        """One id per known character, one to four for others."""
         self._require_fit()
         ids: list[int] = []
         for char in self._prepare(text):
@@ -62,7 +62,7 @@ class CharTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         chars = learned.decode()
         if sorted(set(chars)) != list(chars):
-            raise ValueError("the characters of a tokenizer are sorted and each stands once")
+            raise ValueError("its characters are not sorted or not unique")
         self._ids = {char: id for id, char in enumerate(chars, len(SPECIAL) + len(BYTES))}
         return SPECIAL + BYTES + tuple((char.encode(), printable_piece(char)) for char in chars)
 
@@ -70,17 +70,17 @@ class CharTokenizer(Tokenizer):
 class SentencePieceTokenizer(Tokenizer):
     """Subwords of SentencePiece (Kudo and Richardson 2018): unigram (Kudo 2018) or BPE (Sennrich et al. 2016).
 
-    No text is normalised: no space, line break or case is lost. Line breaks, tabs and NUL never join a longer piece.
+    Texts are not normalised: spaces, line breaks and case are kept. Line breaks, tabs and NUL never join longer pieces.
 
     Args:
-        vocab_size: Largest number of ids; a small corpus gives fewer. The attribute is the number there is.
+        vocab_size: Maximum number of ids; a small corpus gives fewer. The attribute is the actual number.
         model_type: "unigram" or "bpe".
-        byte_fallback: Spell unknown characters in bytes; without, they become `unk_id`, decoded as U+FFFD.
-        character_coverage: Share of the captions' characters that get a piece of their own, 0.98 to 1.
-        lowercase: Lower-case every text first.
-        mask: As in Tokenizer.
+        byte_fallback: Whether unknown characters become bytes; else `unk_id`, which decodes to U+FFFD.
+        character_coverage: Share of the texts' characters that are covered by pieces, 0.98 to 1.
+        lowercase: Whether to convert texts to lower case first.
+        mask: See Tokenizer.
     Raises:
-        UserError: An option is unknown or out of its range.
+        UserError: An option is unknown or out of range.
     """
 
     unk_id: int | None = 3
@@ -96,9 +96,9 @@ class SentencePieceTokenizer(Tokenizer):
         mask: bool = False,
     ) -> None:
         super().__init__(lowercase=lowercase, mask=mask)
-        reserved = len(SPECIAL) + 1 + (len(BYTES) if byte_fallback else 1) + 1  # the unknown, a line break; the space
+        reserved = len(SPECIAL) + 1 + (len(BYTES) if byte_fallback else 1) + 1  # unknown, line break, space
         if vocab_size <= reserved:
-            raise UserError(f"tokenizer.vocab_size: {vocab_size} is no more than the {reserved} reserved ids; raise it")
+            raise UserError(f"tokenizer.vocab_size: {vocab_size} does not exceed the {reserved} reserved ids; raise it")
         if model_type not in ("unigram", "bpe"):
             raise UserError(f"tokenizer.model_type: {model_type!r} is unknown; give unigram or bpe")
         if not 0.98 <= character_coverage <= 1:
@@ -107,7 +107,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._options |= dict(byte_fallback=byte_fallback, character_coverage=character_coverage)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the likeliest (unigram) or most merged (BPE) pieces."""
+        """Ids of the most probable (unigram) or most merged (BPE) pieces."""
         self._require_fit()
         first, *rest = self._prepare(text).split(SPACE)
         ids: list[int] = self._model.encode(first)
@@ -127,29 +127,29 @@ class SentencePieceTokenizer(Tokenizer):
             "normalization_rule_name": "identity",
             "add_dummy_prefix": False,
             "remove_extra_whitespaces": False,
-            # A line break never enters training, so without the bytes it needs a symbol of its own.
+            # Line breaks are not part of training sentences, so without byte fallback they need their own symbol.
             "user_defined_symbols": [] if options["byte_fallback"] else ["\n"],
-            "required_chars": SPACE,  # else a rare or unseen space is spelled in bytes, as U+2581 is
-            "hard_vocab_limit": False,  # else a corpus too small for vocab_size is an error
-            "max_sentence_length": 4 * LINE,  # in bytes; the default would drop longer lines
-            "num_threads": 1,  # the sums of the unigram model depend on how they are shared out
+            "required_chars": SPACE,  # otherwise a rare space becomes bytes, like U+2581
+            "hard_vocab_limit": False,  # otherwise a corpus that is too small for vocab_size is an error
+            "max_sentence_length": 4 * LINE,  # in bytes; longer lines would be dropped
+            "num_threads": 1,  # results of the unigram model depend on the number of threads
             "minloglevel": 2,
         }
 
     def _learn(self, captions: Sequence[str]) -> bytes:
         import sentencepiece
 
-        # For one U+2585, its own mark of the unknown, the trainer drops the whole sentence; NUL and tab it reserves.
+        # The trainer drops sentences with U+2585, its mark of unknowns, and reserves NUL and tab.
         lines = re.compile(f"[^\n\r\t\0\u2585{SPACE}]{{1,{LINE}}}")
         sentences = [line for caption in captions for line in lines.findall(caption)]
         if not sentences:
-            raise UserError("the training captions hold no text to learn a tokenizer from; check data.root")
+            raise UserError("the training texts are empty, so no tokenizer can be learned; check data.root")
         model = io.BytesIO()
         options = self._trainer_options() | {"sentence_iterator": iter(sentences), "model_writer": model}
         try:
             sentencepiece.SentencePieceTrainer.train(**options)
         except RuntimeError as error:
-            failure = f"tokenizer.vocab_size: {options['vocab_size']} does not suit these captions"
+            failure = f"tokenizer.vocab_size: {options['vocab_size']} does not suit these texts"
             raise UserError(f"{failure}; SentencePiece says: {str(error).rpartition('] ')[2]}") from None
         return model.getvalue()
 
@@ -165,10 +165,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
-    """Rebuilds the tokenizer that `Tokenizer.state` described; only these classes are looked up.
+    """Restores a tokenizer from `Tokenizer.state`; only our own classes are allowed.
 
     Raises:
-        UserError: The state is damaged, or is none of these tokenizers.
+        UserError: The state is damaged, or its class is unknown.
     """
     kinds = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer, BytePairTokenizer, WordPieceTokenizer)
     classes: dict[str, type[Tokenizer]] = {kind.__name__: kind for kind in kinds}
@@ -176,7 +176,7 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
         name, options, learned = state["class"], state["options"], state["learned"].encode("latin1")
         if name not in classes:
             raise UserError(f"the checkpoint's tokenizer {name!r} is unknown; known are {', '.join(classes)}")
-        # Before the bytes reach a library, whose parser is not made for damaged input.
+        # Checked before the bytes reach a library's parser, which may not handle damaged input.
         if fingerprint_of(name, options, learned) != state["fingerprint"]:
             raise ValueError("its fingerprint differs")
         tokenizer = classes[name](**{key: value for key, value in options.items() if key != "languages"})

@@ -1,4 +1,4 @@
-"""The base of all tokenizers: the cache, the checkpoint's state, and decoding by the bytes of each id."""
+"""Base of all tokenizers: caching, checkpoint state, and decoding by the bytes of each id."""
 
 import json
 import warnings
@@ -11,21 +11,21 @@ from typing import Any, Self
 from vlm.errors import UserError, excerpt
 from vlm.io.atomic import atomic_write
 
-Row = tuple[bytes, str]  # the bytes that an id stands for, and its printable form
+Row = tuple[bytes, str]  # the bytes of an id, and its printable form
 
 MASK: Row = (b"", "<mask>")
-SPACE = "\u2581"  # SentencePiece writes a space so, and cannot tell it from this character in a text
+SPACE = "\u2581"  # SentencePiece's mark for a space, indistinguishable from this character in a text
 
 
 class Tokenizer(ABC):
-    """Base of all tokenizers: the cache, the checkpoint's state and decoding; a subclass learns and encodes.
+    """Base of all tokenizers: caching, checkpoint state and decoding; a subclass learns and encodes.
 
     Attributes:
-        pad_id, bos_id, eos_id: Fill a row, start a text and end it; they decode to nothing.
-        unk_id: Stands for what cannot be encoded; None where everything can be.
+        pad_id, bos_id, eos_id: Ids of padding, begin and end; they decode to nothing.
+        unk_id: Id of unknown text; None if everything can be encoded.
     Args:
-        lowercase: Lower-case every text before anything else. Nothing is changed otherwise, in any language.
-        mask: Whether there is a further id, the last one, for what a masked language model is to fill in.
+        lowercase: Whether to convert texts to lower case first; nothing else is normalised.
+        mask: Whether to add a mask id, the last one, for masked language models.
     """
 
     pad_id: int = 0
@@ -40,35 +40,35 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ones included; what was learnt may be smaller than what was asked for."""
+        """Number of ids, special ones included; may be smaller than requested."""
         self._require_fit()
         return len(self._rows)
 
     @property
     def mask_id(self) -> int | None:
-        """The id that stands for what is to be filled in; None for a tokenizer without one."""
+        """The mask id; None for a tokenizer without one."""
         return self.vocab_size - 1 if "mask" in self._options else None
 
     @property
     def languages(self) -> Sequence[str]:
-        """The languages that have a token; none for a tokenizer of texts whose language nobody says."""
+        """Languages that have a token; empty if the texts' languages are unknown."""
         return self._options.get("languages", ())
 
     @property
     def language_ids(self) -> Sequence[int]:
-        """The ids of the languages' tokens, which no text has and which decode to nothing."""
+        """Ids of the language tokens, which do not occur in encoded texts and decode to nothing."""
         end = self.vocab_size - ("mask" in self._options)
         return range(end - len(self.languages), end)
 
     def add_languages(self, languages: Sequence[str]) -> None:
-        """Gives each of these languages a token that has none yet."""
+        """Adds tokens for languages that do not have one."""
         if new := [name for name in dict.fromkeys(languages) if name not in self.languages]:
             self._options["languages"] = [*self.languages, *new]
             if self._learned is not None:
                 self._load(self._learned)
 
     def begin(self, language: str | None = None) -> list[int]:
-        """The ids that a text of a language begins with: by default the first one's, and none where there are none.
+        """The ids that a text of a language begins with; default the first language's token, or none.
 
         Raises:
             UserError: The language has no token.
@@ -76,29 +76,29 @@ class Tokenizer(ABC):
         if language is None:
             return list(self.language_ids[:1])
         if not self.languages:
-            raise UserError(f"--language {excerpt(language)}: this model has no choice of languages; leave it out")
+            raise UserError(f"--language {excerpt(language)}: this model has no language tokens; remove the option")
         if language not in self.languages:
             known = ", ".join(self.languages)
-            raise UserError(f"--language {excerpt(language)}: is unknown to this model; choose from {known}")
+            raise UserError(f"--language {excerpt(language)}: unknown to this model; choose from {known}")
         return [self.language_ids[self.languages.index(language)]]
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that decides encoding and decoding: class, lower-casing, and what was learnt."""
+        """Hash of everything that determines encoding and decoding: class, options and learned state."""
         return fingerprint_of(type(self).__name__, self._options, self._require_fit())
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Learns from the training captions; the same captions and options give the same tokenizer.
+        """Learns from training texts; the result depends only on texts and options.
 
         Args:
-            texts: The captions of the training split, in an order that does not change between runs.
-            cache: Folder that keeps what was learnt, by hash of the captions and every option.
+            texts: Texts of the training split, in an order that is the same in every run.
+            cache: Folder that caches what was learned, by hash of texts and options.
         Raises:
-            UserError: There are no texts, or the vocabulary asked for cannot hold them.
+            UserError: There are no texts, or the vocabulary size does not suit them.
         """
         captions = [self._prepare(text) for text in texts]
         if not captions:
-            raise UserError("data: train has no text to learn a tokenizer from; give more, or hold out less")
+            raise UserError("data: train has no text to learn a tokenizer from; add text, or hold out less")
         file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
         if file is None or not self._read(file):
             self._load(self._learn(captions))
@@ -108,14 +108,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without any special id.
+        """Token ids of a text, without special ids.
 
         Raises:
-            UserError: The text holds a lone surrogate, which is half a character and has no UTF-8 form.
+            UserError: The text contains a lone surrogate, which has no UTF-8 form.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids: special ones are skipped, bytes that are no UTF-8 (a model may write some) become U+FFFD.
+        """Text of token ids; special ids are skipped, invalid UTF-8 becomes U+FFFD.
 
         Raises:
             ValueError: An id is outside the vocabulary.
@@ -127,21 +127,21 @@ class Tokenizer(ABC):
         return self._row(id)[1]
 
     def state(self) -> dict[str, Any]:
-        """Plain containers that `tokenizer_from_state` rebuilds this tokenizer from."""
-        learned = self._require_fit().decode("latin1")  # torch.load(weights_only=True) refuses bytes that are empty
+        """Plain containers for `tokenizer_from_state`."""
+        learned = self._require_fit().decode("latin1")  # torch.load(weights_only=True) refuses empty bytes
         about = {"class": type(self).__name__, "options": dict(self._options)}
         return about | {"learned": learned, "fingerprint": self.fingerprint}
 
     def _learn(self, captions: Sequence[str]) -> bytes:
-        """The bytes to keep of these prepared captions."""
+        """Learns from prepared texts; returns the state as bytes."""
         raise TypeError(f"{type(self).__name__} learns nothing")
 
     @abstractmethod
     def _build(self, learned: bytes) -> Sequence[Row]:
-        """The row of every id. Raises ValueError or RuntimeError where `learned` is not what `_learn` returns."""
+        """The row of every id. Raises ValueError or RuntimeError if `learned` is invalid."""
 
     def _recipe(self) -> dict[str, Any]:
-        """Everything beside the captions that decides what is learnt."""
+        """Everything in addition to the texts that affects learning."""
         return self._options
 
     def _load(self, learned: bytes) -> None:
@@ -153,11 +153,11 @@ class Tokenizer(ABC):
 
     def _require_fit(self) -> bytes:
         if self._learned is None:
-            raise RuntimeError(f"this {type(self).__name__} has learnt nothing yet: call fit first")
+            raise RuntimeError(f"this {type(self).__name__} is not fitted yet: call fit first")
         return self._learned
 
     def _row(self, id: int) -> Row:
-        # Python would take a negative id from the end of the table.
+        # Python would accept a negative id and count from the end.
         if not 0 <= id < len(self._rows):
             raise ValueError(f"token id {id} is outside the vocabulary of {len(self._rows)}")
         return self._rows[id]
@@ -167,8 +167,8 @@ class Tokenizer(ABC):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            half = f"{text[error.start]!r}, half of a surrogate pair, which is no character"
-            raise UserError(f"text {text[:40]!r} holds {half}; save its source as UTF-8") from None
+            half = f"{text[error.start]!r}, half of a surrogate pair, which is not a character"
+            raise UserError(f"text {text[:40]!r} contains {half}; save its source as UTF-8") from None
         return text
 
     def _digest(self, captions: Sequence[str]) -> str:
@@ -193,7 +193,7 @@ class Tokenizer(ABC):
             with atomic_write(file) as cached:
                 cached.write(self.fingerprint.encode() + b"\n" + self._require_fit())
         except OSError as error:
-            # Only time is lost: the tokenizer itself is complete.
+            # Not an error, because the tokenizer itself is complete.
             warnings.warn(f"{file}: the tokenizer could not be cached ({error})", stacklevel=3)
 
 

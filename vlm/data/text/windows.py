@@ -1,4 +1,4 @@
-"""Windows onto a corpus of token ids: random ones to train on, sliding ones that score every token once."""
+"""Windows of a token file: random ones for training, sliding ones for evaluation."""
 
 from typing import Any, NamedTuple
 
@@ -15,20 +15,20 @@ from vlm.randomness import numpy_rng
 
 
 class Window(NamedTuple):
-    """A place in the tokens of a split."""
+    """A position in the tokens of a split."""
 
     windows: "Windows"
     start: int
 
 
 class Windows(Split):
-    """The windows of a split, each a record of no more than its place; a subclass defines the places.
+    """The windows of a split, each a record with its start; a subclass defines the starts.
 
     Args:
         name: Name of the split.
         file: Its tokens.
-        tokenizer: Whose ids they are.
-        max_len: Tokens that a model reads at once; a window has one more.
+        tokenizer: The tokenizer.
+        max_len: Number of tokens that the model reads at once; a window has one more.
     """
 
     def __init__(self, *, name: str, file: TokenFile, tokenizer: Tokenizer, max_len: int) -> None:
@@ -39,7 +39,7 @@ class Windows(Split):
 
     @property
     def starts(self) -> int:
-        """Number of places where a full window can begin; 1 where the whole split is shorter than a window."""
+        """Number of possible starts of a full window; 1 if the split is shorter than a window."""
         return max(1, len(self.tokens) - self.max_len)
 
     def record(self, index: int, epoch: int = 0) -> Record:
@@ -47,7 +47,7 @@ class Windows(Split):
         return Record(f"{self.name}-{start}", {"window": Window(self, start)})
 
     def place(self, index: int, epoch: int) -> int:
-        """The token at which a window begins."""
+        """Index of a window's first token."""
         raise TypeError(f"{type(self).__name__} has no places")
 
     def rows(self, starts: np.ndarray) -> TextRows:
@@ -55,7 +55,7 @@ class Windows(Split):
         return self.read(starts)
 
     def read(self, starts: np.ndarray) -> TextRows:
-        """The windows that begin at these tokens, padded where the split ends.
+        """The windows that begin at these tokens, padded at the end of the split.
 
         Shapes:
             starts (B,) -> tokens (B, L+1)
@@ -76,14 +76,14 @@ class Windows(Split):
 
 
 class RandomWindows(Windows):
-    """As many windows an epoch as cover the split once, each at a place of its own, drawn for (seed, epoch, index).
+    """As many random windows per epoch as cover the split once, drawn by (seed, epoch, index).
 
-    Documents are not cut at windows: one may begin and end anywhere (nanoGPT's sampling).
+    Windows ignore document boundaries (nanoGPT's sampling).
 
     Args:
-        name, file, tokenizer, max_len: As in Windows.
-        seed: Key of the places.
-        limit: Only the first so many windows, the same in every epoch; None for all, other ones in each.
+        name, file, tokenizer, max_len: See Windows.
+        seed: Seed of the starts.
+        limit: Number of windows, the same in every epoch; None for all, which differ between epochs.
     Raises:
         UserError: The split is shorter than a window.
     """
@@ -94,8 +94,8 @@ class RandomWindows(Windows):
         self._places: tuple[int, np.ndarray] | None = None
         if len(self.tokens) <= self.max_len:
             raise UserError(
-                f"data.max_len: {self.max_len} tokens and the one after them are more than the {len(self.tokens)} of "
-                f"the split {self.name}; give at most {len(self.tokens) - 1}, or more text"
+                f"data.max_len: {self.max_len} + 1 tokens are more than the {len(self.tokens)} of "
+                f"the split {self.name}; set it to at most {len(self.tokens) - 1}, or add text"
             )
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class RandomWindows(Windows):
         return int(self.places(epoch)[index])
 
     def places(self, epoch: int) -> np.ndarray:
-        """Begins of the windows of an epoch; drawn together, which takes a thousandth of the time of one by one."""
+        """Starts of all windows of an epoch; drawing them together is a thousand times as fast as one by one."""
         epoch = epoch if self.limit is None else 0
         if self._places is None or self._places[0] != epoch:
             rng = numpy_rng(self.seed, "window", epoch)
@@ -115,13 +115,14 @@ class RandomWindows(Windows):
 
 
 class SlidingWindows(Windows):
-    """Windows that move on by a stride and score, each, the tokens that none before it did.
+    """Windows that advance by a stride and score the tokens that earlier ones did not.
 
-    Every token but a document's first is scored once. Before it stand at least `max_len - stride + 1` others, or all.
+    Every token except a document's first is scored once, with at least `max_len - stride + 1` tokens of context, or
+    all.
 
     Args:
-        name, file, tokenizer, max_len: As in Windows.
-        stride: Tokens that each window moves on by.
+        name, file, tokenizer, max_len: See Windows.
+        stride: Number of tokens between windows.
     """
 
     def __init__(self, *, stride: int, **options: Any) -> None:
@@ -145,10 +146,10 @@ class SlidingWindows(Windows):
 
 
 def window_targets(tokens: Tensor, segments: Tensor | None, scored: Tensor | None = None) -> Targets:
-    """The targets of all tokens but each row's last, which is only predicted.
+    """Targets of all tokens except each row's last, which is only predicted.
 
     Args:
-        scored: The tokens that count when they are predicted; None for all.
+        scored: Tokens that count as predictions; None for all.
     Shapes:
         tokens (B, L+1), segments (B, L+1) or None, scored bool (B, L+1) or None -> targets of (B, L)
     """

@@ -1,10 +1,9 @@
-"""Raw text split into words by one stated rule, near that of the Penn Treebank (Taylor et al. 2003)."""
+"""Splits raw text into words, similar to the Penn Treebank (Taylor et al. 2003)."""
 
 import re
 
-# In this order: addresses without the punctuation after them, names and topics of messages, a word before its n't, the
-# ends that contractions split off, words with inner points, hyphens of numbers and commas of figures, and any other
-# sign by itself.
+# In this order: URLs and addresses without trailing punctuation, @names and #topics, a word before n't, contractions,
+# numbers with inner signs, abbreviations, words, runs of points or hyphens, other signs.
 _WORDS = re.compile(
     r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | [@\#]\w+
     | \w+?(?=n['’]t\b) | n['’]t\b | ['’](?:s|re|ve|ll|d|m)\b
@@ -16,7 +15,7 @@ _WORDS = re.compile(
 def split_words(text: str) -> list[str]:
     """The words of raw text.
 
-    Punctuation stands alone; n't, 's, 're, 've, 'll, 'd and 'm are words of their own; addresses, @names, #topics,
-    numbers with their signs and abbreviations with points stay whole.
+    Punctuation marks, n't, 's, 're, 've, 'll, 'd and 'm are separate words; URLs, addresses, @names, #topics, numbers
+    with signs and abbreviations with points are not split.
     """
     return _WORDS.findall(text)

@@ -1,7 +1,7 @@
-"""One step of a decoder's block over its cache: what `DecoderBlock.forward` computes, with little else around it.
+"""One decode step of a decoder block over its cache: the same result as `DecoderBlock.forward` with less overhead.
 
-A step of a small model takes as long as the calls around its products, so nothing is done here that one token does not
-need: no dropout, no closures, no mask where everything may be seen. Rows are images (or texts), each with G beams.
+For small models, the calls around the products take as long as the products. A step therefore skips what one token
+does not need: dropout, closures, and masks where everything is visible. Rows are images or texts, with G beams each.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of a step that all blocks share: positions of the tokens, and their mask over the cache.
+    """Inputs of a step that all blocks share: positions of the tokens, and the mask over the cache.
 
     Args:
-        beams: Number G of beams a row.
-        length: Number L of tokens a beam.
-        position: Laid out as queries are: added (B or 1, 1, G * L, K), rotation (B or 1, 1, G * L, K / 2), no bias.
-        bias: Added to the products, -inf where nothing is seen; None if everything in the cache is.
+        beams: Number G of beams per row.
+        length: Number L of tokens per beam.
+        position: Arranged like queries: added (B or 1, 1, G * L, K), rotation (B or 1, 1, G * L, K / 2), no bias.
+        bias: Added to the products, -inf for invisible keys; None if everything in the cache is visible.
     Shapes:
         bias (B or 1, N or 1, G * L, slots * G), after S columns of the prefix if there is one
     """
@@ -39,19 +39,19 @@ class StepInputs:
 
 
 class StepBlock:
-    """A DecoderBlock as a step calls it: its functions and weights at hand, without the machinery of modules.
+    """The functions and weights of a DecoderBlock for decode steps, without the overhead of modules.
 
-    The same branches as in `DecoderBlock.forward`, whose values the tests hold it to. Other than there, beams lie in
-    the axis of the queries, and keys come from caches:
+    It computes what `DecoderBlock.forward` computes (tests compare them), except that beams lie in the query axis and
+    keys come from caches:
 
         x (B * G * L, D)
           norm1 -> qkv -> (B, heads, G * L, K) -> cache -> keys (B, N, slots * G, K) -> attention, bias -> proj -> +
           norm_cross -> q (B, N, G * L, K) -> keys of the context (B, N, S, K), once a row ------------> proj -> +
           norm2 -> mlp -> +
 
-    Without cross-attention, context is a prefix: its keys stand before those of the cache, under one softmax.
+    Without cross-attention, the context is a prefix: its keys come before those of the cache, in one softmax.
 
-    Made anew for each text or batch, so that weights which are replaced meanwhile are seen by the next.
+    Created anew for each batch, so that replaced weights take effect.
     """
 
     def __init__(self, block: Any) -> None:
@@ -74,7 +74,7 @@ class StepBlock:
         context: tuple[Tensor, Tensor] | None,
         context_bias: Tensor | None,
     ) -> Tensor:
-        """Moves the residual stream of new tokens through the block.
+        """Passes the residual stream of new tokens through the block.
 
         Shapes:
             x (B * G * L, D) -> the same; keys and values of the context (B, N, S, K)
@@ -92,7 +92,7 @@ class StepBlock:
     def attend_cache(
         self, x: Tensor, inputs: StepInputs, cache: KeyValueCache, prefix: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Self-attention to the prefix and the cache, which takes the new tokens' keys and values in."""
+        """Appends the new tokens' keys and values to the cache; self-attention to the prefix and the cache."""
         position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
@@ -101,7 +101,7 @@ class StepBlock:
             q, k = self.cosine.queries(q), self.cosine.keys(k)
         if position.rotation is not None:
             q, k = position.rotate(q), position.rotate(k)
-        if beams > 1 and length > 1:  # the cache holds all beams of a step, then those of the next
+        if beams > 1 and length > 1:  # the cache is ordered by step, then by beam
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)
         if prefix is not None:
@@ -110,9 +110,9 @@ class StepBlock:
         return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
     def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
-        """Cross-attention; the beams of a row are more queries of it."""
+        """Cross-attention; the beams of a row are further queries."""
         k, v = context
-        queries = x.shape[0] // max(1, k.shape[0])  # no -1 for the view to guess: a batch may have no rows
+        queries = x.shape[0] // max(1, k.shape[0])  # explicit, because -1 fails for a batch without rows
         q = self.cross_q(x).view(k.shape[0], queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
         if self.cross.cosine is not None:
             q = self.cross.cosine.queries(q)
@@ -121,7 +121,7 @@ class StepBlock:
 
 
 def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A module as a plain function, where its kind is known and it has no hooks; else the module."""
+    """A module as a plain function if its type is known and it has no hooks; else the module itself."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
     if isinstance(module, PackedLinear | PackedMLP):

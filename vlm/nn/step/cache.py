@@ -1,21 +1,22 @@
-"""Keys and values of the tokens that are decoded already."""
+"""Cache of the keys and values of decoded tokens."""
 
 import torch
 from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of the tokens decoded so far, in a ring of memory allocated once.
+    """Keys and values of the tokens decoded so far, in a ring buffer that is allocated once.
 
-    Once max_len tokens are in, each new one takes the place of the oldest: rows that begin while others go on need no
-    more memory than one of them, and attention does not mind the order of keys.
+    After max_len tokens, each new one overwrites the oldest: rows that begin while others continue need no extra
+        memory,
+    and attention does not depend on the order of keys.
 
     Shapes:
-        append: k, v (B, N, L, K) -> views of all keys and values held, (B, N, at most max_len, K)
+        append: k, v (B, N, L, K) -> views of all cached keys and values, (B, N, at most max_len, K)
     """
 
     def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
-        # Zeros: a masked value gets the weight 0, and 0 times NaN is NaN.
+        # Zeros, not uninitialised memory: a masked value has weight 0, and 0 times NaN is NaN.
         self.keys = as_cached(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
         self.values = torch.zeros_like(self.keys)
         self.length = 0
@@ -31,14 +32,14 @@ class KeyValueCache:
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def select(self, rows: Tensor) -> None:
-        """Keeps these rows (B',), in this order."""
+        """Keeps only these rows (B',), in this order."""
         self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 def as_cached(keys: Tensor) -> Tensor:
-    """Keys or values as decoding keeps them: on a CPU in 32 bits at least.
+    """Keys or values as the cache stores them: in at least 32 bits on a CPU.
 
-    A step's few products in bfloat16 take twice as long there, and rounded by other means for one text than for many
-    they would make a text depend on how many are decoded with it.
+    There, the products of a step take twice as long in bfloat16, and rounding would make a text depend on how many
+    others are decoded with it.
     """
     return keys.float() if keys.device.type == "cpu" and keys.dtype.itemsize < 4 else keys

@@ -1,4 +1,4 @@
-"""A decode state whose steps are alike, so that a GPU can replay one as it was recorded."""
+"""A decode state with fixed shapes, so that a GPU can replay a recorded step."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from vlm.nn.step.state import DecodeState
 
 
 class FixedCache(KeyValueCache):
-    """A cache that reads the places of new tokens from the device, and always shows all that it has room for.
+    """A cache that reads the slots of new tokens from the device and always returns its full length.
 
     Args:
-        cache: Whose memory it takes over.
-        slots: Places of the next tokens, (G,); rewritten for each step.
+        cache: Cache whose memory is reused.
+        slots: Slots of the next tokens, (G,); rewritten at each step.
     """
 
     def __init__(self, cache: KeyValueCache, slots: Tensor) -> None:
@@ -26,11 +26,10 @@ class FixedCache(KeyValueCache):
 
 
 class FixedDecodeState(DecodeState):
-    """Goes on from another state, one token a step, with every number that changes held on the device.
+    """Continues another state, one token per step, with everything that changes stored on the device.
 
-    Each step looks at the whole cache, with a mask over what is not written yet, and shapes never change: what a step
-    launches on a GPU can be recorded once and replayed. `taken` is the host's count of steps; the caller of a replayed
-    step adds 1.
+    Each step attends to the whole cache and masks what is not written yet. Shapes never change, so that a GPU can
+    record a step once and replay it. `taken` counts steps on the host; the caller of a replayed step increments it.
     """
 
     def __init__(self, state: DecodeState) -> None:
@@ -41,7 +40,7 @@ class FixedDecodeState(DecodeState):
         sizes = {"beams": state.beams, "max_len": state.max_len, "first": state.first}
         super().__init__(state.blocks, caches, state.context, state.mask, starts, **sizes)
         self.beam_ancestors, self.taken = state.beam_ancestors, state.length
-        self.now = torch.full((1,), self.taken - 1, device=device)  # the step that was taken last
+        self.now = torch.full((1,), self.taken - 1, device=device)  # index of the last step
 
     @property
     def length(self) -> int:
@@ -58,7 +57,7 @@ class FixedDecodeState(DecodeState):
             self.beam_ancestors = held.copy_(self.beam_ancestors)
 
     def advance(self, length: int) -> tuple[Tensor, int]:
-        """As in DecodeState, for one token, with the step on the device and all slots shown.
+        """Like `DecodeState.advance`, for one token, with the step on the device and all slots visible.
 
         With room for four steps, at step 5:
 

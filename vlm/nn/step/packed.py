@@ -1,4 +1,4 @@
-"""Weights laid out for use on a CPU; nothing here is for training."""
+"""Linear layers with weights packed for inference on a CPU."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,10 +10,10 @@ from vlm.nn.blocks import ACTIVATIONS, MLP, Block
 from vlm.nn.vocabulary_loss import Head
 from vlm.tuning import return_freed_memory
 
-FEW_ROWS = 8  # what a layout is chosen for; it serves fewer and more as well
-WIDE = 384  # D from which packed products of one row in float32 take no longer than others
+FEW_ROWS = 8  # batch size that the layout is optimised for; others work too
+WIDE = 384  # width D from which packed products of one row in float32 are not slower
 
-# An activation as oneDNN computes it at the end of a product: its name and algorithm there.
+# Activations that oneDNN fuses into a product: name and algorithm.
 FUSED = {
     ACTIVATIONS["relu"]: ("relu", ""),
     ACTIVATIONS["gelu"]: ("gelu", "none"),
@@ -22,15 +22,15 @@ FUSED = {
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight lies in the blocks that oneDNN's inner products read.
+    """A linear layer whose weight is stored in the blocked layout of oneDNN.
 
-    A library that takes weights as they come copies them into blocks at each call: most of the time of a product of 8
-    rows, and still a fifth with 200.
+    With plain weights oneDNN copies them into blocks at each call: most of the time of a product of 8 rows, and still a
+    fifth with 200.
 
     Args:
         weight: (out, in), on the CPU.
         bias: (out,) or None.
-        activation: One of FUSED, which then needs no pass of its own over the result; or None.
+        activation: One of FUSED, computed inside the product; or None.
     Shapes:
         x (..., in) -> (..., out)
     """
@@ -39,8 +39,8 @@ class PackedLinear(nn.Module):
         self, weight: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
-        # The way by which torch's own compiler lays out frozen weights; layers of torch.utils.mkldnn cannot take
-        # tensors as they are.
+        # torch's own compiler packs frozen weights with this operator; layers of torch.utils.mkldnn do not take
+        # ordinary tensors.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), FEW_ROWS)
         self.bias = None if bias is None else bias.detach()
         self.fused = ("none", "") if activation is None else FUSED[activation]
@@ -49,14 +49,14 @@ class PackedLinear(nn.Module):
         return self.function()(x)
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """The layer as a function, without the machinery of modules."""
+        """The layer as a plain function, without the overhead of modules."""
         product, weight, bias = torch.ops.mkldnn._linear_pointwise.default, self.weight, self.bias
         name, algorithm = self.fused
         return lambda x: product(x, weight, bias, name, [], algorithm)
 
 
 class PackedMLP(nn.Module):
-    """An MLP of packed layers.
+    """An MLP with packed layers.
 
     Shapes:
         x (..., D) -> (..., D)
@@ -64,7 +64,7 @@ class PackedMLP(nn.Module):
 
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
-        # oneDNN has no quick_gelu, which then needs a pass of its own.
+        # oneDNN does not have quick_gelu, so it runs as a separate step.
         self.activation = None if mlp.activation in FUSED else mlp.activation
         self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, mlp.activation if self.activation is None else None)
         self.fc2 = PackedLinear(mlp.fc2.weight, mlp.fc2.bias)
@@ -73,16 +73,16 @@ class PackedMLP(nn.Module):
         return self.function()(x)
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """The MLP as a function, without the machinery of modules."""
+        """The MLP as a plain function, without the overhead of modules."""
         first, second, activation = self.fc1.function(), self.fc2.function(), self.activation
         return (lambda x: second(first(x))) if activation is None else (lambda x: second(activation(first(x))))
 
 
 def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda name, layer: True) -> None:
-    """Packs the linear layers and MLPs of a model's blocks, on a CPU where this build of torch can. Values stay.
+    """Packs the linear layers and MLPs of a model's blocks on a CPU, if this build of torch can. Results do not change.
 
     Args:
-        wanted: Of a layer by its name in its parent; of an MLP, its first.
+        wanted: Selects layers by name and layer; called with the first layer of an MLP.
     """
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         if _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer)):
@@ -90,7 +90,7 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
 
 
 def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> bool:
-    """Packs layers of a module; False where there were none."""
+    """Packs layers of a module; returns False if there were none."""
     packed = False
     for name, child in list(module.named_children()):
         if type(child) is MLP and wanted(name, child.fc1):
@@ -104,13 +104,13 @@ def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> boo
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
-    """Lays out what a decode step multiplies by, on a CPU: the linear layers of each block, and the head. Values stay.
+    """Packs the weights that decode steps use on a CPU: linear layers of all blocks, and the head. Results stay equal.
 
-    For several rows, packed layers take half the time; for one row in float32, a call costs more than it saves where
-    layers are small.
+    For several rows, packed layers halve the time. For one row in float32, the call costs more than it saves if layers
+    are small.
 
     Args:
-        rows: Texts that are mostly decoded at once, beams counted.
+        rows: Typical number of texts decoded at once, beams included.
     """
     head: Head = decoder.head_parts  # type: ignore[assignment]
     weight = head.weight
@@ -121,31 +121,31 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         product = PackedLinear(weight, head.bias).function()
         decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
     else:
-        prepack(decoder, lambda name, layer: name == "kv")  # of the context: products of many rows
+        prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
         _lay_out_input_major(decoder)
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """True if torch packs such a weight on this processor."""
+    """Returns True if torch can pack this weight on this processor."""
     return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and _packs(weight.dtype)
 
 
 @cache
 def _packs(dtype: torch.dtype) -> bool:
-    """True if oneDNN packs weights of this type here: it refuses bfloat16 on processors with AVX2 alone."""
+    """Returns True if oneDNN packs weights of this type: it refuses bfloat16 on processors with AVX2 only."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
         torch.ops.mkldnn._reorder_linear_weight(torch.zeros(FEW_ROWS, FEW_ROWS, dtype=dtype), FEW_ROWS)
-    except (AttributeError, RuntimeError):  # torch was built without the operator, or oneDNN refuses
+    except (AttributeError, RuntimeError):  # built without the operator, or refused by oneDNN
         return False
     return True
 
 
 def _lay_out_input_major(decoder: nn.Module) -> None:
-    """Stores widening layers and embeddings so that a product of one row reads them in order.
+    """Stores layers with more outputs than inputs, and embeddings, so that a product of one row reads them in order.
 
-    That takes 0.3 to 0.9 of the time (MKL); narrowing layers are faster as they are.
+    It takes 0.3 to 0.9 of the time (MKL). Other layers are faster as they are.
     """
     for layer in decoder.modules():
         if isinstance(layer, nn.Linear | nn.Embedding) and layer.weight.shape[0] >= layer.weight.shape[1]:

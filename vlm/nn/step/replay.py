@@ -1,4 +1,4 @@
-"""Decode steps, one after the other; on a GPU, replayed."""
+"""Runs decode steps; on a GPU, by replaying a CUDA graph."""
 
 import logging
 from collections.abc import Hashable
@@ -12,36 +12,35 @@ from vlm.nn.attention import changing_lengths
 from vlm.nn.step.fixed_state import FixedDecodeState
 from vlm.nn.step.state import DecodeState
 
-STATES = 32  # masked contexts are padded to a multiple of so many states, so that few shapes are recorded
-WARM = 3  # steps before one is recorded, in which libraries set themselves up
+STATES = 32  # masked contexts are padded to a multiple of this, so that few shapes are recorded
+WARM = 3  # warm-up steps before recording, in which libraries initialise themselves
 log = logging.getLogger(__name__)
 
 
 def replayed(device: torch.device) -> bool:
-    """True if steps are recorded and replayed there, and the host runs ahead of them."""
+    """Returns True if steps on this device are recorded and replayed."""
     return device.type == "cuda"
 
 
 class Stepper:
-    """Gives logits for the next tokens of each text.
+    """Computes logits of the next tokens of each text.
 
-    The kernels of a step take less time than the calls that launch them. Where texts are on a GPU, a step is therefore
-    recorded once (a CUDA graph) and then launched as a whole, for as long as the numbers of rows and of the context's
-    states stay.
+    Launching the kernels of a step takes longer than running them. On a GPU a step is therefore recorded once as a CUDA
+    graph and replayed as long as the numbers of rows and of context states do not change.
 
     Args:
         decoder: The decoder.
-        state: What its `start` gave. From the first step of one token on, `Stepper.state` may be another.
+        state: Result of the decoder's `start`. `Stepper.state` may be another object after the first step of one token.
     """
 
     def __init__(self, decoder: Any, state: Any) -> None:
         self.decoder, self.state = decoder, state
-        self._tokens, self._logits = torch.empty(0), torch.empty(0)  # the graph's
+        self._tokens, self._logits = torch.empty(0), torch.empty(0)  # inputs and outputs of the graph
         self._graph: torch.cuda.CUDAGraph | None = None
         self._shape, self._steps = (0, 0, False), 0
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Takes a step: tokens (R, L) -> logits after the last of them, float32 (R, V), until the next step."""
+        """Runs a step: tokens (R, L) -> float32 logits (R, V) after the last token, valid until the next step."""
         if not replayed(tokens.device) or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
             return self._launch(tokens)
         if not isinstance(self.state, FixedDecodeState):
@@ -65,15 +64,15 @@ class Stepper:
             return self.decoder.head(hidden[:, -1]).float()
 
     def _record(self, tokens: Tensor) -> None:
-        """Records a step without taking it. A model that cannot be recorded, as one that waits for results, goes on."""
+        """Records a step without running it. If a model cannot be recorded, steps go on without a graph."""
         self._tokens, graph = tokens.clone(), torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(tokens.device)
         try:
-            # Only this thread must not wait: the threads of loaders pin memory meanwhile.
+            # Only this thread is restricted: the data loader's threads pin memory meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self._launch(self._tokens)
         except RuntimeError as fault:
-            torch.cuda.set_stream(stream)  # a recording that cannot be ended leaves its own
+            torch.cuda.set_stream(stream)  # a failed recording leaves its own stream set
             graph.reset()
             log.warning("decode steps are not replayed as a CUDA graph (%s)", str(fault).splitlines()[0])
             return
@@ -81,10 +80,10 @@ class Stepper:
 
 
 class StepperPool:
-    """Steppers that go on with the next batch of their shape, so that a step is recorded once for a whole evaluation.
+    """Reuses steppers for batches of the same shape, so that a whole evaluation records a step once.
 
-    It holds the memory of their caches: whoever evaluates makes one, and lets go of it at the end. Texts begin anew in
-    a used state as they do in the rows of others that have ended, so that no text depends on those before it.
+    The pool holds the memory of the caches: an evaluation creates one and drops it at the end. New texts start in a
+    used state as they do in finished rows, so no text depends on earlier ones.
     """
 
     def __init__(self) -> None:
@@ -93,7 +92,7 @@ class StepperPool:
     def begin(
         self, decoder: Any, context: Any, *, rows: int, max_len: int, beams: int, device: torch.device
     ) -> Stepper:
-        """A stepper for new texts: rows sequences, `beams` of them side by side, of up to max_len tokens."""
+        """Returns a stepper for new texts: `rows` sequences, `beams` of them per input, of up to max_len tokens."""
         sizes = {"rows": rows, "max_len": max_len, "beams": beams}
         if not replayed(device):
             return Stepper(decoder, decoder.start(context, **sizes))
@@ -110,7 +109,7 @@ class StepperPool:
 
 
 def _places(decoder: torch.nn.Module, context: Any, *sizes: int) -> Hashable:
-    """Sizes of a step's tensors, and the places of its weights: a recorded step reads these, whatever lies there."""
+    """Key of a recorded step: the sizes of its tensors and the addresses of its weights, which the graph reads."""
     weights = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
     shape = None if context is None else (context.states.shape, context.states.dtype, context.mask is None)
     return sizes, weights, shape

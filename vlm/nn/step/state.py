@@ -1,4 +1,4 @@
-"""The state of decoding from step to step: keys and values of texts of different ages, each with its beams."""
+"""The state of decoding between steps: keys and values of texts that began at different steps, each with its beams."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass
 class DecodeState:
-    """The caches of B rows (images, or texts) with G beams each; rows may begin at any step and end at any.
+    """The caches of B rows (images or texts) with G beams each; rows may begin and end at any step.
 
-    Keys and values are never moved when beams are reordered. A row's beams share its cache, a ring of steps that holds
-    the keys of all of them, and `beam_ancestors` says which of these a beam goes back to, so that it sees no others. A
-    row of two beams, a and b, with room for four steps, whose text began at step 3, at step 5:
+    Reordering beams does not move keys and values. The beams of a row share a ring buffer of steps that holds the keys
+    of all of them, and `beam_ancestors` masks those that do not belong to a beam's own history. Example: two beams, a
+    and b, with room for four steps, whose text began at step 3, at step 5:
 
         slot of the ring            0         1         2         3
         step held                   4         5         2         3       steps 0 and 1 are overwritten
@@ -31,14 +31,14 @@ class DecodeState:
         seen by a                    b4    a5                  a3
 
     Args:
-        blocks: The decoder's, as steps call them.
-        caches: One a block; a step's G beams lie side by side.
-        context: Keys and values of each block, or None; blocks without cross-attention take them for a prefix.
-        mask: Of the context.
-        starts: Step at which each row's text begins; None if all begin at 0.
-        beams: Number G of beams a row.
-        max_len: Steps that a row may take.
-        first: Position of a text's first token.
+        blocks: The decoder's blocks, prepared for single steps.
+        caches: One cache per block; the G beams of a step are adjacent.
+        context: Keys and values per block, or None; blocks without cross-attention use them as a prefix.
+        mask: Mask of the context.
+        starts: Step at which the text of each row begins; None if all begin at 0.
+        beams: Number G of beams per row.
+        max_len: Maximum number of steps of a row.
+        first: Position of the first token of a text.
     Shapes:
         context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, beam_ancestors (B, G, steps, G) or None
     """
@@ -66,28 +66,28 @@ class DecodeState:
 
     @property
     def length(self) -> int:
-        """Steps taken so far."""
+        """Number of steps taken so far."""
         return self.caches[0].length // self.beams
 
     @property
     def states(self) -> int:
-        """Number S of states of the context; 0 without any."""
+        """Number S of context states; 0 without context."""
         return states_of(self.context)
 
     @property
     def prefix(self) -> int:
-        """Number S of states that stand before the tokens of each row; 0 where context is no prefix."""
+        """Number S of prefix states before the tokens of each row; 0 if the context is no prefix."""
         return 0 if self.blocks[0].cross is not None else self.states
 
     @property
     def context_bias(self) -> Tensor | None:
-        """The context's mask as what is added to products, (B, 1, 1, S)."""
+        """The context's mask as an additive bias, (B, 1, 1, S)."""
         if self.mask is not None and self._context_bias is None:
             self._context_bias = as_bias(self.mask, self.caches[0].keys)[:, None, None]
         return self._context_bias
 
     def select(self, rows: Tensor) -> None:
-        """Keeps these rows (B',), in this order."""
+        """Keeps only these rows (B',), in this order."""
         for cache in self.caches:
             cache.select(rows)
         self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
@@ -97,9 +97,9 @@ class DecodeState:
         self._context_bias = None
 
     def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
-        """Gives rows (B',) to new texts, which begin now, with the keys and values of their context.
+        """Starts new texts in these rows (B',), with the keys and values of their context.
 
-        Contexts may have other lengths: the shorter ones are padded, and what was added is masked.
+        Contexts may differ in length: the shorter ones are padded and masked.
         """
         length = max(self.states, states_of(context))
         if length > min(self.states, states_of(context)) or (self.mask is None) != (mask is None):
@@ -116,7 +116,7 @@ class DecodeState:
         self._context_bias = None
 
     def reorder_beams(self, parents: Tensor) -> None:
-        """Reorders beams: beam g of row b goes on from beam parents[b, g], (B, G). Keys and values stay."""
+        """Reorders beams: beam g of row b continues beam parents[b, g], (B, G). Keys and values are not moved."""
         if self.beam_ancestors is not None:
             index = parents[:, :, None, None].expand_as(self.beam_ancestors)
             self.beam_ancestors = self.beam_ancestors.gather(1, index)
@@ -136,17 +136,17 @@ class DecodeState:
         return at, StepInputs(self.beams, length, self._spread(position, length), self._bias(position, steps, slots))
 
     def advance(self, length: int) -> tuple[Tensor, int]:
-        """Steps of the next tokens, (L,), and how many slots of the ring they look at."""
+        """Indices of the next steps, (L,), and the number of ring slots that they attend to."""
         begin = self.length
         return torch.arange(begin, begin + length, device=self.device), min(begin + length, self.max_len)
 
     def _bias(self, position: PositionInfo, steps: Tensor, slots: int) -> Tensor | None:
-        """Added to the products of a step; None where each token sees all keys.
+        """The attention bias of a step; None if every token sees all keys.
 
         It has five axes: row, beam of the query, its token, slot, beam of the key. Each part depends on some of them:
 
             age of a slot              .  .  .  s  .       steps since it was written, 0 for the newest
-            step held                  .  .  .  s  .       newest step - age; < 0, so before any start, if never written
+        step held                  .  .  .  s  .       newest step - age; negative if never written
             step held <= own step      .  .  L  s  .
             step held >= start         B  .  L  s  .       padding before a text sees itself: no row is empty
             ancestors                  B  G  .  s  G
@@ -181,7 +181,7 @@ class DecodeState:
         return whole.reshape(len(part), self.beams * length, part.shape[3] * self.beams)
 
     def _after_prefix(self, bias: Tensor | None, keys: int) -> Tensor | None:
-        """The bias of a step with the columns of the prefix before it, which all beams and tokens of a row share."""
+        """Puts the columns of the prefix, shared by all beams and tokens of a row, before a step's bias."""
         if not self.prefix or (bias is None and self.mask is None):
             return bias
         like = self.caches[0].keys
@@ -193,7 +193,7 @@ class DecodeState:
         return torch.cat([part.expand(*shape, -1) for part in parts], dim=-1)
 
     def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
-        """Position information, laid out as the queries are."""
+        """Arranges position information like the queries."""
 
         def laid_out(part: Tensor) -> Tensor:
             if self.starts is not None:  # (B * G, 1, L, K)
@@ -208,14 +208,14 @@ class DecodeState:
 
 
 def states_of(context: Sequence[KeysValues | None]) -> int:
-    """Number S of states of a context, from its keys and values in each block; 0 where there is none."""
+    """Number S of states of a context, from its keys and values in each block; 0 if there are none."""
     return next((keys.shape[2] for keys, _ in filter(None, context)), 0)
 
 
 def padded(
     context: Sequence[KeysValues | None], mask: Tensor | None, length: int
 ) -> tuple[list[KeysValues | None], Tensor | None]:
-    """Keys, values and mask of a context with further states, up to a length, that may not be attended to."""
+    """Pads keys, values and mask of a context to a length; the padding is masked."""
     like = next((keys for keys, _ in filter(None, context)), None)
     if like is None:
         return list(context), mask

@@ -55,8 +55,8 @@ def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
     logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
     scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
     scores = scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
-    windows = Context(scores).apart(rows.layout)
-    return windows.states.masked_fill(~windows.seen[..., None], -torch.inf)
+    windows = Context(scores).one_text_per_row(rows.layout)
+    return windows.states.masked_fill(~windows.full_mask[..., None], -torch.inf)
 
 
 def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
