@@ -199,7 +199,7 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(path, checkpoint, tmp_path)
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.9, 0.999])
 def test_a_truncated_file_is_refused(path, share):
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(UserError, match=r"last\.ckpt: is (not a checkpoint, or was cut short|damaged)"):
+    with pytest.raises(UserError, match=r"last\.ckpt: is (not a checkpoint, or is incomplete|damaged)"):
         ckpt.read(path)
 
 
@@ -215,7 +215,7 @@ class Command:
 
 def test_nothing_in_a_file_is_executed(path, tmp_path, checkpoint):
     torch.save({**checkpoint, "vlm": Command(tmp_path / "executed")}, path)
-    with pytest.raises(UserError, match="is damaged or is no checkpoint of vlm"):
+    with pytest.raises(UserError, match="is damaged or not a checkpoint of vlm"):
         ckpt.read(path)
     assert not (tmp_path / "executed").exists()
 
@@ -231,14 +231,14 @@ def zip_file(path):
 
 FOREIGN = {
     "text": (text_file, "is not a checkpoint"),
-    "zip": (zip_file, "is no checkpoint of vlm"),
+    "zip": (zip_file, "not a checkpoint of vlm"),
     "state dict": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "was not written by vlm"),
     "tensor": (lambda path: torch.save(torch.zeros(3), path), "was not written by vlm"),
-    "module": (lambda path: torch.save(nn.Linear(2, 2), path), "is no checkpoint of vlm"),
+    "module": (lambda path: torch.save(nn.Linear(2, 2), path), "not a checkpoint of vlm"),
     "legacy": (lambda path: torch.save({"format": 1}, path, _use_new_zipfile_serialization=False), "not a checkpoint"),
     "format": (
         lambda path: torch.save({"format": 1, "vlm": {}}, path),
-        "has format 1, this vlm reads format 2; .*train anew",
+        "has format 1, but this vlm reads format 2; .*train again",
     ),
     "folder": (lambda path: path.mkdir(), "no such checkpoint"),
     "nothing": (lambda path: None, "no such checkpoint"),

@@ -166,7 +166,7 @@ def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
     yield "no preprocessing", (lambda f: (f / IMAGES).unlink(), "has no preprocessor_config.json")
     oblong = {"size": {"height": 24, "width": 32}}
     yield "other images", (lambda f: edit(f, IMAGES, **undivided), "images of 30 pixels, its model reads 24|not divide")
-    yield "oblong images", (lambda f: edit(f, IMAGES, **oblong), "no square")
+    yield "oblong images", (lambda f: edit(f, IMAGES, **oblong), "not square")
     yield (
         "giant resize",
         (
@@ -188,7 +188,7 @@ def of_texts(kind: Kind) -> Iterator[tuple[str, Case]]:
     yield "tokenizer code", (lambda f: edit(f, "tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map")
     yield "no tokenizer", (lambda f: (f / tokens).unlink(), "there is no tokenizer.json")
     yield "vocabularies differ", (other_vocabulary, "disagree on the id of 'a'")
-    yield "an id twice", (piece_twice, "no other's")
+    yield "an id twice", (piece_twice, "not unique")
     yield "other tokenizer", (lambda f: edit(f, tokens, "model", type="Unigram"), "a Unigram")
     yield "link tokenizer", (lambda f: link_out(f, tokens), "link out of the folder")
 

@@ -31,5 +31,5 @@ def test_a_checkpoint_without_one_is_refused(pytestconfig):
 
 def test_masked_words_need_an_id_for_masks(pytestconfig):
     path, masked = (pytestconfig.rootpath / FILES / f"{task}.ckpt" for task in ("tagging", "masked_language_modeling"))
-    assert "no id for masks" in refusal(PretrainedTokenizer(path=str(path), mask=True).fit, [])
+    assert "no mask id" in refusal(PretrainedTokenizer(path=str(path), mask=True).fit, [])
     assert PretrainedTokenizer(path=str(masked), mask=True).fit([]).mask_id is not None

@@ -70,5 +70,5 @@ def test_a_few_samples_still_hold_one_out(labels):
 def test_too_few_to_hold_any_out(names, labels):
     with pytest.raises(UserError, match="too few training samples"):
         validation(names, labels, 0)
-    with pytest.raises(UserError, match=r"too few .* \(2 faults; the first: a\.csv, line 2: no text\); add some"):
+    with pytest.raises(UserError, match=r"too few .* \(2 faults; the first: a\.csv, line 2: no text\); add samples"):
         validation(names, labels, 0, skipped=["a.csv, line 2: no text", "a.csv, line 3: no text"])

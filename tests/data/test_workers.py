@@ -43,7 +43,7 @@ def test_a_batch_that_does_not_fit_into_shared_memory_ends_in_a_line(workers):
         list(loader)
     end_workers()
     said = _reworded(fault.value, {})
-    assert str(said).startswith("a batch cannot be handed over") and "--shm-size" in str(said)
+    assert str(said).startswith("a worker cannot send a batch") and "--shm-size" in str(said)
     assert "\n" not in str(said) and said.status == 1
 
 

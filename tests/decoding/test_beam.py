@@ -251,8 +251,8 @@ def test_what_has_no_room_is_refused(decoder, make_context, rules, named):
         ({"required": (((3,),),), "banned": ((3,),)}, "--ban forbids its word 1;"),
         ({"required": (((0,),), ((1, 3, 4), (4,))), "banned": ((4,),)}, "--ban forbids its word 2;"),
         ({"required": (((3, 4, 3, 4),),), "no_repeat_ngram": 2}, "--ban or --no-repeat-ngram forbids its word 1;"),
-        ({"banned": ((),)}, "without tokens"),
-        ({"required": (((),),)}, "without tokens"),
+        ({"banned": ((),)}, "has no tokens"),
+        ({"required": (((),),)}, "has no tokens"),
     ],
 )
 def test_contradictions_are_refused_before_decoding(rules, named):

@@ -30,4 +30,4 @@ def test_a_check_names_answers_that_are_not_in_their_context(tmp_path, capsys):
     assert vlm(["check-data", "task=span_answering", "data=squad", f"data.path={train}"]) == 1
     said = capsys.readouterr().out
     assert "SPOILS      answer not in its context: 1 (3.2% of 31)" in said
-    assert "data[0].paragraphs[0].qas[0] (train0): the answer 'a' does not stand at 0" in said
+    assert "data[0].paragraphs[0].qas[0] (train0): the answer 'a' is not at 0" in said

@@ -142,8 +142,8 @@ RESULT = [{"image_id": 1, "caption": "a"}]
     ("results", "references", "said"),
     [
         ("{", "[]", "not JSON"),
-        ({"annotations": []}, {"annotations": []}, "holds no COCO results"),
-        (RESULT, {"images": []}, "holds no COCO annotations"),
+        ({"annotations": []}, {"annotations": []}, "has no COCO results"),
+        (RESULT, {"images": []}, "has no COCO annotations"),
         (RESULT, {"annotations": [{"image_id": 1}]}, "entry 0"),
         (RESULT, {"annotations": [], "images": [3]}, "has no id"),
         ([*RESULT, {"image_id": 1, "caption": "b"}], {"annotations": RESULT}, "image 1 has more than one caption"),

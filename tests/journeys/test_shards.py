@@ -97,7 +97,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         patch.setattr("vlm.data.store.shard_writer.build_index", killed)
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
-    with pytest.raises(UserError, match=r"shards\.json: is no whole manifest .*did not come to its end"):
+    with pytest.raises(UserError, match=r"shards\.json: is no valid manifest .*incomplete"):
         build_data(compose(of(tmp_path / "set")))
 
 
@@ -129,7 +129,7 @@ def test_a_checkpoints_config_reads_no_url(tmp_path, monkeypatch) -> None:
     assert os.listdir(tmp_path) == []
     config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
-    with pytest.raises(UserError, match=r"set data\.root to where the shards are"):  # it was looked for
+    with pytest.raises(UserError, match=r"set data\.root to the folder of the shards"):  # it was looked for
         build_data(contained(config, tmp_path))
 
 

@@ -153,7 +153,7 @@ def test_too_few_positions_for_a_counted_prefix_are_refused():
     )
     context, tokens = Context(torch.randn(1, 9, D)), torch.zeros(1, 3, dtype=torch.long)
     for use in (lambda: decoder(tokens, None, context), lambda: decoder.start(context, rows=1, max_len=8)):
-        with pytest.raises(UserError, match=r"model\.position\.max_len: 8 positions are too few .* give 17"):
+        with pytest.raises(UserError, match=r"model\.position\.max_len: 8 positions are too few .* set it to 17"):
             use()
 
 

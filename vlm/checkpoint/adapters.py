@@ -1,6 +1,6 @@
-"""Checkpoints of adapters alone: what a run learnt beside a base, which the file names by its place and its hash.
+"""Checkpoints of adapters only: what a run learned on top of a base model, identified by its path and hash.
 
-Their entry "adapters" holds {"scale": α/r, "layers": their number, "base": {part: {"place": ..., "hash": ...}}}.
+Their entry "adapters" holds {"scale": α/r, "layers": number, "base": {part: {"place": ..., "hash": ...}}}.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from vlm.nn.lora import is_adapter, merge
 
 
 def completed(path: Path, loaded: dict[str, Any], *, merge: bool) -> dict[str, Any]:
-    """A checkpoint with the weights of its base, if it holds adapters alone; the entry is then the file's own.
+    """Adds the weights of the base to a checkpoint of adapters; returns other checkpoints unchanged.
 
     Args:
-        merge: As in `vlm.checkpoint.load.read`.
+        merge: See `vlm.checkpoint.load.read`.
     Raises:
-        UserError: The base is missing, or is not that of the adapters.
+        UserError: The base is missing, or has other weights than the adapters were trained on.
     """
     with refusing(path):
         about = dict(loaded["vlm"])
@@ -34,7 +34,7 @@ def completed(path: Path, loaded: dict[str, Any], *, merge: bool) -> dict[str, A
 
 
 def _completed(path: Path, loaded: dict[str, Any], merged: bool) -> dict[str, Any]:
-    with torch.device("meta"):  # for the names of its weights
+    with torch.device("meta"):  # only names are needed
         model = rebuild(loaded["vlm"]["model"])
     state: dict[str, Tensor] = {}
     for part, base in sorted(loaded[ADAPTERS]["base"].items()):
@@ -50,34 +50,34 @@ def _completed(path: Path, loaded: dict[str, Any], merged: bool) -> dict[str, An
         raise UserError(f"{path}: neither it nor its base has {', '.join(lacking[:3])}; use another checkpoint")
     if merged:
         state = merge(state, float(loaded[ADAPTERS]["scale"]))
-        loaded.pop("ema", None)  # it is what was merged
+        loaded.pop("ema", None)  # already merged
     return loaded | {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}}
 
 
 def based(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], set[str]]:
-    """The bases of a model that was just started from them, for a checkpoint, and the names of the weights they hold.
+    """The bases of a newly started model, for a checkpoint, and the names of the weights that come from them.
 
     Args:
-        places: As in `vlm.checkpoint.start.start_from`.
+        places: See `vlm.checkpoint.start.start_from`.
     Raises:
-        UserError: A base holds adapters itself.
+        UserError: A base itself has adapters.
     """
     state, held, bases = dict(model.named_parameters()), set(), {}  # buffers, such as running means, change
     for part, place in sorted(places.items()):
         path = locate(place)
         tensors, hashed = base_weights(model, part, path)
-        # A weight that another took the place of, such as an embedding of another tokenizer, is none of the base.
+        # Weights that were replaced, such as the embedding of another tokenizer, do not belong to the base.
         held |= {name for name, one in tensors.items() if name in state and torch.equal(state[name], one.float())}
         bases[part] = {"place": place if place.startswith(PREFIX) else str(path.resolve()), "hash": hashed}
     return bases, held
 
 
 def as_one(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint of adapters that were merged, without them and without what training goes on from.
+    """A checkpoint with merged adapters, without adapters and training state.
 
     Raises:
-        UserError: It holds none.
+        UserError: It has no adapters.
     """
     if ADAPTERS not in loaded:
-        raise UserError(f"{path}: is one checkpoint already, without adapters; use it as it is")
+        raise UserError(f"{path}: has no adapters to merge; use it as it is")
     return {name: loaded[name] for name in ("format", "vlm", "state_dict", "global_step", "epoch")}

@@ -1,7 +1,7 @@
-"""Files of checkpoints: read, verified, executing nothing.
+"""Reads checkpoint files safely.
 
-A file is Lightning's, with `format` and one more entry, `vlm`, that holds all that using the model needs: its
-specification, tokenizer, preprocessing, resolved config and scores.
+A file is Lightning's, with `format` and an entry `vlm` that holds everything that inference needs: model specification,
+tokenizer, preprocessing, config and scores.
 """
 
 import os
@@ -24,30 +24,30 @@ from vlm.models.pretrained.folder import Folder, is_folder
 
 
 def locate(place: str | os.PathLike) -> Path:
-    """The file of a checkpoint: the place itself, the best one of a run's folder, or that of the newest run of `last`.
+    """Path of a checkpoint: the file itself, the best one of a run's folder, or that of the newest run for `last`.
 
-    A model of the Hugging Face hub is downloaded, and is then a folder.
+    A model of the Hugging Face hub is downloaded to a folder.
 
     Raises:
-        UserError: It cannot be downloaded, or looked at, for want of permission or by its length.
+        UserError: It cannot be downloaded or accessed.
     """
     return in_run(fetched(place))
 
 
 def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Reads a checkpoint of ours to the CPU after checking that every byte is as it was written; executes nothing.
+    """Reads a checkpoint to the CPU after verifying its checksums; executes no code of the file.
 
-    A Hugging Face folder is read as the checkpoint that it amounts to, a run's folder as its best one.
+    A Hugging Face folder is converted to a checkpoint, a run's folder stands for its best checkpoint.
 
     Args:
-        dtype: Of the weights of a Hugging Face folder, which are stored in any; others stay as they are.
+        dtype: Type of the weights of a Hugging Face folder; weights of other checkpoints are not converted.
     Raises:
-        UserError: There is none, it is no checkpoint of vlm, of another format, or damaged, or a weight is no finite
-            number, with which a model makes nothing.
+        UserError: It does not exist, is not a checkpoint of this format, is damaged, or has weights that are not
+        finite.
     """
     path = locate(path)
     loaded = _read(path, dtype)
-    with refusing(path):  # torch has kinds of numbers that it cannot sum
+    with refusing(path):  # torch cannot sum some types
         for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
             if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
                 raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
@@ -68,25 +68,25 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
             f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
         )
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: is not a checkpoint, or was cut short; give a .ckpt file that vlm wrote")
+        raise UserError(f"{path}: is not a checkpoint, or is incomplete; give a .ckpt file written by vlm")
     try:
         check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         check_content(checkpoint)
     except Exception as fault:
         reason = str(fault) if type(fault) is ValueError else type(fault).__name__
-        raise UserError(f"{path}: is damaged or is no checkpoint of vlm ({reason}); use another") from fault
+        raise UserError(f"{path}: is damaged or not a checkpoint of vlm ({reason}); use another") from fault
     return _checked(path, checkpoint)
 
 
 def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
-    """The content of a file or folder, if it is a checkpoint of ours of sane sizes."""
+    """Checks the contents of a checkpoint."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
     if checkpoint["format"] != FORMAT:
         raise UserError(
-            f"{path}: has format {str(checkpoint['format'])[:20]}, this vlm reads format {FORMAT}; "
-            "use the vlm that wrote it, or train anew"
+            f"{path}: has format {str(checkpoint['format'])[:20]}, but this vlm reads format {FORMAT}; "
+            "use the vlm that wrote it, or train again"
         )
     try:
         check_sizes(checkpoint["vlm"])
@@ -96,16 +96,16 @@ def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
 
 
 def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights that evaluation uses (the moving average where there is one), under the model's own names."""
-    stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # counters, say of a batch norm, have no average
+    """The weights for inference (the moving average if there is one), by the model's own names."""
+    stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # buffers such as counters have no average
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # A sum takes one pass and no memory; that of finite numbers may be too large for one.
+    # A sum takes one pass and no memory, but may overflow for finite numbers.
     return (tensor.itemsize > 1 and bool(tensor.sum().isfinite())) or bool(tensor.isfinite().all())
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """False for a tensor that claims more numbers than the file holds; `rebuild` refuses those."""
+    """Returns False for a tensor that claims more numbers than the file contains; `rebuild` refuses those."""
     return tensor.is_cpu and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()

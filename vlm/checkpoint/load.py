@@ -1,4 +1,4 @@
-"""Checkpoints as models: complete, and rebuilt from names and plain arguments only."""
+"""Loads models from checkpoints, rebuilt from names and plain arguments only."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,26 +16,25 @@ __all__ = ["build_model", "load_model", "locate", "read", "weights"]
 
 
 def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Reads a checkpoint of ours as `read_file` does, one of adapters alone with the weights of its base.
+    """Reads a checkpoint with `read_file`; adds the weights of the base to a checkpoint of adapters.
 
     Args:
-        merge: Whether adapters become part of the weights that they adapt, as using the model needs it; else they
-            stand beside those, as training has them.
-        dtype: As in `read_file`.
+        merge: Whether to merge adapters into the weights, for inference; else they stay separate, for training.
+        dtype: See `read_file`.
     Raises:
-        UserError: As `read_file`, or the base of adapters is missing, or another.
+        UserError: As in `read_file`, or the base of adapters is missing or different.
     """
     path = locate(path)
     return adapters.completed(path, read_file(path, dtype), merge=merge)
 
 
 def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
-    """Builds the model of a checkpoint within the size of its weights, which it does not load.
+    """Builds the model of a checkpoint, bounded by the size of its weights, which are not loaded.
 
     Args:
-        trust: Packages of the user's own whose classes may be built too.
+        trust: Packages of the user whose classes are allowed too.
     Raises:
-        UserError: The checkpoint names classes that may not be built, or asks for more than its weights fill.
+        UserError: The checkpoint names forbidden classes, or its specification is larger than its weights.
     """
     return _built(checkpoint, trust, weights(checkpoint))
 
@@ -46,16 +45,16 @@ def load_model(
     """Rebuilds the model of a checkpoint with its weights, in evaluation mode.
 
     Args:
-        dtype: Of weights and states.
-        trust: Packages of the user's own whose classes may be built too.
+        dtype: Type of weights and states.
+        trust: Packages of the user whose classes are allowed too.
     Raises:
-        UserError: As `build_model`, or the weights do not fit the specification.
+        UserError: As in `build_model`, or the weights do not match the specification.
     """
     try:
         state = weights(checkpoint)
         with torch.no_grad(), NoDraws():
             model = _built(checkpoint, trust, state)
-        # The tensors become the model's own: a copy would hold all weights twice.
+        # Assigned, not copied, because a copy would need memory for all weights twice.
         whole = {name: tensor.dtype for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
         model.load_state_dict({name: tensor.to(whole.get(name, dtype)) for name, tensor in state.items()}, assign=True)
     except UserError:
@@ -71,7 +70,7 @@ def _built(checkpoint: Mapping[str, Any], trust: str | Sequence[str] | None, sta
             return rebuild(checkpoint["vlm"]["model"], trust=trust)
     except UserError:
         raise
-    except Exception as fault:  # a specification may hold anything, and break a constructor in any way
+    except Exception as fault:  # a specification may be arbitrary and break a constructor in any way
         raise _misfit(fault) from fault
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a trained model, for a further training."""
+"""The tokenizer of a pretrained model, for fine-tuning."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from vlm.models.pretrained.folder import Folder, is_folder
 
 
 class PretrainedTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face folder, or of a checkpoint of ours; a new checkpoint holds it whole.
+    """The tokenizer of a Hugging Face folder or checkpoint; a new checkpoint contains it completely.
 
-    Weights of tokens that come by ``init_from`` from the same place then keep their meaning.
+    Token embeddings from the same place (``init_from``) then keep their meaning.
 
     Args:
-        path: The folder, or a checkpoint or a run's folder.
-        mask: Whether an id for what is to be filled in is needed.
+        path: A folder, checkpoint or run's folder.
+        mask: Whether a mask id is needed.
     """
 
     def __init__(self, *, path: str, mask: bool = False) -> None:
@@ -28,14 +28,14 @@ class PretrainedTokenizer(Tokenizer):
         self._own: Tokenizer | None = None
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Reads the files; nothing is learnt.
+        """Reads the files; nothing is learned.
 
         Raises:
-            UserError: There are none, they are damaged, or have no tokenizer or no id that is needed.
+            UserError: They are missing or damaged, or there is no tokenizer or no mask id.
         """
         self._own = own = self._at_path()
         if self.needs_mask and own.mask_id is None:
-            raise UserError(f"tokenizer.mask: {self.path} has no id for masks; choose another")
+            raise UserError(f"tokenizer.mask: {self.path} has no mask id; choose another")
         own.add_languages(self._options.pop("languages", ()))
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = own.pad_id, own.bos_id, own.eos_id, own.unk_id
         self._load(own._require_fit())

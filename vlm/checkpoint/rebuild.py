@@ -1,4 +1,4 @@
-"""Models rebuilt from names and plain arguments, within the size of the stored weights."""
+"""Rebuilds models from names and plain arguments, bounded by the size of the stored weights."""
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +12,16 @@ from torch.overrides import TorchFunctionMode
 from vlm.config.names import MODELS, modules
 from vlm.errors import UserError
 
-MAX_PARTS = 1000  # of a specification: one may refer to the same part again and again
+MAX_PARTS = 1000  # of a specification, which may refer to the same part repeatedly
 
 
 def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
-    """Builds a module from {"name": "ViT", "args": {...}}; arguments may hold such nodes themselves.
+    """Builds a module from {"name": "ViT", "args": {...}}; arguments may be such nodes themselves.
 
     Args:
-        trust: Packages of the user's own whose classes may be built too.
+        trust: Packages of the user whose classes are allowed too.
     Raises:
-        UserError: A name is not a module class of vlm.models or vlm.nn, nor of a trusted package.
+        UserError: A name is not a module class of vlm.models, vlm.nn or a trusted package.
     """
     return _build(spec, (trust,) if isinstance(trust, str) else tuple(trust or ()), count())
 
@@ -34,7 +34,7 @@ def _build(spec: Mapping[str, Any], trust: Sequence[str], built: Iterator[int]) 
     }
     name = spec["name"]
     if name == "TimmEncoder":
-        # A backbone is built bare, whoever wrote the file: nothing is fetched, no other file is opened.
+        # Never download or open files for a backbone, because anybody may have written the checkpoint.
         args |= {"pretrained": False, "weights": None}
     return _find_class(name, trust)(**args)
 
@@ -67,7 +67,7 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
 
 
 class SizeLimit(TorchFunctionMode):
-    """Stops a specification from allocating more, or building more parts, than the stored weights could fill."""
+    """Stops a specification from allocating more memory, or building more parts, than the stored weights need."""
 
     FACTORIES = (
         torch.empty,
@@ -82,10 +82,10 @@ class SizeLimit(TorchFunctionMode):
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
-        # Counted by storage: a tensor that is expanded, or shares another's memory, claims more than the file holds.
+        # Counted by storage, because expanded or shared tensors claim more than the file contains.
         storages = [(tensor.untyped_storage(), tensor.element_size()) for tensor in state.values() if tensor.is_cpu]
         stored = sum({storage.data_ptr(): storage.nbytes() // size for storage, size in storages}.values())
-        # Twice, and some: there are buffers and temporaries beside the weights themselves.
+        # A factor of two and a constant leave room for buffers and temporaries.
         self.elements = 2 * stored + 1_000_000
         self.tensors = 2 * len(state) + 100
 
@@ -104,7 +104,7 @@ class SizeLimit(TorchFunctionMode):
 
 
 class NoDraws(TorchFunctionMode):
-    """Leaves weights undrawn that stored ones replace: a large model spends seconds and its memory on them."""
+    """Skips the random initialisation of weights that are loaded anyway: seconds for large models."""
 
     DRAWS = (
         torch.Tensor.normal_,

@@ -1,22 +1,22 @@
-"""Checkpoints by the runs that hold them: `last`, and a run's folder."""
+"""Finds checkpoints of runs: `last`, and a run's folder."""
 
 import os
 from pathlib import Path
 
 from vlm.errors import UserError
 
-BEST = ("best.ckpt", "last.ckpt")  # of a run's folder, the first that is there
+BEST = ("best.ckpt", "last.ckpt")  # in order of preference
 LAST = "last"  # the newest run under RUNS
 RUNS = Path("runs")
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The runs with checkpoints in a folder of runs, or of runs of one name, the one that saved last first."""
+    """Runs with checkpoints in a folder of runs, or of runs of one name, most recently saved first."""
     checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
     saved: dict[Path, float] = {}
     for path in checkpoints:
         folder = path.parent.parent
-        if path.is_file():  # and no link to nothing
+        if path.is_file():  # not a broken link
             saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
     return sorted(saved, key=lambda folder: saved[folder], reverse=True)
 
@@ -25,7 +25,7 @@ def newest_run() -> Path:
     """The folder of the newest run.
 
     Raises:
-        UserError: There is none with a checkpoint.
+        UserError: There is no run with a checkpoint.
     """
     if folders := run_folders(RUNS):
         return folders[0]
@@ -33,10 +33,10 @@ def newest_run() -> Path:
 
 
 def in_run(place: str | os.PathLike[str]) -> Path:
-    """The best checkpoint of the run that a place is, or of the newest where it is `last`; other places as they are.
+    """The best checkpoint of a run's folder, or of the newest run for `last`; other paths are returned unchanged.
 
     Raises:
-        UserError: There is no newest run, or the place cannot be looked at, for want of permission or by its length.
+        UserError: There is no run, or the path cannot be accessed.
     """
     path = newest_run() if os.fspath(place) == LAST else Path(place)
     candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]

@@ -1,4 +1,4 @@
-"""Writing checkpoints: whole or not at all."""
+"""Writes checkpoints atomically."""
 
 import os
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from vlm.io.atomic import atomic_write, remove_unfinished
 
 
 def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
-    """Writes a checkpoint beside its place, syncs it, and renames it into its place: a kill leaves the old one whole.
+    """Writes a checkpoint to a temporary file, syncs it and renames it, so that a kill leaves the old one intact.
 
     Args:
-        keep: New name of the checkpoint that stood at the path; by default it is gone.
+        keep: New name for the old checkpoint; default is to replace it.
     Raises:
-        UserError: The disk is full or the folder cannot be written; the old checkpoint is untouched.
+        UserError: The disk is full or the folder is not writable; the old checkpoint is not changed.
     """
     path = Path(path)
     try:
@@ -32,7 +32,7 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
 
 
 def _reason(fault: BaseException) -> str:
-    """The system's reason, which torch's writer may hide behind a complaint of its own."""
+    """The system's reason, which torch may hide behind its own error."""
     first: BaseException | None = fault
     while first is not None and not isinstance(first, OSError):
         first = first.__context__

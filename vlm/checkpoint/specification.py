@@ -1,4 +1,4 @@
-"""A folder of safetensors beside a specification in JSON: a checkpoint of ours without any pickle."""
+"""Checkpoints as a folder of safetensors with a JSON specification, without pickle."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ FILE = "vlm.json"
 
 
 def is_specified(path: Path) -> bool:
-    """True for a folder that `vlm export --to safetensors` wrote."""
+    """Returns True for a folder written by `vlm export --to safetensors`."""
     return path.is_dir() and (path / FILE).is_file()
 
 
 def from_specification(folder: Path) -> dict[str, Any]:
-    """The checkpoint in a folder.
+    """Reads the checkpoint in a folder.
 
     Raises:
         UserError: It is damaged.

@@ -1,6 +1,6 @@
-"""Starting a model from weights that another run left: those that fit by name and shape, all others named.
+"""Initialises a model with the weights of another run, matched by name and shape; reports all others.
 
-Positions of patches fit images of another size by interpolation.
+Position embeddings of patches are interpolated to another image size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,12 +25,12 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
     """Copies weights into a model, or into parts of it.
 
     Args:
-        places: Name of a part ("" for the whole model) -> a checkpoint, a run's folder, or a Hugging Face folder.
-        tokenizer: The tokenizer of the run; weights of tokens are copied only where theirs was the same.
+        places: Name of a part ("" for the whole model) -> a checkpoint, run's folder or Hugging Face folder.
+        tokenizer: The run's tokenizer; token embeddings are copied only if they belong to the same one.
     Returns:
-        Lines that name the weights that were copied, and each weight that fits nothing, on either side.
+        Messages about the copied weights, and about each weight that does not match on either side.
     Raises:
-        UserError: A file cannot be read, nothing of it fits, or its tokens have other ids; the message names the key.
+        UserError: A file is unreadable, no weight matches, or token ids differ; the message names the key.
     """
     lines = []
     for part, place in sorted(places.items()):
@@ -38,7 +38,7 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
         try:
             inner = model.get_submodule(part)
         except AttributeError as fault:
-            raise UserError(f"{key}: the model has no {part}; take the key away") from fault
+            raise UserError(f"{key}: the model has no {part}; remove the key") from fault
         path = locate(place)
         if not is_folder(path):
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
@@ -76,18 +76,18 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
 
 
 def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Our positions of patches, by their names, from those that the file has for images of another size."""
+    """Position embeddings interpolated from those of another image size, by name."""
     tensors = {}
     for name, grid in model.named_modules():
         table = stored.get(f"{head}{name}.weight") if isinstance(grid, GridPositions) else None
         if table is not None and table.shape != grid.weight.shape and table.shape[1:] == grid.weight.shape[1:]:
-            with suppress(ValueError):  # tokens before the grid, in the file alone or in ours alone
+            with suppress(ValueError):  # only one of them has tokens before the grid
                 tensors[f"{name}.weight"] = regridded(table, grid.side, before=grid.before)
     return tensors
 
 
 def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
-    """Names of the weights that have a row a token, where the file's tokens have other ids than ours."""
+    """Names of the weights with one row per token, if the file's token ids differ from ours."""
     theirs = loaded["vlm"].get("tokenizer")
     same = tokenizer is None or (isinstance(theirs, Mapping) and theirs.get("fingerprint") == tokenizer.fingerprint)
     if same:

@@ -1,7 +1,7 @@
-"""Checks of a checkpoint beside its checksums: a file of unknown origin may claim more than it holds.
+"""Checks of untrusted checkpoints beyond checksums.
 
-Reading with ``weights_only=True`` executes nothing of a file's own. But even what it allows can allocate without bound,
-or unfold into a structure far larger than the file.
+Reading with ``weights_only=True`` executes no code of a file. But what it allows can still allocate unbounded memory,
+or expand to a structure far larger than the file.
 """
 
 import os
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vlm.errors import UserError
 
-MAX_VALUES = 1_000_000  # of all containers together, those counted again that several refer to
+MAX_VALUES = 1_000_000  # in all containers, counted once per reference
 MAX_DEPTH = 100
 MAX_TEXT = 2**28  # characters
-# Least and most of the sizes that no stored tensor bounds; far above those of any model or data set of ours.
+# Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of ours.
 BOUNDS = {
     **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
     **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
@@ -30,7 +30,7 @@ BOUNDS = {
     **dict.fromkeys(("beam", "results"), (1, 1024)),
     "devices": (-1, 128),  # -1: all there are
 }
-# What a file may name: dictionaries, and tensors with their kinds of storage.
+# What a file may name: dictionaries, and tensors with their storages.
 GLOBALS = {
     "collections.OrderedDict",
     "builtins.set",
@@ -42,11 +42,11 @@ GLOBALS = {
 
 
 def check_archive(path: str | os.PathLike) -> None:
-    """Checks the checksum of everything in a file, and that it unpacks to no more than it is.
+    """Verifies the checksums of a file, and that it does not unpack to more than its size.
 
     Raises:
-        ValueError: Something is damaged, or claims more than it holds, or names what tensors do not need.
-        OSError, zipfile.BadZipFile: The file cannot be read.
+        ValueError: It is damaged, claims more than it contains, or names more than tensors need.
+        OSError, zipfile.BadZipFile: It cannot be read.
     """
     # Private to torch, as is the format that it reads.
     from torch._weights_only_unpickler import get_globals_in_pkl
@@ -78,10 +78,10 @@ def _is_dtype(name: str) -> bool:
 
 
 def check_content(content: Any) -> None:
-    """Checks that what was read is of bounded size when it is walked through.
+    """Checks that the loaded contents have a bounded size.
 
     Raises:
-        ValueError: It is not, or a tensor claims more than it holds.
+        ValueError: They do not, or a tensor claims more than it contains.
     """
     values, text = 0, 0
     waiting: list[tuple[Any, int]] = [(content, 0)]
@@ -104,7 +104,7 @@ def check_content(content: Any) -> None:
 def _check_leaf(value: Any) -> None:
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and value.is_cpu and not value.is_quantized
-        # An expanded tensor is of any size at no cost; what copies it pays.
+        # An expanded tensor can have any size at no cost, but copying it is expensive.
         if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError("a tensor claims more than it holds")
     elif isinstance(value, int) and value.bit_length() > 64:
@@ -112,10 +112,10 @@ def _check_leaf(value: Any) -> None:
 
 
 def check_sizes(value: Any, path: str = "") -> None:
-    """Checks the sizes that a file states, wherever they stand, before anything is built of them.
+    """Checks all sizes in a specification before anything is built.
 
     Raises:
-        ValueError: One is out of its bounds.
+        ValueError: A size is out of range.
     """
     children = (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -130,10 +130,10 @@ def check_sizes(value: Any, path: str = "") -> None:
 
 @contextmanager
 def refusing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns whatever breaks on a checkpoint of strange content into a refusal that names the file.
+    """Context that converts any error about a checkpoint's contents to a UserError that names the file.
 
     Raises:
-        UserError: Anything was raised.
+        UserError: Any exception was raised.
     """
     try:
         yield

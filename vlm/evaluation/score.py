@@ -1,4 +1,4 @@
-"""`vlm score`: COCO's caption metrics of captions in COCO's formats. It needs no checkpoint and no torch."""
+"""`vlm score`: COCO's caption metrics of files in COCO's formats, without checkpoint or torch."""
 
 import json
 import os
@@ -13,15 +13,15 @@ from vlm.evaluation.metrics.java import java_scores
 from vlm.evaluation.metrics.tokens import Units
 from vlm.io.output import Output, csv_text, text_line
 
-NAMED = 10  # images without a caption or a reference that are named; JSON names them all
+NAMED = 10  # number of unscored images listed on stderr; JSON lists all
 
 
 @dataclass
 class Captioned:
-    """Captions and references brought together.
+    """Captions matched with references.
 
     Attributes:
-        predictions, references: Of the images that have both.
+        predictions, references: Texts of the images that have both.
         without_caption, without_reference: The other images.
     """
 
@@ -37,9 +37,9 @@ class Scores:
 
     Attributes:
         corpus: Scores of the whole set.
-        per_image: Those of each image.
-        units: What they count.
-        absent: Why a metric could not be computed.
+        per_image: Scores of each image.
+        units: Units that the metrics count.
+        absent: Reason for each metric that is not available.
     """
 
     corpus: dict[str, float]
@@ -62,19 +62,19 @@ def score_files(
     """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
 
     Args:
-        results: COCO's result format: a list of ``{"image_id", "caption"}``; in a .jsonl file, one a line.
-        references: COCO's annotation format: ``{"annotations": [{"image_id", "caption"}]}``.
-        per_image: Tell the scores of each image too.
+        results: File in COCO's result format, a list of ``{"image_id", "caption"}``; in a .jsonl file, one per line.
+        references: File in COCO's annotation format, ``{"annotations": [{"image_id", "caption"}]}``.
+        per_image: Whether to print the scores of each image too.
         form: "text", "json" or "csv".
-        out: File to write to instead of stdout.
-        java: Compute METEOR and SPICE where they can be.
-        clip: Folder of a CLIP, by which the captions are judged too.
-        images: Folder of their images.
+        out: File to write instead of stdout.
+        java: Whether to compute METEOR and SPICE if possible.
+        clip: Folder of a CLIP model for CLIPScore.
+        images: Folder of the images for CLIPScore.
     Raises:
-        UserError: A file cannot be read or is in another format, or they have no image in common.
+        UserError: A file is unreadable or in another format, or the files have no image in common.
     """
     if (clip is None) != (images is None):
-        raise UserError("--clip and --images: go together; give the folder of a CLIP and that of the images")
+        raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references])
@@ -89,7 +89,7 @@ def score_files(
 
 
 def score(captioned: Captioned, *, java: bool) -> Scores:
-    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE where they can be computed."""
+    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE if possible."""
     references = References(captioned.references)
     coco = references.score(captioned.predictions)
     scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()}, references.units)
@@ -103,7 +103,7 @@ def score(captioned: Captioned, *, java: bool) -> Scores:
 
 
 def add_clip_score(scores: Scores, captioned: Captioned, folder: str, files: Mapping[str, Path]) -> None:
-    """Adds CLIPScore by the model of a folder; of the whole set it is the mean."""
+    """Adds CLIPScore of each image and their mean."""
     from vlm.evaluation.metrics.clip_score import ClipScorer
 
     rows = ClipScorer(folder).score(captioned.predictions, files)
@@ -113,10 +113,10 @@ def add_clip_score(scores: Scores, captioned: Captioned, folder: str, files: Map
 
 
 def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[str, Path]:
-    """The file of each image: as COCO's list of images names it, else named as its id.
+    """The file of each image: from COCO's list of images, else the image id.
 
     Raises:
-        UserError: One is not there.
+        UserError: A file does not exist.
     """
     content = _load(references)
     listed = content.get("images", ()) if isinstance(content, dict) else ()
@@ -124,19 +124,19 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
     files = {image: folder / names.get(image, image) for image in images}
     for image, path in files.items():
         if not path.is_file():
-            raise UserError(f"{path}: no such image ({image} of {references}); give their folder by --images")
+            raise UserError(f"{path}: no such image ({image} of {references}); give the folder with --images")
     return files
 
 
 def score_values(results: Any, references: Any, *, java: bool) -> dict[str, float]:
-    """The scores of captions in Python: files, what such files hold, or texts an image.
+    """Scores captions in Python: files, their contents, or texts by image.
 
     Args:
-        results: A path, a list of ``{"image_id", "caption"}``, or a caption an image: a dictionary or a list.
-        references: A path, ``{"annotations": [...]}`` or its list, or captions an image: a dictionary or a list.
-        java: Compute METEOR and SPICE where they can be.
+        results: A path, a list of ``{"image_id", "caption"}``, or one caption per image as a dictionary or list.
+        references: A path, ``{"annotations": [...]}`` or its list, or captions per image as a dictionary or list.
+        java: Whether to compute METEOR and SPICE if possible.
     Raises:
-        UserError: As `score_files`.
+        UserError: As in `score_files`.
     """
     contents, names = [], ("results", "references")
     for name, value in zip(names, (results, references), strict=True):
@@ -149,7 +149,7 @@ def score_values(results: Any, references: Any, *, java: bool) -> dict[str, floa
 
 
 def _listed(value: Any) -> Any:
-    """Rows as COCO has them, of texts an image too: strings, or objects that have a text."""
+    """Converts texts by image to COCO's rows; texts may be strings or objects with `text`."""
     if isinstance(value, Mapping) and "annotations" not in value:
         pairs = list(value.items())
     elif isinstance(value, Sequence) and not all(isinstance(row, Mapping) for row in value):
@@ -161,34 +161,34 @@ def _listed(value: Any) -> Any:
 
 
 def read_results(path: str) -> dict[str, str]:
-    """The caption of each image of a file in COCO's result format.
+    """Reads captions by image from a file in COCO's result format.
 
     Raises:
-        UserError: It is none, or has several captions of an image.
+        UserError: It has another format, or several captions of an image.
     """
     return parse_results(path, _load(path))
 
 
 def parse_results(path: str, content: Any) -> dict[str, str]:
-    """As `read_results`, of what a file holds; the path is for messages."""
+    """Like `read_results`, for the contents of a file; `path` is for messages."""
     captions: dict[str, str] = {}
     for image, caption in _rows(path, content, "results"):
         if captions.setdefault(image, caption) != caption:
-            raise UserError(f"{path}: image {image} has more than one caption; give one an image")
+            raise UserError(f"{path}: image {image} has more than one caption; give one per image")
     return captions
 
 
 def read_references(path: str) -> dict[str, list[str]]:
-    """The captions of each image of a file in COCO's annotation format; an image may be listed without any.
+    """Reads captions by image from a file in COCO's annotation format; images may have none.
 
     Raises:
-        UserError: It is none.
+        UserError: It has another format.
     """
     return parse_references(path, _load(path))
 
 
 def parse_references(path: str, content: Any) -> dict[str, list[str]]:
-    """As `read_references`, of what a file holds; the path is for messages."""
+    """Like `read_references`, for the contents of a file; `path` is for messages."""
     listed: Any = content
     captions: dict[str, list[str]] = {}
     if isinstance(content, dict):
@@ -205,11 +205,11 @@ def parse_references(path: str, content: Any) -> dict[str, list[str]]:
 def _load(path: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-        if path.endswith(".jsonl"):  # as training leaves them in samples/
+        if path.endswith(".jsonl"):  # as written by training to samples/
             return [json.loads(line) for line in text.split("\n") if line.strip()]
         return json.loads(text)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from error
+        raise UserError(f"{path}: {error.strerror}; give a readable file") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); give a file in COCO's format") from error
 
@@ -217,7 +217,7 @@ def _load(path: str) -> Any:
 def _rows(path: str, rows: Any, what: str) -> Iterable[tuple[str, str]]:
     if not isinstance(rows, list):
         wanted = {"results": 'a list of {"image_id", "caption"}', "annotations": '{"annotations": [...]}'}[what]
-        raise UserError(f"{path}: holds no COCO {what}; it should be {wanted}")
+        raise UserError(f"{path}: has no COCO {what}; it should be {wanted}")
     for number, row in enumerate(rows):
         known = isinstance(row, dict) and isinstance(row.get("image_id"), int | str)
         if not known or not isinstance(row.get("caption"), str):
@@ -226,7 +226,7 @@ def _rows(path: str, rows: Any, what: str) -> Iterable[tuple[str, str]]:
 
 
 def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Captioned:
-    """The images that have both, and those that lack one, in the order of the files."""
+    """Matches captions with references, in the order of the files."""
     both = [image for image, texts in references.items() if texts and image in predictions]
     bare = [image for image, texts in references.items() if not texts]
     return Captioned(
@@ -238,10 +238,10 @@ def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequ
 
 
 def report_all_missing(captioned: Captioned, results: str, references: str) -> None:
-    """Says on stderr which images could not be scored.
+    """Prints images that could not be scored to stderr.
 
     Raises:
-        UserError: None could.
+        UserError: No image could be scored.
     """
     if not captioned.predictions:
         raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
@@ -251,11 +251,11 @@ def report_all_missing(captioned: Captioned, results: str, references: str) -> N
 
 
 def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:
-    """Says on stderr which images could not be scored, and how many they are."""
+    """Prints images that could not be scored to stderr, and their number."""
     for image in images[:NAMED]:
         print_error(printable(f"image {image}: no {what} in {file}"))
     if images:
-        more = f" ({len(images) - NAMED} more than are named here)" if len(images) > NAMED else ""
+        more = f" ({len(images) - NAMED} more are not listed)" if len(images) > NAMED else ""
         summary = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
         print_error(f"{summary}; the scores are of the other {scored}")
 

@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_named_and_others_are_read(tmp_path, at, bit):
         content.write(bytes([byte ^ bit]))
     again = open_features(tmp_path, layout())
     again.read(0)
-    with pytest.raises(UserError, match=r"features: the features of image 1 are not those.*remove the file") as fault:
+    with pytest.raises(UserError, match=r"features: the features of image 1 are corrupted.*delete the file") as fault:
         again.read(1)
     assert not isinstance(fault.value, ImageError) and fault.value.status == 1
 
@@ -67,7 +67,7 @@ def test_each_layout_has_a_file_of_its_own(tmp_path):
     assert len({given.path(tmp_path) for given in layouts}) == 4
     open_features(tmp_path, layout()).write([0], torch.ones(1, 3, 4))
     assert 0 not in open_features(tmp_path, layout()).missing()
-    with pytest.raises(UserError, match="no whole file of these features"):
+    with pytest.raises(UserError, match="incomplete or holds other features"):
         FeatureFile(layout().path(tmp_path), layout(source="b"))
 
 
@@ -84,7 +84,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, m
     file = open_features(tmp_path, layout())
     monkeypatch.setattr(feature_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=96))
     file.check_room(2)
-    with pytest.raises(UserError, match=r"features of 3 images take 0.00 MB.*make room.*runs.*data.cache_features"):
+    with pytest.raises(UserError, match=r"features of 3 images need 0.00 MB.*free some.*runs.*data.cache_features"):
         file.check_room(3)
 
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_up_ends_in_a_line_and_leaves_what_was_done(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (layout().start + 3 * 48 + 10, limits[1]))
-        with pytest.raises(UserError, match=r"cannot be written.*make room"):
+        with pytest.raises(UserError, match=r"cannot be written.*free disk space"):
             file.write([1, 3], torch.ones(2, 3, 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

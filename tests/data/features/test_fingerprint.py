@@ -93,4 +93,4 @@ def test_a_stamp_changes_with_its_image(make, tmp_path):
 )
 def test_the_overrides_that_turn_an_augmentation_off_are_named(drawn, off):
     assert augment_fault(ClassAugment(image_size=8)) is None
-    assert augment_fault(ClassAugment(image_size=8, **drawn)).endswith(f"turn that off: {off}")
+    assert augment_fault(ClassAugment(image_size=8, **drawn)).endswith(f"turn it off: {off}")

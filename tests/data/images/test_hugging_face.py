@@ -49,10 +49,10 @@ def test_it_may_stand_beside_that_of_texts(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"image_processor_type": "LlavaImageProcessor"}, "of a LlavaImageProcessor"),
-        ({"image_processor_type": "CLIPImageProcessor", "size": 20, "crop_size": 24}, "cuts 24 pixels out of 20"),
-        ({"image_processor_type": "DeiTImageProcessor", "size": 29, "crop_size": 24}, "cuts 24 pixels out of 29"),
-        ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "no squares"),
+        ({"image_processor_type": "LlavaImageProcessor"}, "LlavaImageProcessor is not supported"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": 20, "crop_size": 24}, "crops 24 pixels out of 20"),
+        ({"image_processor_type": "DeiTImageProcessor", "size": 29, "crop_size": 24}, "crops 24 pixels out of 29"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "not square"),
         ({"image_processor_type": "ViTImageProcessor", "do_resize": False}, "does not resize"),
         ({"image_processor_type": "ViTImageProcessor", "size": 10**6}, "size is 1000000, not a whole number"),
         ({"image_processor_type": "CLIPImageProcessor", "size": "wide"}, "size is 'wide', not a whole number"),

@@ -30,5 +30,5 @@ def test_no_two_scenes_hold_the_same_objects():
 
 
 def test_more_scenes_than_there_are_objects_is_refused():
-    with pytest.raises(UserError, match=r"data\.source\.val_scenes: only \d+ of 50 scenes hold objects of their own"):
+    with pytest.raises(UserError, match=r"data\.source\.val_scenes: only \d+ of 50 scenes have distinct objects"):
         DistinctShapes(seed=0, **LOOKS, **SIZES, **NUMBERS | {"val_scenes": 50}).split("val")

@@ -356,11 +356,11 @@ def test_the_shipped_sample_is_what_the_code_writes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"shapes": ["circle", "sqare"]}, "data.source.shapes: unknown 'sqare'; the known ones are circle, square"),
+        ({"shapes": ["circle", "sqare"]}, "data.source.shapes: unknown 'sqare'; choose from circle, square"),
         ({"colors": ["pink"]}, "data.source.colors: unknown 'pink'"),
-        ({"sizes": ["medium"]}, "data.source.sizes: unknown 'medium'; the known ones are small, large"),
+        ({"sizes": ["medium"]}, "data.source.sizes: unknown 'medium'; choose from small, large"),
         ({"sizes": []}, "data.source.sizes: is empty"),
-        ({"colors": ["red", "red"]}, "data.source.colors: a name stands there twice"),
+        ({"colors": ["red", "red"]}, "data.source.colors: a name is repeated"),
         ({"image_size": 16}, "data.source.image_size: 16 is too small; give at least 32"),
         ({"max_objects": 4}, "data.source.max_objects: 4"),
         ({"max_objects": 1}, "data.source.max_objects: 1"),

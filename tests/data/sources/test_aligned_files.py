@@ -47,8 +47,8 @@ def test_an_empty_side_is_named_and_left_out(write):
     source = opened(root)
     assert list(pairs(source)) == ["train-1", "train-4"]
     assert source.skipped == [
-        f"{root / 'train.en'}, line 2: is empty; the pair is left out",
-        f"{root / 'train.de'}, line 3: is empty; the pair is left out",
+        f"{root / 'train.en'}, line 2: is empty; the pair is skipped",
+        f"{root / 'train.de'}, line 3: is empty; the pair is skipped",
     ]
 
 
@@ -69,7 +69,7 @@ def test_unequal_lengths_are_named(write, english, german, longer, line):
         ({"train_en": "a"}, {}, "train.de: no such file"),
         ({"train_en": "a", "train_de": "b"}, {"val": "dev"}, "data.source.val=null"),
         ({"train_en": "a", "train_de": "b"}, {"target": "en"}, "both are 'en'"),
-        ({"train_en": "\n", "train_de": "b\n"}, {}, "holds no text"),
+        ({"train_en": "\n", "train_de": "b\n"}, {}, "has no text"),
         ({"train_en": b"a\nb\xff\n", "train_de": "a\nb\n"}, {}, "train.en, line 2: is not UTF-8"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_line_has_the_photo_of_its_name_or_of_the_one_that_begins_so(write):
 
 def test_faults_are_named_with_their_remedy(write):
     root = write(names="10.jpg\n20.jpg\n")
-    assert "train.images.txt: names 2 photos of 4 lines" in refusal(opened, root)
+    assert "train.images.txt: names 2 photos for 4 lines" in refusal(opened, root)
     assert "train.other: no such file; it names the photo of each line" in refusal(opened, root, names="other")
-    assert "holds no photo of train; give the folder" in refusal(opened, write(names="50.jpg\n" * 4))
+    assert "has no photo of train; give the folder" in refusal(opened, write(names="50.jpg\n" * 4))
     assert "nowhere: no such folder" in refusal(opened, root, photos=str(root / "nowhere"))

@@ -34,7 +34,7 @@ def test_a_row_of_the_training_file_that_is_held_out_is_not_trained_on(root):
     (root / "all.csv").write_text("image,caption,split\na.png,x,train\nb.png,y,test\n")
     (root / "val.csv").write_text("image,caption\nc.png,z\n")
     message = refusal(captions, root, path="all.csv", val_path="val.csv")
-    assert "all.csv, line 3: says test, in the file of training" in message
+    assert "all.csv, line 3: a row of split test in the training file" in message
 
 
 def test_one_image_by_an_absolute_and_a_relative_name_is_one(root, monkeypatch):

@@ -81,7 +81,7 @@ FAULTS = {
     "missing column": (b"file,text\na.png,x\n", ["'image'", "'file', 'text'", "data.source.image_column"]),
     "missing caption column": (b"image,words\na.png,x\n", ["'caption'", "'words'", "data.source.caption_column"]),
     "no header": (b"a.png,a cat\n", ["'image'", "'a.png'"]),
-    "empty file": (b"", ["is empty; a table has the columns 'image' and 'caption'"]),
+    "empty file": (b"", ["is empty; it needs the columns 'image' and 'caption'"]),
     "two columns of a name": (b"image,caption,caption\na.png,x,y\n", ["2 columns 'caption'", "rename"]),
     "only a header": (b"image,caption\n", ["no image with a caption", "data.path"]),
     "only empty captions": (b"image,caption\na.png,\n", ["no image with a caption", "line 2: no caption"]),
@@ -145,8 +145,8 @@ def test_a_folder_of_pairs(tmp_path):
     source = captions(tmp_path)
     assert content(source) == {"train": {"b.jpg": ["un chien", "un autre chien"], "deep/er/a.PNG": ["eine Katze"]}}
     assert source.skipped == [
-        f"{tmp_path / 'alone.jpg'}: no alone.txt beside it",
-        f"{tmp_path / 'notes.txt'}: no image beside it",
+        f"{tmp_path / 'alone.jpg'}: has no alone.txt",
+        f"{tmp_path / 'notes.txt'}: has no image",
     ]
 
 

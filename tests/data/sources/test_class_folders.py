@@ -161,15 +161,15 @@ def test_refusals_name_the_folder_and_the_remedy(tmp_path):
     (tmp_path / "file").unlink()
     assert "holds no image" in refusal(folder, tmp_path)
     tiny(tmp_path / "1.png")
-    assert "none in a folder that names its class" in refusal(folder, tmp_path)
+    assert "none in a class folder" in refusal(folder, tmp_path)
     many(tmp_path, cat=1)
-    assert "one class alone, cat" in refusal(folder, tmp_path)
+    assert "only one class, cat" in refusal(folder, tmp_path)
     many(tmp_path, dog=1)
     (tmp_path / "empty").mkdir()
     assert f"{tmp_path}/empty: holds no image" in refusal(folder, tmp_path)
     assert "val_fraction=0.6" in refusal(folder, tmp_path, val_fraction=0.6, test_fraction=0.4)
     (tmp_path / "empty").rmdir()
-    assert "no split 'test'; there are train" in refusal(folder(tmp_path).split, "test")
+    assert "unknown split 'test'; choose one of train" in refusal(folder(tmp_path).split, "test")
 
 
 def test_classes_must_agree_between_splits(tmp_path):
@@ -279,7 +279,7 @@ def test_refusals_name_the_tar_and_the_remedy(tmp_path):
     lay_out(tmp_path / "data", *LAYOUTS[0])
     with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "data", arcname=".")
-    assert "not compressed" in refusal(tar, tmp_path / "data.tar.gz")
+    assert "uncompressed" in refusal(tar, tmp_path / "data.tar.gz")
     assert "set data.path" in refusal(tar, write(tmp_path / "none.tar", ("a/1.txt", b"x")))
 
 

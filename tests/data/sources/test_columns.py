@@ -210,7 +210,7 @@ def test_images_in_classes(tmp_path, root):
     beside = ImageTable(path=str(root / "names.csv"), val_fraction=0)
     assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3
     (root / "names.csv").write_text("image,label\na.png,x\nd.png,y\n")
-    assert "1 of 2 images are not there" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
+    assert "1 of 2 images are missing" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
 
 
 def test_images_in_classes_are_drawn_by_their_names(root):
@@ -238,4 +238,4 @@ def test_a_null_split_is_none(tmp_path):
     assert TextTable(path=str(tmp_path / "a.parquet"), val_fraction=0.0, test_fraction=0.0).splits == ("train",)
     mixed = table.set_column(2, "split", pa.array(["train", None, "test"]))
     parquet.write_table(mixed, tmp_path / "b.parquet")
-    assert "some rows have a split, others none" in refusal(TextTable, path=str(tmp_path / "b.parquet"))
+    assert "only some rows have a split" in refusal(TextTable, path=str(tmp_path / "b.parquet"))

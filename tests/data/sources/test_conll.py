@@ -70,7 +70,7 @@ def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
     path = write(tmp_path / "t", "a\tO\nb\n\nc\tO\n\n\tO\n\nd\tO\n")
     source = conll(path)
     assert [words for _, words, _ in held(source)] == [["c"], ["d"]]
-    used = "its sentence is not used"
+    used = "the sentence is skipped"
     assert source.skipped == [f"{path}, line 2: no tag; {used}", f"{path}, line 6: no word; {used}"]
 
 
@@ -79,8 +79,8 @@ def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
     [
         ("a\tO\n", {"word_column": "FORM"}, ["line 1", "'FORM'", "2 without names", "data.source.word_column"]),
         (TREEBANK, {"word_column": "FORM", "tag_column": "NER"}, ["'NER'", "LEMMA", "data.source.tag_column"]),
-        ("a\n\nb\n", {}, ["no sample", "2 faults", "line 1: no tag"]),
-        ("", {}, ["no sample"]),
+        ("a\n\nb\n", {}, ["no usable sample", "2 faults", "line 1: no tag"]),
+        ("", {}, ["no usable sample"]),
     ],
 )
 def test_faults_are_named(text, options, parts, tmp_path):

@@ -51,7 +51,7 @@ def test_what_holds_no_text_is_refused(tmp_path, folder):
         ' "answers": [{"text": "red", "answer_start": 0}]}]}]}]}'
     )
     questions = Squad(path=str(file), test_fraction=0, val_fraction=0)
-    with pytest.raises(UserError, match=r"data\.source\.sources: there is no text"):
+    with pytest.raises(UserError, match=r"data\.source\.sources: .* has no text"):
         JoinedTexts(sources=[folder, questions])
     with pytest.raises(UserError, match=r"data\.source\.sources: is empty"):
         JoinedTexts(sources=[])

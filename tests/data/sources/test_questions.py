@@ -62,5 +62,5 @@ def test_a_question_about_several_images_has_them_in_order(root):
     assert [image.tobytes() for image in records[1].images()] == [b, a]
     assert records[0].read_stamp() != records[1].read_stamp()
     assert source.uncaptioned() == [str(root / "c.png")]
-    with pytest.raises(UserError, match=r"images are not there, such as .*no\.png"):
+    with pytest.raises(UserError, match=r"images are missing, such as .*no\.png"):
         questions(root, "image,question,answer\na.png|no.png,what?,x\n", image_separator="|")

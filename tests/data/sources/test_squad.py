@@ -47,12 +47,12 @@ def test_a_question_without_an_answer_has_none(source):
 @pytest.mark.parametrize(
     ("bad", "kind", "reason"),
     [
-        (entry("x", answers=[("läuft", 7)]), "answer not in its context", "'läuft' does not stand at 7"),
-        (entry("x", answers=[("läuft", 6), ("Wald", -5)]), "answer not in its context", "'Wald' does not stand at -5"),
-        (entry("x", answers=[(" ", 3)]), "answer not in its context", "' ' does not stand at 3"),
+        (entry("x", answers=[("läuft", 7)]), "answer not in its context", "'läuft' is not at 7"),
+        (entry("x", answers=[("läuft", 6), ("Wald", -5)]), "answer not in its context", "'Wald' is not at -5"),
+        (entry("x", answers=[(" ", 3)]), "answer not in its context", "' ' is not at 3"),
         (entry("x", question=" "), "empty text", "no question"),
         (entry("x", answers=[]), "question without an answer", "no answer"),
-        (entry("a"), "question without an id of its own", "its id stands there twice"),
+        (entry("a"), "question without an id of its own", "its id is repeated"),
     ],
 )
 def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):
@@ -69,12 +69,12 @@ def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):
         ("{", "not JSON"),
         (r'{"data": "\udfff"}', r"not JSON \(\\udfff is half of a surrogate pair"),
         ("[]", "has no list data"),
-        ('{"data": [7]}', r"data\[0\]: is no object"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', r"data\[0\].paragraphs\[0\]: has no text for its context"),
-        ('{"data": []}', "holds no sample"),
+        ('{"data": [7]}', r"data\[0\]: is not an object"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', r"data\[0\].paragraphs\[0\]: the context is not text"),
+        ('{"data": []}', "has no usable sample"),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "answers": [{"text": "a"}]}]}]}]}',
-            r"qas\[0\] \(1\).answers\[0\]: lacks a text or a whole number",
+            r"qas\[0\] \(1\).answers\[0\]: lacks a text or an integer",
         ),
     ],
 )

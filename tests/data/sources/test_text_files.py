@@ -128,7 +128,7 @@ def test_a_folder_is_read_by_file_and_a_file_keeps_its_split(tmp_path):
     after = {split: read(source, split) for split in source.splits}
     assert all(set(before[split]) <= set(after[split]) for split in before)
     assert sum(map(len, after.values())) == 221
-    assert source.skipped == [f"{root}/empty.txt: is empty, or leads nowhere"]
+    assert source.skipped == [f"{root}/empty.txt: is empty, or a broken link"]
     assert read(TextFiles(root=root, seed=1), "val") != read(TextFiles(root=root), "val")
 
 
@@ -172,7 +172,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     (root / "dangling.txt").symlink_to(tmp_path / "nowhere.txt")
     source = TextFiles(root=str(root))
     assert sorted(read(source, "train") + read(source, "val")) == ["a", "b", "c"]
-    assert source.skipped == [f"{root}/dangling.txt: is empty, or leads nowhere"]
+    assert source.skipped == [f"{root}/dangling.txt: is empty, or a broken link"]
 
 
 def test_stamps_tell_content_and_splits_apart(tmp_path):
@@ -192,15 +192,15 @@ def test_stamps_tell_content_and_splits_apart(tmp_path):
 FAULTS = {
     "neither": ({}, "data.path, data.root: give one of them"),
     "both": ({"path": "a.txt", "root": "."}, "data.path, data.root: give one of them"),
-    "val_path of a root": ({"root": ".", "val_path": "a.txt"}, "data.val_path.*only for data.path"),
+    "val_path of a root": ({"root": ".", "val_path": "a.txt"}, "data.val_path.*only with data.path"),
     "missing file": ({"path": "no.txt"}, "data.path=.*no.txt: no such file; set data.path"),
     "missing validation": ({"path": "a.txt", "val_path": "no.txt"}, "data.val_path=.*no.txt: no such file"),
     "folder as file": ({"path": "."}, "data.path=.*: is a folder; give it as data.root"),
     "file as folder": ({"root": "a.txt"}, "data.root=.*: is a file; give it as data.path"),
     "missing folder": ({"root": "no"}, "data.root=.*no: no such folder"),
     "empty file": ({"path": "empty.txt"}, "data.path=.*empty.txt: is empty"),
-    "no text": ({"root": "pictures"}, "data.root=.*pictures: holds no text"),
-    "no train": ({"root": "named"}, "data.root=.*named: has folders for splits, but none for train"),
+    "no text": ({"root": "pictures"}, "data.root=.*pictures: has no text"),
+    "no train": ({"root": "named"}, "data.root=.*named: has folders of splits, but none called train"),
     "too few": ({"root": "two", "test_fraction": 0.1}, "2 files are too few for 3 splits"),
     "no validation": ({"path": "a.txt", "val_fraction": 0.0}, "val_fraction=0.0"),
     "no training": ({"path": "a.txt", "val_fraction": 0.5, "test_fraction": 0.5}, "sum below 1"),

@@ -31,14 +31,14 @@ def test_files_of_each_split(tmp_path):
 
 def test_a_table_without_training_is_refused(tmp_path):
     write(tmp_path / "a.csv", "text,label,split\nx,a,test\ny,b,test\n")
-    assert "has no samples of train, only of test" in refusal(TextTable, path=str(tmp_path / "a.csv"))
+    assert "has no training samples, only test" in refusal(TextTable, path=str(tmp_path / "a.csv"))
 
 
 def test_a_row_of_the_training_file_that_is_held_out_is_not_trained_on(tmp_path):
     write(tmp_path / "a.csv", "text,label,split\nx,a,train\ny,b,val\n")
     write(tmp_path / "b.csv", "text,label\nz,a\n")
     message = refusal(TextTable, path=str(tmp_path / "a.csv"), test_path=str(tmp_path / "b.csv"))
-    assert "a.csv, line 3: says val, in the file of training" in message
+    assert "a.csv, line 3: a row of split val in the training file" in message
 
 
 def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
@@ -87,8 +87,8 @@ def test_empty_cells_are_left_out_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "parts"),
     [
-        ("text,label\nx,a\n", {}, ["one label alone, a"]),
-        ("text,label\n", {}, ["no sample"]),
+        ("text,label\nx,a\n", {}, ["only one label, a"]),
+        ("text,label\n", {}, ["no usable sample"]),
         ("text,tag\nx,a\n", {}, ["'label'", "'tag'", "data.source.label_column"]),
         ("text,label\nx,a\ny,b\n", {"pair_column": "other"}, ["'other'", "data.source.pair_column"]),
         ("text,label\nx,a,b\n", {}, ["line 2", "3 fields"]),
@@ -105,11 +105,11 @@ def test_faults_of_json_and_of_labels_are_named(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"text": 7, "label": "a"}\n')
     assert "line 1: text 7 is not text" in refusal(TextTable, path=path)
     path = write(tmp_path / "t.jsonl", '{"text": "x", "label": "a"}\n{"text": "\\uDFff", "label": "a"}\n')
-    assert r"line 2: not JSON (\udfff is half of a surrogate pair, no character)" in refusal(TextTable, path=path)
+    assert r"line 2: not JSON (\udfff is half of a surrogate pair, not a character)" in refusal(TextTable, path=path)
     train = write(tmp_path / "a.csv", "text,label\nx,a\ny,b\n")
     test = write(tmp_path / "b.csv", "text,label\nx,c\n")
     message = refusal(TextTable, path=train, test_path=test)
-    assert "'c' of test:2 in test is none of train's" in message
+    assert "'c' of test:2 in test is not in train" in message
 
 
 def test_null_in_json_is_an_empty_cell(tmp_path):

@@ -140,4 +140,4 @@ def test_the_files_that_are_named_are_torchvisions():
 
 def test_unknown_names(tmp_path, mnist):
     assert "choose one of CIFAR10" in refusal(TorchvisionSet, name="CIFAR11", root=str(tmp_path))
-    assert "there are train, test" in refusal(TorchvisionSet(name="MNIST", root=str(mnist[0])).split, "val")
+    assert "choose one of train, test" in refusal(TorchvisionSet(name="MNIST", root=str(mnist[0])).split, "val")

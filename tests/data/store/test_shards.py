@@ -238,7 +238,7 @@ def test_a_sample_that_is_there_twice_is_refused(tmp_path):
 
 
 def test_refusals_name_the_key_and_the_remedy(tmp_path):
-    assert "set data.root to where the shards are" in refusal(shards, tmp_path)
+    assert "set data.root to the folder of the shards" in refusal(shards, tmp_path)
     assert "set data.root" in refusal(shards, tmp_path / "absent")
     write_tar(tmp_path / "0.tar", {"a.png": png()})
     assert "no image with captions" in refusal(shards, tmp_path)
@@ -295,7 +295,7 @@ class TestClasses:
         assert "100,000" in refusal(self.source, tmp_path / "b", "999999", "1")
         write_tar(tmp_path / "d" / "0.tar", classed("z", first=7))
         message = refusal(self.source, tmp_path, "a", "b", path="0.tar", val_path="d/0.tar")
-        assert "is of class 'z'" in message
+        assert "has class 'z'" in message
 
 
 def test_an_index_of_many_samples_is_exact(tmp_path):

@@ -95,8 +95,8 @@ def test_urls_are_not_read_where_they_may_not(store):
 
 def test_what_is_missing_is_named(store, monkeypatch):
     assert "absent.tar: cannot be read" in refusal(shards, ".", path=f"{URL}/absent.tar")
-    assert "set data.root to where the shards are" in refusal(shards, "memory://nowhere")
-    assert "is in no store that can be read" in refusal(shards, "strange://bucket")
+    assert "set data.root to the folder of the shards" in refusal(shards, "memory://nowhere")
+    assert "is not in a supported store" in refusal(shards, "strange://bucket")
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
     message = refusal(shards, "s3://bucket/set")
     assert message.startswith("s3://bucket/set") and 'pip install "vlm-lightning[shards]"' in message

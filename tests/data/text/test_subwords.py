@@ -136,5 +136,5 @@ def test_words_are_decoded_as_they_are_written():
     assert tokenizer.decode([2, 4, 5, 6, 8, 7, 9, 3]) == "dogs, run."
     assert tokenizer.decode([5, 4, 9]) == "##g do."
     assert tokenizer.encode("cats") == [1] and tokenizer.unk_id == 1 and tokenizer.mask_id == 3
-    with pytest.raises(ValueError, match="out of its bounds"):
+    with pytest.raises(ValueError, match="out of range"):
         WordPieceTokenizer.of(vocab, special=range(4), longest_word=100, **options | {"mask": 11}, **ids)

@@ -280,18 +280,18 @@ def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
     module = data(Texts(test=["tests"]))
     assert module.final_split == "test"
     assert isinstance(module.samples("train").split, SlidingWindows)
-    with pytest.raises(UserError, match="no split 'dev'"):
+    with pytest.raises(UserError, match="unknown split 'dev'"):
         module.samples("dev")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_len": len(stream(TRAIN))}, r"data\.max_len: .* give at most"),
+        ({"max_len": len(stream(TRAIN))}, r"data\.max_len: .* set it to at most"),
         ({"stride": 0}, r"data\.stride: 0"),
         ({"stride": 9}, r"data\.stride: 9 .* 1 to data\.max_len, which is 8"),
         ({"train_samples": 0}, r"data\.train_samples: 0"),
-        ({"source": Texts(val=[""])}, "the split val holds no text"),
+        ({"source": Texts(val=[""])}, "the split val has no text"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(options, message):

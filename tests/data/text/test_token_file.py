@@ -177,7 +177,7 @@ def test_what_is_not_whole_is_refused_and_written_anew(damage, tmp_path):
     write(path, ["some text\n"])
     good = path.read_bytes()
     path.write_bytes(damage(good))
-    with pytest.raises(UserError, match=f"{path}.*remove the file"):
+    with pytest.raises(UserError, match=f"{path}.*delete"):
         TokenFile(path, BYTES.fingerprint)
     open_tokens(path, [["some text\n"]], BYTES)
     assert path.read_bytes() == good

@@ -87,7 +87,7 @@ def test_stated_geometry_wins_and_training_shows_the_same(stated, name, value):
 def test_a_stored_crop_out_of_range_is_refused(crop):
     from vlm.errors import UserError
 
-    with pytest.raises(UserError, match=r"crop=.*is not possible"):
+    with pytest.raises(UserError, match=r"crop=.*is invalid"):
         Preprocess.from_state({"image_size": 8, "crop": crop})
 
 

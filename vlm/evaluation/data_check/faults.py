@@ -1,4 +1,4 @@
-"""Faults of a data set, reported before a run meets them."""
+"""Checks of a data set for problems before training."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
 TINY = 32  # shorter side of an image, in pixels
 _SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary lacks
 
-# Of which share of what is looked at a fault would spoil a run; the others are told of.
+# Maximum share of each kind of problem; more would spoil a run.
 LIMITS = {
     "unreadable image": 0.01,
     "damaged shard": 0.0,
@@ -59,11 +59,11 @@ LIMITS = {
 
 @dataclass
 class Faults:
-    """Faults by kind, each a line, beside how many things of the kind were looked at.
+    """Messages by kind of problem, and the number of things that were checked.
 
     Attributes:
-        by_kind: Lines by kind.
-        looked_at: How many images, captions or documents could have had the fault.
+        by_kind: Messages by kind.
+        looked_at: Number of images, captions or documents that were checked for a kind.
     """
 
     by_kind: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -79,7 +79,7 @@ class Faults:
 
     @property
     def spoiling(self) -> list[str]:
-        """The kinds of fault that are too many for a run."""
+        """Kinds of problems that exceed their limit."""
         return [kind for kind in self.by_kind if self.share(kind) > LIMITS[kind]]
 
 
@@ -101,13 +101,13 @@ def read_images(
     limit: int | None,
     watch: Callable[[Iterable[Any], int], Iterable[Any]],
 ) -> list[Seen]:
-    """Reads the images of all splits, several at once, and notes those that cannot be.
+    """Reads the images of all splits in parallel and records unreadable ones.
 
     Args:
-        splits: By name.
-        faults: Where faults go.
-        limit: Images of each split that are read; None for all.
-        watch: Passes items on and tells how far it is.
+        splits: Splits by name.
+        faults: Extended by the problems.
+        limit: Maximum number of images per split; None for all.
+        watch: Wraps an iterable to show progress.
     """
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
     seen: list[Seen] = []
@@ -123,7 +123,7 @@ def read_images(
 
 
 def _ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["Seen | str"]:
-    """Results in order, with no more than a block of images under way."""
+    """Yields results in order; at most one block of images is in progress."""
     rest = iter(work)
     while block := list(islice(rest, size)):
         yield from pool.map(_look, block)
@@ -140,12 +140,12 @@ def _look(at: tuple[str, Split, int]) -> "Seen | str":
 
 
 def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False) -> None:
-    """Tiny images, and images that are there twice: in one split, in two, or in two classes.
+    """Finds tiny images, and duplicates within a split, between splits or between classes.
 
     Args:
-        images: All that were read.
-        faults: Where faults go.
-        drawn: Whether a program drew them, whose simplest scenes are nearly the same by nature.
+        images: All images.
+        faults: Extended by the problems.
+        drawn: Whether images are generated, so that near duplicates are expected.
     """
     named = [f"{one.split}: {one.name}" for one in images]
     tiny = [
@@ -182,9 +182,9 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False)
 def caption_faults(
     splits: Mapping[str, Split], field: CaptionField, faults: Faults, *, limit: int | None
 ) -> dict[str, float]:
-    """Captions that are empty, too long, or unknown to the tokenizer; gives the known share of each split."""
+    """Finds empty, too long or unencodable captions; returns the share of known tokens of each split."""
     coverage, tokenizer, max_len = {}, field.tokenizer, field.max_len
-    beside = 3 if field.languages else 2  # tokens: the begin, a language's, the end
+    beside = 3 if field.languages else 2  # extra tokens: begin, language, end
     for name, split in splits.items():
         texts = [(record.id, str(text)) for record in split.records(limit) for text in field.references_of(record)]
         ids = [tokenizer.encode(text) for _, text in texts]
@@ -202,7 +202,7 @@ def caption_faults(
 def cover(
     split: str, texts: Sequence[tuple[str, str]], ids: Sequence[Sequence[int]], tokenizer: Tokenizer, faults: Faults
 ) -> float:
-    """Notes the captions with characters that the vocabulary lacks; gives the share of tokens that it has."""
+    """Finds captions with characters outside the vocabulary; returns the share of known tokens."""
     if isinstance(tokenizer, ByteTokenizer):
         return 1.0
     spelled = {id for row in ids for id in row if id == tokenizer.unk_id or _SPELLED.fullmatch(tokenizer.piece(id))}
@@ -223,10 +223,10 @@ SOURCE_KINDS = {
 
 
 def skipped_by_kind(source: Source, known: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The lines of a source about what it left out, by fault, and those that are of no known kind.
+    """Groups the messages of a source about skipped entries by kind; also returns those of unknown kind.
 
     Args:
-        known: Kind of a line -> the fault.
+        known: Kind of problem by kind of message.
     """
     kinds: dict[str, list[str]] = defaultdict(list)
     others = []
@@ -240,7 +240,7 @@ def skipped_by_kind(source: Source, known: Mapping[str, str]) -> tuple[dict[str,
 
 
 def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
-    """The lines of a source of images about what it left out, noted by kind; gives those that are of no kind."""
+    """Records the messages of an image source by kind; returns those of unknown kind."""
     kinds, others = skipped_by_kind(source, SOURCE_KINDS)
     kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
     for kind in SOURCE_KINDS.values():
@@ -253,7 +253,7 @@ def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
 
 
 def document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, int]:
-    """Documents that are empty, or there twice; gives how many characters each split has."""
+    """Finds empty and duplicate documents; returns the number of characters of each split."""
     seen: dict[int, tuple[str, int]] = {}
     sizes: Counter[str] = Counter()
     for split, records in splits.items():

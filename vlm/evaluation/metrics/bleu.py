@@ -11,7 +11,7 @@ _TINY, _SMALL = 1e-15, 1e-9
 
 
 class BleuCounts(NamedTuple):
-    """N-gram counts and lengths of each image; corpus BLEU is computed from their sums.
+    """N-gram counts and lengths per image; corpus BLEU is computed from their sums.
 
     Shapes:
         correct, guessed (N, 4), lengths and closest (N,)
@@ -26,8 +26,8 @@ class BleuCounts(NamedTuple):
 class Bleu:
     """BLEU-1 to BLEU-4 against the references of a set of images.
 
-    An n-gram counts at most as often as in the one reference that holds it most. The brevity penalty compares with
-    the reference of the closest length, the shorter one of two equally close.
+    Matches of an n-gram are clipped to its maximum count in one reference. The brevity penalty uses the reference of
+    the closest length, the shorter one of two equally close.
 
     Args:
         references: The counted references.
@@ -38,16 +38,16 @@ class Bleu:
         self._most = np.maximum.reduceat(references.entries.counts, references.group_starts[:-1])
 
     def __call__(self, candidates: Entries) -> tuple[Floats, Floats]:
-        """Scores one caption an image.
+        """Scores one caption per image.
 
         Returns:
-            BLEU of the corpus (4,), and that of each image alone (N, 4).
+            BLEU of the corpus (4,), and of each image (N, 4).
         """
         counts = self.count(candidates)
         return bleu_of(*(np.sum(part, 0) for part in counts)), bleu_of(*counts)
 
     def count(self, candidates: Entries) -> BleuCounts:
-        """Counts one caption an image."""
+        """Counts one caption per image."""
         groups, known = self._references.find(candidates.captions, candidates.grams)
         matched = np.zeros(len(groups), np.int64)
         matched[known] = np.minimum(candidates.counts[known], self._most[groups[known]])
@@ -57,7 +57,7 @@ class Bleu:
         return BleuCounts(correct, _guessed(lengths), lengths, self._closest(lengths))
 
     def of_constants(self, candidates: Entries) -> Floats:
-        """BLEU of the corpus were each caption given for every image. Shapes: C candidates -> (C, 4)."""
+        """Corpus BLEU of each caption if it were given for every image. Shapes: C candidates -> (C, 4)."""
         size = self._references.vocabulary.size
         learnt = candidates.grams < size
         matched = np.zeros(len(learnt), np.int64)
@@ -83,7 +83,7 @@ def _guessed(lengths: Ints) -> Ints:
 
 
 def bleu_of(correct: Floats, guessed: Ints | Floats, length: Ints | Floats, closest: Ints | Floats) -> Floats:
-    """BLEU-1 to BLEU-4 of counts, of one image or of the sums over a corpus.
+    """BLEU-1 to BLEU-4 from counts of one image or sums over a corpus.
 
     Shapes:
         correct and guessed (..., 4), lengths (...) -> (..., 4)

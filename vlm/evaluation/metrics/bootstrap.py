@@ -1,7 +1,7 @@
-"""Bootstrap over samples: intervals of scores and the significance of differences (Koehn 2004).
+"""Bootstrap over samples: confidence intervals and significance of differences (Koehn 2004).
 
-A resample draws as many samples as there are, with replacement; it is kept as how often each was drawn. Scores that are
-no means are computed from sums over samples, so that nothing is counted again.
+A resample draws as many samples as there are, with replacement, and is stored as counts. Scores that are not means are
+computed from sums over samples, so that nothing is counted again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from vlm.randomness import numpy_rng
 
 RESAMPLES = 1000
 LEVEL = 0.95
-_AT_ONCE = 100  # resamples in memory
+_AT_ONCE = 100  # resamples in memory at once
 
-# Draws (R, N), how often each resample has each sample -> scores (R, M).
+# Counts of each sample in each resample (R, N) -> scores (R, M).
 Scorer = Callable[[Floats], Floats]
 
 
 class Difference(NamedTuple):
-    """Gain of a second system over a first, with its interval, and the probability p of one as large by chance."""
+    """Gain of a second system over a first, with its confidence interval and p-value."""
 
     value: float
     low: float
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 def resamples(samples: int, seed: int, count: int = RESAMPLES) -> Iterator[Floats]:
-    """Resamples in blocks, as draws (R, N); the same for the same number of samples and seed."""
+    """Yields resamples in blocks, as counts (R, N); determined by the number of samples and the seed."""
     rng = numpy_rng("bootstrap", seed, samples)
     share = np.full(samples, 1 / samples)
     for start in range(0, count, _AT_ONCE):
@@ -45,7 +45,7 @@ def distribution(scorer: Scorer, samples: int, *, seed: int) -> Floats:
 
 
 def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) -> dict[str, float]:
-    """name@low and name@high: the percentile interval of each score."""
+    """name@low and name@high: percentile interval of each score."""
     values = distribution(scorer, samples, seed=seed)
     ends = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return {
@@ -56,15 +56,15 @@ def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) 
 
 
 def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Difference]:
-    """The differences of two systems on the same samples, each resample being of both (Koehn 2004, section 4).
+    """Differences of two systems on the same resamples (Koehn 2004, section 4).
 
-    ``p`` is two-sided: twice the share of resamples on the far side of 0.
+    ``p`` is two-sided: twice the share of resamples on the other side of 0.
     """
     whole = np.ones((1, samples))
     values = (other(whole) - one(whole))[0]
     gains = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
     ends = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    # One is added to either side, for no finite number of resamples shows that a chance is nil.
+    # One is added on either side, because a finite number of resamples cannot show a probability of 0.
     below, above = ((gains <= 0).sum(0) + 1) / (len(gains) + 1), ((gains >= 0).sum(0) + 1) / (len(gains) + 1)
     p = np.minimum(1, 2 * np.minimum(below, above))
     rows = zip(values.tolist(), ends[0].tolist(), ends[1].tolist(), p.tolist(), strict=True)
@@ -89,8 +89,8 @@ def ratio_scorer(counts: Floats) -> Scorer:
 def caption_scorer(scores: CaptionScores) -> Scorer:
     """COCO's metrics of resampled images, in the order of KEYS.
 
-    BLEU is that of the resampled corpus. CIDEr is the mean over its images with the document frequencies of the whole,
-    as evaluation has them.
+    BLEU is that of the resampled corpus. CIDEr is the mean over its images, with document frequencies of the whole
+    corpus, as in evaluation.
     """
     counts, means = scores.counts, mean_scorer(scores.values[:, -2:])
 
@@ -102,7 +102,7 @@ def caption_scorer(scores: CaptionScores) -> Scorer:
 
 
 def caption_intervals(scores: CaptionScores, further: Mapping[str, Sequence[float]], *, seed: int) -> dict[str, float]:
-    """Intervals of COCO's metrics, and of further ones that are means over the same images."""
+    """Confidence intervals of COCO's metrics, and of further metrics that are means over the same images."""
     samples = len(scores.values)
     bounds = intervals(KEYS, caption_scorer(scores), samples, seed=seed)
     for name, values in further.items():

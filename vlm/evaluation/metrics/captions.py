@@ -12,12 +12,12 @@ from vlm.randomness import numpy_rng
 
 
 class CaptionMetric(RecordMetric):
-    """COCO's caption metrics, and how varied the captions are, over all captions of all processes.
+    """COCO's caption metrics and diversity, over all captions of all processes.
 
     Attributes:
-        predictions, references: Of all processes, for whoever wants the texts after the scores.
-        losses: Of the images whose loss was given.
-        scores: What the last `compute` found.
+        predictions, references: Texts of all processes, after `compute`.
+        losses: Losses of images, if given.
+        scores: Result of the last `compute`.
     """
 
     predictions: dict[str, str]
@@ -39,31 +39,31 @@ class CaptionMetric(RecordMetric):
         """Adds the captions of some images.
 
         Args:
-            ids: What names each image throughout the data set.
-            predictions: One caption each.
-            references: The reference captions of each.
-            losses: The model's loss on them, for the details of each image.
+            ids: Unique id of each image.
+            predictions: One caption per image.
+            references: The reference captions of each image.
+            losses: The model's loss per image, optional.
         """
         row_losses: Sequence[float | None] = [None] * len(ids) if losses is None else losses
         rows = zip(ids, predictions, references, row_losses, strict=True)
         self.add((image, text, list(texts), loss) for image, text, texts, loss in rows)
 
     def compute(self) -> dict[str, float]:
-        """The scores of ``CaptionScores.summary`` and five more.
+        """Returns the scores of ``CaptionScores.summary`` and five more.
 
-        ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share that is
-        left when repeated ones are struck out, ``vocabulary`` the number of different words, ``mean_length`` that of
-        words in a caption (both counted in `units`), ``length_ratio`` that over the mean of the references: where it
+        ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share of
+        different captions, ``vocabulary`` the number of different words, ``mean_length`` the mean number of words per
+        caption (both counted in `units`), and ``length_ratio`` the mean length divided by that of the references: if it
         drifts from 1, captions stop too early or do not end.
 
         Raises:
-            UserError: Nothing was added.
+            UserError: There are no captions.
         """
         rows = self.rows()
         self.predictions = {image: text for image, (text, *_) in rows.items()}
         self.references = references = {image: texts for image, (_, texts, _) in rows.items()}
         self.losses = {image: loss for image, (*_, loss) in rows.items() if loss is not None}
-        # The references of a split are the same every epoch, and to prepare them costs more than to score.
+        # References of a split are the same every epoch, and preparing them takes longer than scoring.
         if self._prepared is None or self._prepared.captions != references:
             self._prepared = References(references)
         self.scores = self._prepared.score(self.predictions)
@@ -73,22 +73,22 @@ class CaptionMetric(RecordMetric):
 
     @property
     def units(self) -> Units:
-        """The units that the last `compute` counted."""
+        """Units of the last `compute`."""
         return WORDS if self._prepared is None else self._prepared.units
 
     def prepared(self) -> References:
-        """The references of the last `compute`, ready to score other captions of the same images."""
+        """References of the last `compute`, for scoring other captions of the same images."""
         assert self._prepared is not None, "nothing was computed yet"
         return self._prepared
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """metric@low and metric@high: 95% intervals of the last `compute`, by bootstrap over images."""
+        """metric@low and metric@high: 95% confidence intervals of the last `compute`, by bootstrap over images."""
         assert self.scores is not None, "nothing was computed yet"
         exact = {"exact_match": exact_matches(self.predictions, self.references)}
         return caption_intervals(self.scores, exact, seed=seed)
 
     def per_image(self) -> dict[str, dict[str, Any]]:
-        """Rows of the last `compute`, by image: caption, references, scores, and the loss where it is known."""
+        """Results of the last `compute` by image: caption, references, scores, and the loss if known."""
         scores = {} if self.scores is None else self.scores.per_image
         return {
             image: {
@@ -107,14 +107,14 @@ class CaptionMetric(RecordMetric):
 
 
 def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
-    """The same captions, each given to another image: what is left of a score when captions ignore their image.
+    """Assigns each caption to another image: the score of captions that ignore their image.
 
     Args:
-        predictions: One caption by image, two images or more.
-        seed: Chooses the order; the same for the same images, whatever their order.
+        predictions: One caption per image, for at least two images.
+        seed: Seed of the order, which does not depend on the order of images.
 
     Raises:
-        UserError: There is no other image to take a caption from.
+        UserError: There are fewer than two images.
     """
     images = sorted(predictions)
     if len(images) < 2:
@@ -125,7 +125,7 @@ def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
 
 
 def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[bool]:
-    """True for each image whose caption equals a reference word for word."""
+    """Whether the caption of each image equals a reference word for word."""
     return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
 
 

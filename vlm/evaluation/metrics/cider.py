@@ -1,4 +1,4 @@
-"""CIDEr of tokenized captions (Vedantam et al. 2015), as COCO's evaluation prints it: CIDEr-D of the paper."""
+"""CIDEr of tokenized captions (Vedantam et al. 2015) as in COCO's evaluation: CIDEr-D of the paper."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -8,16 +8,16 @@ import numpy as np
 
 from vlm.evaluation.metrics.ngrams import MAX_N, Entries, Floats, Ints, ReferenceCounts, Tokens, sum_by_order
 
-# Standard deviation of the penalty on a difference of lengths, in words.
+# Standard deviation of the length penalty, in words.
 _SIGMA = 6.0
 
 
 class DocumentFrequencies(NamedTuple):
-    """In how many images of a corpus each n-gram is said, for scores that do not depend on the images scored.
+    """Number of images of a corpus in which each n-gram occurs, for scores that do not depend on the scored images.
 
     Args:
-        images: How many images the corpus has.
-        counts: In how many of them some reference holds the n-gram, by its words joined with blanks.
+        images: Number of images of the corpus.
+        counts: Number of images with a reference that contains the n-gram, keyed by its words joined with spaces.
     """
 
     images: int
@@ -34,9 +34,9 @@ class DocumentFrequencies(NamedTuple):
         return cls(images, counts)
 
     def among(self, captions: Iterable[Tokens]) -> Self:
-        """The frequencies of the n-grams of some captions alone, which score these captions as all would."""
+        """Frequencies of the n-grams of some captions only; scores of these captions stay the same."""
         grams = set(chain.from_iterable(map(_grams, captions)))
-        # In an order that does not depend on the process: sums of floating-point numbers depend on theirs.
+        # Sorted, because floating-point sums depend on the order.
         return type(self)(self.images, {gram: self.counts[gram] for gram in sorted(grams & self.counts.keys())})
 
 
@@ -48,13 +48,13 @@ def _grams(tokens: Tokens) -> Iterable[str]:
 class Cider:
     """CIDEr against the references of a set of images.
 
-    An n-gram weighs its count in the caption times the logarithm of all images over those that say it. A score is ten
-    times the mean similarity to the references and over n from 1 to 4: the cosine, with the candidate's weights clipped
-    to the reference's, times a Gaussian of the difference of lengths.
+    N-grams are weighted by TF-IDF over images. A score is ten times the mean over references and over n from 1 to 4 of
+    the cosine similarity, with the candidate's weights clipped to the reference's, times a Gaussian of the length
+    difference.
 
     Args:
-        references: The counted references; with ``frequencies``, they have learnt its n-grams as well, in its order.
-        frequencies: Of a corpus; without them, those of the references.
+        references: The counted references; with ``frequencies``, they must include its n-grams, in its order.
+        frequencies: Document frequencies of a corpus; default those of the references.
     """
 
     def __init__(self, references: ReferenceCounts, frequencies: DocumentFrequencies | None = None) -> None:
@@ -72,7 +72,7 @@ class Cider:
         self._shares = 1.0 / np.bincount(references.image_of)
 
     def __call__(self, candidates: Entries) -> Floats:
-        """Scores one caption an image: (N,). The corpus has their mean."""
+        """Scores one caption per image: (N,). The corpus score is their mean."""
         image_of = self._references.image_of
         weights, norms = self._weigh(candidates)
         groups, known = self._references.find(candidates.captions, candidates.grams)
@@ -87,7 +87,7 @@ class Cider:
         return 10 * np.bincount(image_of, similarities) * self._shares
 
     def of_constants(self, candidates: Entries) -> Floats:
-        """CIDEr of the corpus were each caption given for every image. Shapes: C candidates -> (C,)."""
+        """Corpus CIDEr of each caption if it were given for every image. Shapes: C candidates -> (C,)."""
         _, norms = self._weigh(candidates)
         lengths, length_of = np.unique(self._references.entries.lengths, return_inverse=True)
         cosines = np.zeros((len(candidates.grams), len(lengths)))
@@ -102,7 +102,7 @@ class Cider:
         return 10 * sums / MAX_N / len(self._references.first)
 
     def _clipped(self, used: Ints, times: int, length_of: Ints, lengths: int) -> Floats:
-        """Sums over references of what an n-gram said so many times adds, by n-gram and length: (used, lengths)."""
+        """Contributions of n-grams with this count, summed over references, by n-gram and length: (used, lengths)."""
         entries = self._references.entries
         column = np.full(self._references.vocabulary.size, -1)
         column[used[used < len(column)]] = np.flatnonzero(used < len(column))
@@ -134,13 +134,13 @@ def _documents(references: ReferenceCounts, frequencies: DocumentFrequencies) ->
 
 
 def _expand(starts: Ints, groups: Ints) -> tuple[Ints, Ints]:
-    """Of every entry in the groups, whose group it is (its place in the argument) and which entry."""
+    """Expands groups to their entries: returns the index of the group in the argument, and the entry."""
     sizes = starts[groups + 1] - starts[groups]
     rows = np.repeat(np.arange(len(groups)), sizes)
     return rows, np.arange(len(rows)) + np.repeat(starts[groups] - np.cumsum(sizes) + sizes, sizes)
 
 
 def _penalty(lengths: Ints, others: Ints) -> Floats:
-    # COCO's evaluation takes for a caption's length its number of bigrams.
+    # COCO's evaluation uses the number of bigrams as the length of a caption.
     gap = np.maximum(lengths - 1, 0) - np.maximum(others - 1, 0)
     return np.exp(-(gap.astype(float) ** 2) / (2 * _SIGMA**2))

@@ -1,4 +1,4 @@
-"""CLIPScore (Hessel et al. 2021): captions judged beside their images, without references, by a local CLIP."""
+"""CLIPScore (Hessel et al. 2021): similarity of captions and images, without references, by a local CLIP."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +19,12 @@ BATCH = 32
 
 
 class ClipScorer:
-    """CLIPScore by the model of a folder: 2.5 * max(cos(caption, image), 0) of each image.
+    """Computes CLIPScore with the model of a folder: 2.5 * max(cos(caption, image), 0) per image.
 
     Args:
-        folder: A local folder of Hugging Face's CLIPModel, its tokenizer.json and preprocessor_config.json in it.
+        folder: Local Hugging Face folder of a CLIPModel with tokenizer.json and preprocessor_config.json.
     Raises:
-        UserError: A file of it is missing or damaged.
+        UserError: A file is missing or damaged.
     """
 
     def __init__(self, folder: str) -> None:
@@ -38,8 +38,8 @@ class ClipScorer:
         """The score of each image.
 
         Args:
-            captions: Of each image.
-            files: The image itself, under the same names.
+            captions: Caption by image.
+            files: Image file by image.
         Raises:
             UserError: An image cannot be read.
         """
@@ -63,7 +63,7 @@ def _tokenizer(folder: Folder) -> Any:
 
     text = folder.text("tokenizer.json")
     if text is None:
-        raise UserError(f"{folder}: has no tokenizer.json; put the one beside that the model was published with")
+        raise UserError(f"{folder}: has no tokenizer.json; add the one that the model was published with")
     try:
         return Tokenizer.from_str(text)
     except Exception as fault:  # the library raises nothing more special

@@ -1,4 +1,4 @@
-"""The caption metrics of COCO's evaluation, as one call on texts: BLEU, ROUGE-L and CIDEr."""
+"""The caption metrics of COCO's evaluation: BLEU, ROUGE-L and CIDEr."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,15 +17,15 @@ KEYS = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider")
 
 
 class References:
-    """The reference captions of a set of images, tokenized and counted once for any number of candidates.
+    """The reference captions of a set of images, tokenized and counted once.
 
     Args:
         captions: Reference captions by image.
-        frequencies: Document frequencies of a corpus for CIDEr; without them, those of these references.
-        units: Those of that corpus; None for words, or characters where the script of the references has no spaces.
+        frequencies: Document frequencies of a corpus, for CIDEr; default those of these references.
+        units: Units of that corpus; None for words, or characters if the script of the references has no spaces.
 
     Raises:
-        UserError: No image, or an image without a reference.
+        UserError: There is no image, or an image has no reference.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class References:
         units: Units | None = None,
     ) -> None:
         _check_references(captions)
-        # Sums of floating-point numbers depend on their order: images are always scored in that of their names.
+        # Floating-point sums depend on the order, so images are always scored in the order of their ids.
         self.captions = {image: list(captions[image]) for image in sorted(captions)}
         self.units = units or units_of(chain.from_iterable(self.captions.values()))
         tokens = [[self.units.cut(caption) for caption in texts] for texts in self.captions.values()]
@@ -44,10 +44,10 @@ class References:
         self._rouge_l, self._bleu, self._cider = RougeL(tokens), Bleu(self._counts), Cider(self._counts, frequencies)
 
     def score(self, predictions: Mapping[str, str]) -> "CaptionScores":
-        """Scores one caption for every image.
+        """Scores one caption per image.
 
         Raises:
-            UserError: The images of the predictions are not those of the references.
+            UserError: The images of predictions and references differ.
         """
         _check_same(predictions, self.captions)
         tokens = [self.units.cut(predictions[image]) for image in self.captions]
@@ -57,20 +57,20 @@ class References:
         return CaptionScores(list(self.captions), values, counts)
 
     def cider(self, predictions: Mapping[str, str]) -> Floats:
-        """CIDEr alone of one caption for every image, in a third of the time. Shapes: -> (N,)"""
+        """CIDEr of one caption per image, in a third of the time of `score`. Shapes: -> (N,)"""
         return self._cider(self._encode([self.units.cut(predictions[image]) for image in self.captions]))
 
     def cider_of_constants(self, captions: Sequence[str]) -> Floats:
-        """CIDEr of each caption, were it given for every image. Shapes: C captions -> (C,)"""
+        """CIDEr of each caption if it were given for every image. Shapes: C captions -> (C,)"""
         return self._cider.of_constants(self._encode([self.units.cut(caption) for caption in captions]))
 
     @property
     def mean_length(self) -> float:
-        """Units of a reference, on average."""
+        """Mean number of units per reference."""
         return float(self._counts.entries.lengths.mean())
 
     def score_constants(self, candidates: Sequence[str]) -> Floats:
-        """CIDEr and BLEU-4 of each caption, were it given for every image. Shapes: C captions -> (C, 2)."""
+        """CIDEr and BLEU-4 of each caption if it were given for every image. Shapes: C captions -> (C, 2)."""
         entries = self._encode([self.units.cut(caption) for caption in candidates])
         return np.column_stack([self._cider.of_constants(entries), self._bleu.of_constants(entries)[:, -1]])
 
@@ -82,9 +82,9 @@ class CaptionScores:
     """Scores of a set of captions.
 
     Args:
-        images: The names of the images.
-        values: The scores of each under each of ``KEYS`` (N, 6).
-        counts: What BLEU is computed from, which is no mean over images.
+        images: Ids of the images.
+        values: Scores of each image, in the order of ``KEYS`` (N, 6).
+        counts: Counts for corpus BLEU, which is not a mean over images.
     """
 
     def __init__(self, images: list[str], values: Floats, counts: BleuCounts) -> None:
@@ -93,13 +93,13 @@ class CaptionScores:
     def summary(self) -> dict[str, float]:
         """The score of the whole set under each of ``KEYS``."""
         bleu = bleu_of(*(np.sum(part, 0) for part in self.counts))
-        # A column at a time, for numpy adds up a contiguous array in another order than a strided one.
+        # Column by column, because numpy sums contiguous and strided arrays in different orders.
         means = [np.ascontiguousarray(column).mean() for column in self.values[:, len(bleu) :].T]
         return dict(zip(KEYS, map(float, [*bleu, *means]), strict=True))
 
     @cached_property
     def per_image(self) -> dict[str, dict[str, float]]:
-        """The same for each image by itself."""
+        """The scores of each image."""
         rows = (dict(zip(KEYS, row, strict=True)) for row in self.values.tolist())
         return dict(zip(self.images, rows, strict=True))
 
@@ -107,24 +107,23 @@ class CaptionScores:
 def score_captions(
     predictions: Mapping[str, str], references: References | Mapping[str, Sequence[str]]
 ) -> CaptionScores:
-    """Scores captions as COCO's evaluation does.
+    """Scores captions as in COCO's evaluation.
 
     Args:
-        predictions: One caption by image.
+        predictions: One caption per image.
         references: Captions by the same images, prepared or not.
 
     Raises:
-        UserError: The two do not name the same images, or an image has no reference.
+        UserError: The images differ, or an image has no reference.
     """
     prepared = references if isinstance(references, References) else References(references)
     return prepared.score(predictions)
 
 
 def best_constant(references: References, candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """The caption that scores best when it is given for every image: the floor that any model must beat.
+    """The caption with the best score if it is given for every image: a baseline for any model.
 
-    Best is the highest CIDEr; where that cannot tell (with one image it is 0 for all), the highest BLEU-4, then the
-    first in alphabetical order.
+    Best is the highest CIDEr; ties (with one image, CIDEr is always 0) are broken by BLEU-4, then alphabetically.
 
     Returns:
         The caption and its scores.
@@ -141,7 +140,7 @@ def best_constant(references: References, candidates: Sequence[str]) -> tuple[st
 
 
 def _words(tokens: Tokens) -> list[str]:
-    # COCO's BLEU and CIDEr cut a token at the no-break space that a fraction may hold; its ROUGE-L does not.
+    # COCO's BLEU and CIDEr split tokens at no-break spaces (in fractions); its ROUGE-L does not.
     return " ".join(tokens).split()
 
 

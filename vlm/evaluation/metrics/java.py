@@ -1,4 +1,4 @@
-"""METEOR and SPICE, which are Java programs, through the public package ``pycocoevalcap``; no imitation of them."""
+"""METEOR and SPICE, which are Java programs, through the package ``pycocoevalcap``."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ _MODELS = "stanford-corenlp-3.6.0-models.jar"  # what SPICE parses with; the pac
 def java_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], units: Units
 ) -> tuple[dict[str, float], dict[str, dict[str, float]], dict[str, str]]:
-    """Computes what can be computed on this machine.
+    """Computes the metrics that are available on this machine.
 
     Args:
-        predictions: One caption by image.
+        predictions: One caption per image.
         references: Captions by the same images.
-        units: Those of the other metrics; words are cut by the rules of the tokenizer that pycocoevalcap runs.
+        units: Units of the other metrics; words are split by the rules of pycocoevalcap's tokenizer.
     Returns:
-        The score of the whole set by metric, those of each image by metric and image, and for each metric that is
-        absent the reason.
+        The corpus score by metric, the scores by metric and image, and the reason for each metric that is not
+        available.
     """
     images = list(references)
     wanted = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
@@ -44,7 +44,7 @@ def java_scores(
         try:
             corpus[name], values = compute(wanted, candidates)
             rows[name] = dict(zip(images, values, strict=True))
-        except Exception as error:  # another program, with faults of its own
+        except Exception as error:  # an external program
             absent[name] = f"pycocoevalcap failed ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     return corpus, rows, absent
 
@@ -81,7 +81,7 @@ def _meteor(wanted: Texts, candidates: Texts) -> Found:
 def _spice(wanted: Texts, candidates: Texts) -> Found:
     from pycocoevalcap.spice.spice import Spice
 
-    # It answers in the order of the sorted names.
+    # Results are in the order of sorted ids.
     order = sorted(wanted)
     score, values = Spice().compute_score(wanted, candidates)
     by_image = dict(zip(order, (float(value["All"]["f"]) for value in values), strict=True))

@@ -1,4 +1,4 @@
-"""N-grams of captions as integer arrays: the counting that BLEU and CIDEr share.
+"""N-grams of captions as integer arrays, counted once for BLEU and CIDEr.
 
 Legend: **N** images, **R** captions of all images together, **E** entries (one for each distinct n-gram of a caption),
 **G** groups (one for each distinct n-gram of an image).
@@ -20,9 +20,9 @@ _SHIFT = 31
 
 
 class Entries(NamedTuple):
-    """The distinct n-grams of every caption, and how often each stands there.
+    """The distinct n-grams of every caption and their counts.
 
-    The number of an n-gram is a multiple of four plus n - 1, so that it tells its order.
+    The number of an n-gram is a multiple of four plus n - 1, which encodes its order.
 
     Shapes:
         captions, grams, counts (E,), sorted by caption; lengths (R,)
@@ -50,7 +50,7 @@ def sum_by_order(rows: Ints, orders: Ints, weights: Floats | Ints, count: int) -
 
 
 def lookup(table: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Binary search: the index of each key in a sorted table, and True for those that are in it."""
+    """Binary search: the index of each key in a sorted table, and whether it is present."""
     places = np.searchsorted(table, keys)
     known = np.zeros(len(keys), bool)
     inside = places < len(table)
@@ -59,10 +59,10 @@ def lookup(table: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 class Vocabulary:
-    """Numbers for the n-grams of a text, n from 1 to 4.
+    """Assigns numbers to n-grams, n from 1 to 4.
 
     Args:
-        captions: The tokenized captions whose n-grams are learnt.
+        captions: The tokenized captions whose n-grams are learned.
     """
 
     def __init__(self, captions: Sequence[Tokens]) -> None:
@@ -72,18 +72,18 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Numbers from here on belong to no n-gram that was learnt."""
+        """Numbers from this on do not belong to learned n-grams."""
         return MAX_N * max(1, len(self._words), *map(len, self._tables))
 
     def encode(self, captions: Sequence[Tokens]) -> Entries:
-        """The n-grams of other captions; those not learnt have numbers that hold only within the result."""
+        """N-grams of other captions; unknown ones get numbers that are valid within the result only."""
         return self._entries(captions, learning=False)
 
     def _entries(self, captions: Sequence[Tokens], learning: bool = True) -> Entries:
         lengths = np.fromiter(map(len, captions), np.int64, len(captions))
         owners = np.repeat(np.arange(len(captions)), lengths)
         words = self._word_numbers(list(chain.from_iterable(captions)), learning)
-        # The words of its caption from each place on: an n-gram starts only where there are n.
+        # Number of words from each position to the end of its caption: an n-gram needs at least n.
         left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
         places, numbers = np.arange(len(words)), words
         owned, grams = [owners], [numbers * MAX_N]
@@ -124,13 +124,13 @@ class ReferenceCounts:
     Attributes:
         image_of: The image of each caption (R,).
         first: The first caption of each image (N,).
-        entries: Those of all references, sorted by image, then n-gram.
+        entries: Entries of all references, sorted by image, then n-gram.
         group_grams: The n-gram of each group (G,).
         group_starts: The first entry of each group, and the end of the last (G + 1,).
 
     Args:
         references: Tokenized captions of each image, at least one each.
-        others: Further token sequences to be learnt, such as the n-grams of a saved corpus.
+        others: Further token sequences to learn, such as the n-grams of a stored corpus.
     """
 
     def __init__(self, references: Sequence[Sequence[Tokens]], others: Sequence[Tokens] = ()) -> None:
@@ -154,7 +154,7 @@ class ReferenceCounts:
         self.group_grams = self._group_keys % self.vocabulary.size
 
     def find(self, images: Ints, grams: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """The group of each (image, n-gram), and whether the image's references hold it."""
+        """The group of each (image, n-gram), and whether the image's references contain it."""
         learnt = grams < self.vocabulary.size
         groups, known = lookup(self._group_keys, images * self.vocabulary.size + grams * learnt)
         return groups, known & learnt

@@ -1,21 +1,21 @@
 """Tokenization of captions as COCO's evaluation does it, without Java.
 
-The reference is the Penn Treebank tokenizer of Stanford CoreNLP 3.4.1, run with ``-preserveLines -lowerCase``,
-followed by the removal of punctuation (Chen et al. 2015, "Microsoft COCO Captions: Data Collection and Evaluation
-Server", section 3). Its oddities are kept, since published scores hold them: brackets stay, as ``-lrb-``, because
-only their names in capitals are removed; ``1 1/2`` is one token with a no-break space; ``bat.,`` keeps its stop.
+It follows the Penn Treebank tokenizer of Stanford CoreNLP 3.4.1 with ``-preserveLines -lowerCase`` and the removal of
+punctuation (Chen et al. 2015, "Microsoft COCO Captions: Data Collection and Evaluation Server", section 3). Oddities
+are kept, because published scores include them: brackets stay, as ``-lrb-``, because only their upper-case names are
+removed; ``1 1/2`` is one token with a no-break space; ``bat.,`` keeps its full stop.
 
-Known differences, none of them in ordinary English captions:
+Known differences, none of which affects ordinary English captions:
 
-- The reference reads all captions as one text, so that it cuts a caption that ends in a single letter and a full
-  stop (``the letter A.``) by the first word of the next one. Here a caption depends on itself alone, as when it is
-  the last of the text.
-- Line separators inside a caption (carriage return, form feed, U+2028, ...) are blanks here; there they start a new
+- The reference reads all captions as one text, so that a caption that ends in a single letter and a full stop
+  (``the letter A.``) is tokenized depending on the next caption's first word. Here captions are independent, as if each
+  were the last.
+- Line separators inside a caption (carriage return, form feed, U+2028, ...) are spaces here; there they start a new
   caption.
-- A capital sigma at the end of a word that holds digits or marks is lowercased by Unicode's rule, not by Java's.
-- Letters and digits that Unicode gained after version 6.0 count here; there they are dropped.
-- A token that is nothing but a soft hyphen vanishes here; there it leaves an empty one.
-- Addresses are looked for within 255 characters, and characters above U+FFFF count as one, not two.
+- A capital sigma at the end of a word with digits or marks is lower-cased by Unicode's rule, not by Java's.
+- Letters and digits that Unicode added after version 6.0 are kept here and dropped there.
+- A token that is only a soft hyphen is dropped here; there it is an empty token.
+- URLs are searched within 255 characters, and characters above U+FFFF count as one, not two.
 """
 
 import re
@@ -27,8 +27,8 @@ _PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "-
 _CONTRACTIONS = frozenset(CONTRACTIONS.split())
 _PLAIN = re.compile("[A-Za-z, ]*[.]?[ ]*")
 _PLAIN_WORDS = re.compile(f"(?:[A-Za-z{A_LETTER}]+ +)+")
-# Parts of a line between blanks whose tokens are the same wherever they stand. Only tags, and numbers and stops before
-# others of their kind, reach across a blank; and a single letter with a stop, which is cut by what follows.
+# Parts of a line between spaces whose tokens do not depend on the context. Only tags, and numbers and stops before
+# others of their kind, extend across a space; and a single letter with a stop depends on what follows.
 _LETTERS = f"A-Za-z{A_LETTER}"
 _ALONE = re.compile(
     f"(?:[^\\s<]{{0,39}}[^\\s<.]|(?:[^\\s<]{{0,39}}[^\\s\\w<.;'`\x91\x92\u2018\u2019\u201b])?[{_LETTERS}]{{2,40}}[.])"
@@ -37,17 +37,17 @@ _ALONE = re.compile(
 
 
 def tokenize(caption: str) -> list[str]:
-    """Cuts a caption into lowercase tokens without punctuation.
+    """Splits a caption into lower-case tokens without punctuation.
 
     Args:
-        caption: Any text; what the reference cannot tokenize (emoji, for one) leaves no token.
+        caption: Any text; characters that the reference cannot tokenize, such as emoji, are dropped.
     """
     plain = _tokenize_plain(caption)
     return [token for token in _tokenize(caption) if token not in _PUNCTUATION] if plain is None else plain
 
 
 def _tokenize_plain(caption: str) -> list[str] | None:
-    """The tokens of a caption of plain words, commas and one full stop at its end; None where a rule may apply."""
+    """Tokens of a caption of plain words, commas and a final full stop; None if other rules may apply."""
     if _PLAIN.fullmatch(caption) is None:
         return None
     words = caption.lower().replace(",", " ").split()
@@ -60,7 +60,7 @@ def _tokenize_plain(caption: str) -> list[str] | None:
 
 
 def _tokenize(caption: str) -> list[str]:
-    # Rules look at what follows a token, and a caption is a line: something always follows.
+    # Rules look at what follows a token, so the line ends with a line feed.
     line = caption + "\n"
     shape, tokens, position = outline(line), list[str](), 0
     while position < len(caption):
@@ -82,7 +82,7 @@ def _tokenize(caption: str) -> list[str]:
 
 @lru_cache(maxsize=2**15)
 def _remembered(part: str) -> list[str]:
-    """The tokens of a part of a line that `_ALONE` matches: captions say the same again and again."""
+    """Tokens of a part of a line that `_ALONE` matches; cached, because captions repeat the same parts."""
     line = f"{part} x\n"
     shape, tokens, position = outline(line), list[str](), 0
     while position < len(part):
@@ -92,13 +92,13 @@ def _remembered(part: str) -> list[str]:
 
 
 def _next(line: str, shape: str, position: int) -> tuple[str, int]:
-    """The token at a position, empty where there is none, and the position behind it."""
+    """The token at a position, which may be empty, and the position after it."""
     end, token = _longest(line, shape, position)
     return (token.lower() if end > position or token in symbols() else ""), max(end, position + 1)
 
 
 def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
-    """End and text of the token whose rule wins here; the position and its character where none does."""
+    """End and text of the longest token at a position; the position and its character if no rule matches."""
     match = scanner().longest(shape, position)
     if match is None:
         return position, line[position]

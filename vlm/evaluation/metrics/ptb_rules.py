@@ -1,9 +1,9 @@
-"""The rules by which the Penn Treebank tokenizer of COCO's evaluation cuts a caption.
+"""The rules of the Penn Treebank tokenizer in COCO's evaluation.
 
-Written from the conventions of the Penn Treebank (contractions split, punctuation apart, brackets and quotes
-renamed) and from what the reference does with strings made to tell one rule from another. A rule is a token and
-the context that must follow it. At each position that rule wins whose token and context together are longest; of
-equals, the first. Rules are matched on an outline of the line (see ``outline``), so that they stay short.
+They were written from the conventions of the Penn Treebank (contractions are split, punctuation is separated, brackets
+and quotes are renamed) and from the reference's output on test strings. A rule is a token and the context that must
+follow it. At each position, the rule with the longest token and context wins; of equals, the first. Rules are matched
+on an outline of the line (see ``outline``), which keeps them short.
 """
 
 import re
@@ -37,7 +37,7 @@ _FILES = (
     "bat bmp cgi class cpp c dll docx doc exe gif gz html htm h jar java jpeg jpg mov mp3 pdf php pl png ppt ps py"
     " sql tar txt wav xml x zip"
 )
-# Words that may keep a full stop behind them, in lower case.
+# Words that may keep a following full stop, in lower case.
 KEPT_STOP = frozenset(
     f"{_ABBREVIATIONS} {_STATES_IN_CAPITALS} {_TITLES} {_NOT_ALL_IN_CAPITALS} {_NUMBERED}".lower().split()
 )
@@ -50,7 +50,7 @@ _MARKS = """
 c3e-c56 d3e-d44 d46-d48 e31 e34-e3a e47-e4e eb1 eb4-ebc ec8-ecd 1885-1886
 """
 
-# Symbols that are a token by themselves; what is neither part of a token nor among these is dropped.
+# Symbols that are tokens; characters that are neither in a token nor among these are dropped.
 _SYMBOLS = """
 24-27 2a-2c 2f 3a-3e 5c 5e 60 7c 7e a1 a5-a9 ac ae-b4 b6-b9 bf d7 f7 37e 387 589 5be 5c0 5c3 5c6 5f3-5f4 600-603
 606-60c 614 61b 61e-61f 66a 66d 6d4 700-70d 7f6-7f8 964-965 e3f e4f 1fbd 2016-2017 201a 201e-2023 2030-2038 203b
@@ -59,7 +59,7 @@ _SYMBOLS = """
 ff5b-ff65 ffe0-ffe1 ffe5-ffe6
 """
 
-# The character that stands in an outline for every letter, mark and digit that is not ASCII.
+# Characters that replace every non-ASCII letter, mark and digit in an outline.
 A_LETTER, _A_MARK, A_DIGIT = "\u00e9", "\u0301", "\u0660"
 
 _LETTER = f"[A-Za-z{A_LETTER}]"
@@ -73,7 +73,7 @@ _QUOTE = "(?:['\x92\u2019`\x91\u2018\u201b]|&apos;)"
 _HYPHEN = "[-_\u058a\u2010\u2011]"
 _SPACE = "[ \t\xa0\u2000-\u200a\u3000\n]"
 _STOP = "[,;:\u3001]"
-# Runs that are looked through and may then fail are bounded, lest a long text without blanks take quadratic time.
+# Runs are bounded, so that a long text without spaces does not take quadratic time.
 _BOUNDED = "{0,254}"
 
 _NAME = "[A-Za-z][A-Za-z0-9_:.-]*"
@@ -96,12 +96,12 @@ _FRACTIONS = {"\xbc": "1/4", "\xbd": "1/2", "\xbe": "3/4", "\u2153": "1/3", "\u2
 
 
 class Scanner(NamedTuple):
-    """All rules in one pattern, which matches anywhere and tries each of them: one call is far cheaper than sixty.
+    """All rules in one pattern that tries each of them: one call is far cheaper than sixty.
 
     Args:
-        pattern: A group a rule, of its token with the context; where there is one, the next group is the token alone.
-        tokens: For each group of the pattern, that of the token alone.
-        actions: For each group, the action of its rule, which gives the token as it is printed.
+        pattern: One group per rule, for its token with the context; if there is a context, the next group is the token.
+        tokens: For each group, the group of the token.
+        actions: For each group, the action of its rule, which returns the final form of the token.
     """
 
     pattern: re.Pattern[str]
@@ -109,7 +109,7 @@ class Scanner(NamedTuple):
     actions: list[Action]
 
     def longest(self, shape: str, position: int) -> tuple[int, Action] | None:
-        """End of the token of the rule that wins at a position of an outline, and its action; None if none fits."""
+        """End of the token of the rule that wins at a position, and its action; None if no rule matches."""
         match = self.pattern.match(shape, position)
         assert match is not None
         lengths = list(map(len, match.groups("")))  # 0 where a rule does not fit
@@ -121,13 +121,13 @@ class Scanner(NamedTuple):
 
 
 def outline(line: str) -> str:
-    """The line with every letter, mark and digit that is not ASCII replaced by one that stands for its kind."""
+    """Replaces every non-ASCII letter, mark and digit by a representative of its kind."""
     return line if line.isascii() else "".join(map(_kind, line))
 
 
 @cache
 def _kind(char: str) -> str:
-    # The reference knows the Basic Multilingual Plane alone; what lies above it (emoji) is no part of any word.
+    # The reference knows the Basic Multilingual Plane only; characters above it (emoji) are not part of words.
     if char.isascii() or ord(char) > 0xFFFF:
         return char
     if char.isalpha():
@@ -150,7 +150,7 @@ def symbols() -> frozenset[str]:
 
 @cache
 def scanner() -> Scanner:
-    """All rules, in the order that settles ties."""
+    """All rules, in the order that breaks ties."""
     begun = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}{_A_MARK}\xad&"
     kinds = [  # what each rule of a kind begins with: most of them need not be tried
         (f"{begun}'\x92\u2019]", _words()),
@@ -205,7 +205,7 @@ def _words() -> list[tuple[str, str, Action]]:
 def _addresses() -> list[tuple[str, str, Action]]:
     blank = ' \t\n\x0c\r"<>'
     end = f"[^{blank}|.!?(){{}},-]"
-    # The reference leaves out of a bare host name all from the comma to the underscore: capitals and digits too.
+    # In a bare host name, the reference excludes the range from comma to underscore, with capitals and digits.
     bare = f"(?:[^{blank}`'|!(){{}},-_$]{{1,255}}\\.)+(?i:com|net|org|edu)"
     host = f"(?:www\\.(?:[^{blank}|.!?(){{}},]+\\.)+[a-zA-Z]{{2,4}}|{bare})"
     user = f"[a-zA-Z0-9][^{blank}|()\xa0{{}}]{_BOUNDED}"
@@ -294,7 +294,7 @@ def _signs() -> list[tuple[str, str, Action]]:
 
 
 def _any(words: str, capitalised: bool = False) -> str:
-    """An alternative of words; capitalised ones start as they stand here and go on in either case."""
+    """An alternation of words; capitalised ones begin as written and continue in either case."""
     parts = [f"{word[0]}(?i:{re.escape(word[1:])})" if capitalised else re.escape(word) for word in words.split()]
     return f"(?:{'|'.join(parts)})"
 

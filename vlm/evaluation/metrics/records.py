@@ -1,4 +1,4 @@
-"""A metric whose state is a line of JSON a sample, which makes it exact over any number of processes."""
+"""A metric with one line of JSON per sample as its state, exact for any number of processes."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ S = TypeVar("S", bound=tuple[Any, ...])
 class RecordMetric(Metric):
     """Base of metrics over whole samples; a subclass adds records and computes from them.
 
-    Records are sorted by the sample they are of, and a sample counts once however often a sampler repeats it, so that
-    neither the order nor the number of processes changes a digit.
+    Records are sorted by sample id, and repeated samples count once, so that results do not depend on the order or the
+    number of processes.
     """
 
     full_state_update = False
@@ -36,12 +36,12 @@ class RecordMetric(Metric):
         self._start()
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds records of plain values; the first of each names the sample throughout the data set."""
+        """Adds records of plain values; the first value is the sample's unique id."""
         lines = "".join(json.dumps(list(row)) + "\n" for row in rows)
         self.records.append(_encode(lines, self.device))  # type: ignore[union-attr]
 
     def rows(self) -> dict[str, list[Any]]:
-        """The rest of each record by the sample it is of, sorted; of all processes, while these are gathered."""
+        """The other values of each record by sample id, sorted; of all processes during `compute`."""
         lines = bytes(dim_zero_cat(self.records).cpu().numpy()).decode("ascii").splitlines()
         rows: dict[str, list[Any]] = {}
         for sample, *rest in sorted(map(json.loads, lines)):
@@ -49,17 +49,17 @@ class RecordMetric(Metric):
         return rows
 
     def _start(self) -> None:
-        # A process without any sample must still gather, and with the type that the others have.
+        # A process without samples must still gather, with the same type as the others.
         self.records = [_encode("", self.device)]
 
 
 class SampleMetric(RecordMetric, Generic[S]):
-    """Base of metrics whose samples are named tuples of one kind.
+    """Base of metrics whose samples are named tuples.
 
     Attributes:
-        kind: Class of the samples, which a subclass names.
-        unit: Noun for a sample, which a subclass names.
-        samples: Those of the last `gather` by id.
+        kind: Class of the samples, set by a subclass.
+        unit: Noun for a sample, set by a subclass.
+        samples: Samples of the last `gather` by id.
     """
 
     kind: type[S]
@@ -70,7 +70,7 @@ class SampleMetric(RecordMetric, Generic[S]):
         """Adds some samples.
 
         Args:
-            ids: Names of each throughout the data set.
+            ids: Unique id of each sample.
         """
         self.add((id, *sample) for id, sample in zip(ids, samples, strict=True))
 
@@ -78,7 +78,7 @@ class SampleMetric(RecordMetric, Generic[S]):
         """The samples of all processes.
 
         Raises:
-            UserError: Nothing was added.
+            UserError: There are no samples.
         """
         self.samples = {id: self.kind(*row) for id, row in self.rows().items()}
         if not self.samples:

@@ -12,7 +12,7 @@ _BETA = 1.2
 
 
 class _Image(NamedTuple):
-    """The references of an image side by side in the bits of one integer, an empty bit behind each."""
+    """The references of an image in the bits of one integer, separated by an empty bit."""
 
     places: dict[str, int]
     fields: list[tuple[int, int]]
@@ -22,9 +22,9 @@ class _Image(NamedTuple):
 class RougeL:
     """ROUGE-L against the references of a set of images.
 
-    An F-measure of the best precision and the best recall, which may be those of two references. The longest common
-    subsequences with all references of an image are found at once, a bit for each of their words (Hyyrö 2004,
-    "Bit-parallel LCS-length computation revisited").
+    An F-measure of the best precision and the best recall, which may come from different references. Longest common
+    subsequences with all references of an image are computed together, with one bit per word (Hyyrö 2004, "Bit-parallel
+    LCS-length computation revisited").
 
     Args:
         references: Tokenized captions of each image.
@@ -34,12 +34,12 @@ class RougeL:
         self._images = [_pack(captions) for captions in references]
 
     def __call__(self, candidates: Sequence[Tokens]) -> Floats:
-        """Scores one caption an image: (N,)."""
+        """Scores one caption per image: (N,)."""
         return np.array([_score(tokens, image) for tokens, image in zip(candidates, self._images, strict=True)])
 
 
 def _or_blank(tokens: Tokens) -> Tokens:
-    # COCO's evaluation sees one empty word in a caption without words: two such captions agree.
+    # COCO's evaluation treats a caption without words as one empty word, so that two such captions agree.
     return tokens or [""]
 
 
@@ -57,7 +57,7 @@ def _pack(captions: Sequence[Tokens]) -> _Image:
 
 def _score(candidate: Tokens, image: _Image) -> float:
     tokens = _or_blank(candidate)
-    # A bit falls where the subsequence grows by one. The empty bits take up the carries of the sum.
+    # A bit is cleared where the subsequence grows by one. The empty bits absorb carries.
     state = image.all_fields
     for word in tokens:
         if places := image.places.get(word):

@@ -1,4 +1,4 @@
-"""Units of caption metrics: words, cut as COCO's evaluation does it, or characters where a script has no spaces."""
+"""Units of caption metrics: words as in COCO's evaluation, or characters for scripts without spaces."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from vlm.evaluation.metrics.ptb import tokenize
 
 @dataclass(frozen=True)
 class Units:
-    """Tokenisation of a metric: its units, words or characters.
+    """Tokenization of a metric.
 
     Args:
         name: "words" or "characters".
-        cut: Cuts a caption into them, in small letters and without punctuation.
+        cut: Splits a caption into units, in lower case and without punctuation.
     """
 
     name: str
@@ -21,14 +21,14 @@ class Units:
 
     @property
     def note(self) -> str:
-        """A line for whoever reads the scores; nothing for words, which all scores that are published count."""
+        """A note for readers of scores; empty for words, which published scores use."""
         return "" if self is WORDS else "scored by characters: the script of the references has no spaces between words"
 
 
 def characters(caption: str) -> list[str]:
-    """Cuts a caption into characters where its script has no spaces, marks with their base; other parts into words."""
+    """Splits text of scripts without spaces into characters with their marks, and other text into words."""
     tokens: list[str] = []
-    for part in spaceless().split(caption):  # what separates the parts stands between them
+    for part in spaceless().split(caption):  # separators are captured too
         tokens += [part] if spaceless().fullmatch(part) else tokenize(part)
     return [token for token in tokens if any(map(str.isalnum, token))]
 
@@ -37,7 +37,7 @@ WORDS, CHARACTERS = Units("words", tokenize), Units("characters", characters)
 
 
 def units_of(captions: Iterable[str]) -> Units:
-    """The units of a set of captions: characters where most of their letters are of a script without spaces."""
+    """The units for a set of captions: characters if most letters are of a script without spaces."""
     letters = alone = 0
     for caption in captions:
         letters += sum(map(str.isalpha, caption))

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by hand: they take the page's colours and need nothing else."""
+"""Charts as SVG that use the page's colours and no library."""
 
 import csv
 import math
@@ -10,14 +10,14 @@ from vlm.io.page import escape
 COLORS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)")
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 24
-POINTS = 300  # of a line; more cannot be seen
+POINTS = 300  # maximum points of a line
 
 Line = Sequence[tuple[float, float]]
 Scale = Callable[[float], float]
 
 
 def read_curves(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """The columns of a run's metrics.csv as lines over steps; none where there is no such file."""
+    """The columns of a run's metrics.csv as lines over steps; empty if the file does not exist."""
     curves: dict[str, list[tuple[float, float]]] = {}
     if not path.is_file():
         return curves
@@ -39,7 +39,7 @@ def _number(text: str | None) -> float | None:
 
 
 def line_chart(title: str, lines: Mapping[str, Line]) -> str:
-    """Lines over steps, each with its name and last value below the chart."""
+    """A chart of lines over steps, with names and last values below."""
     lines = {name: _thin(line) for name, line in lines.items() if line}
     xs = [x for line in lines.values() for x, _ in line]
     ys = [y for line in lines.values() for _, y in line]
@@ -74,7 +74,7 @@ def bars(title: str, values: Mapping[str, float]) -> str:
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers from at or above the lowest value to at or below the highest."""
+    """Round numbers within the range of values."""
     if high - low < 1e-12 * max(1.0, abs(high)):
         low, high = low - 0.5, high + 0.5
     raw = (high - low) / count

@@ -1,4 +1,4 @@
-"""A confusion matrix as a picture."""
+"""Picture of a confusion matrix."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from vlm.evaluation.report.sections import Confusion
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_COUNTS = 20  # classes up to which the counts are written into the cells
-MAX_LABELS = 50  # labels that an axis can hold
-MAX_LETTERS = 24  # of a name
+MAX_COUNTS = 20  # maximum number of classes for counts in cells
+MAX_LABELS = 50  # maximum number of labels per axis
+MAX_LETTERS = 24  # maximum length of a label
 
 
 def confusion_picture(confusion: Confusion) -> bytes:
-    """A confusion matrix as a PNG; its colour is the share of each true class."""
+    """A confusion matrix as a PNG; the colour is the share of each true class."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def confusion_picture(confusion: Confusion) -> bytes:
     side = min(14.0, max(5.0, 2.5 + (0.55 if few else 0.16) * len(classes)))
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot()
-    # The square root of the shares, for on a linear scale the few that are confused would all look like none.
+    # Square root of the shares, because rare confusions would be invisible on a linear scale.
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     _label(axes, classes, few)
     axes.set(xlabel="predicted", ylabel="true", title=_title(matrix))
@@ -41,13 +41,13 @@ def confusion_picture(confusion: Confusion) -> bytes:
             axes.text(column, row, f"{number}", ha="center", va="center", color=color, fontsize=size)
     file = BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks; a box stands for it
+        warnings.filterwarnings("ignore", "Glyph")  # characters missing in the font are drawn as boxes
         figure.savefig(file, dpi=110, format="png", bbox_inches="tight")
     return file.getvalue()
 
 
 def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:
-    """Writes the names of as many classes as there is room for."""
+    """Labels as many classes as there is room for."""
     places = list(range(0, len(classes), -(-len(classes) // MAX_LABELS)))
     names = [_short(classes[place]) for place in places]
     size = 10 if few else 8
@@ -59,7 +59,7 @@ def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:
 
 
 def _short(name: str) -> str:
-    """Cut in the middle, because names that are alike at first often differ at their end."""
+    """Shortens a name in the middle, because similar names often differ at the end."""
     name = printable(" ".join(name.split()))
     half = MAX_LETTERS // 2
     return name if len(name) <= MAX_LETTERS else f"{name[: half - 1]}\u2026{name[-half:]}"

@@ -1,4 +1,4 @@
-"""The page that `vlm check-data --out` writes: the faults, and random samples of each split."""
+"""The page that `vlm check-data --out` writes: problems, and random samples of each split."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from vlm.io import page
 from vlm.io.atomic import write_text
 from vlm.randomness import numpy_rng
 
-SAMPLES = 12  # of each split
-NAMED = 50  # faults of a kind
+SAMPLES = 12  # per split
+NAMED = 50  # messages per kind
 
 
 def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
@@ -20,9 +20,9 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split],
 
     Args:
         about: Lines of facts.
-        faults: Faults of the data.
-        splits: The splits whose samples are shown.
-        seed: Of which they are.
+        faults: Problems of the data.
+        splits: Splits to show samples of.
+        seed: Seed of the choice of samples.
     """
     body = [page.preformatted("\n".join(about)), _faults(faults)]
     for name, split in splits.items():
@@ -55,7 +55,7 @@ def _sample(record: Record) -> str:
 
 
 def write_page(folder: Path, text: str) -> None:
-    """Writes report.html into a folder.
+    """Writes report.html to a folder.
 
     Raises:
         UserError: It cannot be written.

@@ -1,4 +1,4 @@
-"""The page that an evaluation leaves: scores with intervals, controls, curves, and what was made of some samples."""
+"""The report of an evaluation: scores with intervals, controls, curves and samples."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "len
 TITLES |= {"bleu": "BLEU", "chrf": "chrF"}
 CONTROLS = {"chance": "by chance", "constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
 CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word", "dictionary": "word for word"}
-ESTIMATES = {"sampled": "sampled"}  # of the same score on a part of the split
+ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
 Results = Mapping[str, float]
 Picture = Callable[[str], Image.Image | None]
@@ -29,15 +29,15 @@ class Evaluation:
     """An evaluation as plain values.
 
     Args:
-        title: The task and its data.
-        split: The split.
-        used: Samples of it that were evaluated.
-        results: The scores as split/metric, with controls and intervals.
-        predictions, details: As in their files.
-        sections: The task's own part of the report.
-        headlines: The few metrics that say most.
-        curves: Metrics of validations that are drawn over steps.
-        remark: On how the scores are to be read.
+        title: Task and data set.
+        split: Name of the split.
+        used: Number of evaluated samples.
+        results: Scores as split/metric, with controls and intervals.
+        predictions, details: Contents of the files of these names.
+        sections: The task's part of the report.
+        headlines: Names of the most important metrics.
+        curves: Validation metrics to plot over steps.
+        remark: Note on the interpretation of the scores.
     """
 
     title: str
@@ -58,7 +58,7 @@ def evaluation_page(
     """The whole page.
 
     Args:
-        picture: Gives the image of a sample by its id, or None where there is none.
+        picture: Returns the image of a sample by id, or None.
         curves: Lines of the run by metric.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
@@ -71,14 +71,14 @@ def evaluation_page(
 
 
 def headlines(scores: Results, wanted: Sequence[str]) -> str:
-    """The few numbers that say most, each with its interval."""
+    """Tiles with the most important scores and their intervals."""
     names = [name for name in wanted if name in scores]
     items = [(TITLES.get(name, name.replace("_", " ")), number(scores[name]), interval(scores, name)) for name in names]
     return page.tiles([*items, ("loss", number(scores["loss"]), "nats a sample or token")])
 
 
 def scores_section(scores: Results, remark: str = "") -> str:
-    """All scores, their intervals and controls in a table, below a remark on how they are to be read."""
+    """A table of all scores, intervals and controls, below the remark."""
     names = [name for name in scores if "@" not in name]
     columns = {
         c: title for c, title in (CONTROLS | ESTIMATES).items() if any(f"{name}@{c}" in scores for name in names)
@@ -100,7 +100,7 @@ def scores_section(scores: Results, remark: str = "") -> str:
 
 
 def _grounding(scores: Results) -> Iterator[str]:
-    """The part of the images in the loss, in a picture and in words."""
+    """How much the loss depends on the image, as a chart and in words."""
     if "loss@shuffled" not in scores:
         return
     losses = {"own image": scores["loss"], "other image": scores["loss@shuffled"]}
@@ -120,7 +120,7 @@ def _grounding(scores: Results) -> Iterator[str]:
 
 
 def curve_charts(curves: Mapping[str, charts.Line], wanted: Collection[str]) -> str:
-    """Small charts over steps: the losses in one, each other validated metric in its own."""
+    """Small charts over steps: one of all losses, and one per validation metric."""
     losses = ("train/loss", "val/loss", "val/loss@shuffled", "val/loss@blank")
     drawn = [charts.line_chart("loss", {name: curves[name] for name in losses if name in curves})]
     others = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
@@ -175,7 +175,7 @@ def interval(scores: Results, name: str) -> str:
 
 
 def pictures_of(split: Any) -> Picture:
-    """Images of a split by their names, in its first epoch; none where a split has no images."""
+    """Images of a split by sample id, in its first epoch; None if a sample has none."""
     places: dict[str, int] = {}
 
     def picture(name: str) -> Image.Image | None:
@@ -188,6 +188,6 @@ def pictures_of(split: Any) -> Picture:
 
 
 def curves_beside(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """The curves of training: of the folder itself, or of RUN where the folder is RUN/evaluation/SPLIT."""
+    """Training curves of a folder, or of RUN if the folder is RUN/evaluation/SPLIT."""
     places = [folder / "metrics.csv", folder.resolve().parent.parent / "metrics.csv"]
     return next((curves for place in places if (curves := charts.read_curves(place))), {})

@@ -1,4 +1,4 @@
-"""The files that an evaluation leaves in its folder."""
+"""Files that an evaluation writes."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from vlm.io.atomic import file_named_in_errors, write_text
 
 
 def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> None:
-    """Writes metrics.json, predictions.json, report.html and, where the task has any, details.json and confusion.png.
+    """Writes metrics.json, predictions.json, report.html and, if the task has them, details.json and confusion.png.
 
     Args:
-        folder: Their place; it is made.
-        picture: As in `evaluation_page`.
+        folder: Output folder; it is created.
+        picture: See `evaluation_page`.
     Raises:
         OSError: A file cannot be written.
     """

@@ -1,22 +1,22 @@
-"""Sections of an evaluation's report as plain values: a task states them, `report.evaluation` renders them."""
+"""Sections of an evaluation's report as plain values: tasks create them, `report.evaluation` renders them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlm.randomness import numpy_rng
 
-SHOWN = 8  # samples of a kind
+SHOWN = 8  # samples per kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A sample with its image and a text.
+    """A sample with its image and texts.
 
     Args:
         image: Id of the sample whose image is shown.
-        text: The main line.
+        text: Main text.
         lines: Small lines below it.
-        references: Texts that the main line is compared with.
+        references: Texts to compare the main text with.
     """
 
     image: str
@@ -27,14 +27,14 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """Images with texts, side by side."""
+    """Cards in a grid."""
 
     cards: Sequence[Card]
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """A matrix of counts: how often each true class (rows) was taken for each class (columns)."""
+    """A confusion matrix: counts by true class (rows) and predicted class (columns)."""
 
     matrix: Sequence[Sequence[int]]
     classes: Sequence[str]
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts with their lines as they are."""
+    """Preformatted texts."""
 
     texts: Sequence[str]
 
@@ -64,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Pictures:
-    """PNG files, each with a text for those who cannot see it."""
+    """PNG files, each with alternative text."""
 
     pictures: Sequence[tuple[str, bytes]]
 
@@ -81,5 +81,5 @@ class Section:
 
 
 def random_places(count: int) -> list[int]:
-    """A few places among so many, the same in every report of that many."""
+    """Random indices below a number, the same in every report."""
     return numpy_rng("report", count).permutation(count)[:SHOWN].tolist()
