@@ -48,7 +48,7 @@ def test_another_split_is_evaluated_by_name(trained: Path, capsys) -> None:
     assert vlm(["evaluate", "-c", best, "--split", "val", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("val ")
     assert vlm(["evaluate", "-c", best, "--split", "validation"]) == 2
-    assert "unknown split 'validation'" in capsys.readouterr().err
+    assert "there is no split 'validation'" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(trained: Path, capsys, monkeypatch) -> None:

@@ -88,7 +88,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
         "tiny image": "020.png: 8 x 8",
         "image without a caption": "nobody.png",
         "empty caption": "line 26: no caption",
-        "repeated caption": "013.png has this caption already",
+        "repeated caption": "repeats a caption of 013.png",
         "over-long caption": "014.png",
         "unknown to the tokenizer": "018.png: 狗在草地上",
         "caption without an image": "gone.png",

@@ -181,10 +181,10 @@ def test_the_words_of_a_caption_have_its_whole_probability(best, photos):
 
 def test_a_language_that_is_not_there_is_one_line(best, photos, capsys, pytestconfig):
     assert vlm(["caption", photos[0], "-c", best, "--language", "fr"]) == 2
-    assert capsys.readouterr().err == "error: --language fr: is unknown to this model; choose from en, de, zh\n"
+    assert capsys.readouterr().err == "error: --language fr: unknown to this model; choose from en, de, zh\n"
     plain = str(pytestconfig.rootpath / "tests" / "checkpoint" / "files" / "captioning.ckpt")
     assert vlm(["caption", photos[0], "-c", plain, "--language", "de"]) == 2
-    line = "error: --language de: this model has no choice of languages; leave it out\n"
+    line = "error: --language de: this model has no language tokens; remove the option\n"
     assert capsys.readouterr().err == line
     with pytest.raises(vlm_api.Error, match="choose from en, de, zh"):
         vlm_api.load(best, device="cpu").caption(photos[0], language="fr")

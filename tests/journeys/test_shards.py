@@ -81,7 +81,7 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
     path.write_bytes(data)
     assert vlm(["check-data", *own]) == 1
     said = capsys.readouterr().out
-    assert "SPOILS      damaged shard: 1 " in said and "000000.tar: is not what shards.json has the checksum of" in said
+    assert "SPOILS      damaged shard: 1 " in said and "000000.tar: does not match its checksum in shards.json" in said
     path.write_bytes(data[:-512])
     assert vlm(["check-data", *own]) == 2  # no other shard has anything to train on
     assert "000000.tar" in capsys.readouterr().err

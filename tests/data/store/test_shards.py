@@ -70,7 +70,7 @@ def test_patterns_say_which_shards(tmp_path):
     braces = shards(tmp_path, path="train/{000000..000001}.tar", val_path=str(tmp_path / "val" / "*.tar"))
     assert content(braces) == whole
     assert len(shards(tmp_path, path="train/00000[1].tar").split("train")) == 3
-    assert "data.path=none*.tar: there is no such shard" in refusal(shards, tmp_path, path="none*.tar")
+    assert "data.path=none*.tar: no such shard" in refusal(shards, tmp_path, path="none*.tar")
     assert "data.path: not given" in refusal(shards, tmp_path, val_path="val/*.tar")
     assert "000002.tar: cannot be read" in refusal(shards, tmp_path, path="train/{000001..000002}.tar")
 
@@ -93,7 +93,7 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
         "0.tar/e.png": ["half ?"],
     }
     assert len(source.repeated) == 1 and len(source.skipped) == 3
-    assert any("d.json: is no JSON object" in line for line in source.skipped)
+    assert any("d.json: is not a JSON object" in line for line in source.skipped)
 
 
 def test_what_cannot_be_used_is_told(tmp_path):
@@ -107,7 +107,12 @@ def test_what_cannot_be_used_is_told(tmp_path):
         source = shards(tmp_path)
         said = "\n".join(source.skipped)
         assert len(source.split("train")) == 3 and len(source.skipped) == 8
-        for line in ("x.png: has no caption", "y: has no image", "z.a.png: is no", "w.png: its sample has one already"):
+        for line in (
+            "x.png: has no caption",
+            "y: has no image",
+            "z.a.png: is ignored",
+            "w.png: its sample already has one",
+        ):
             assert line in said
         assert "v.txt: is not UTF-8" in said and "u.txt: has 1,048,577 bytes" in said
     assert {line.kind for line in source.skipped} == {"", "no caption", "no image"}
@@ -266,7 +271,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, change):
     splits_of(tmp_path)
     given = {**MANIFEST, **change} if isinstance(change, dict) else change
     (tmp_path / "shards.json").write_text(given if isinstance(given, str) else json.dumps(given))
-    assert "shards.json: is no whole manifest" in refusal(shards, tmp_path)
+    assert "shards.json: is no valid manifest" in refusal(shards, tmp_path)
 
 
 class TestClasses:

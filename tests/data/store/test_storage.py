@@ -120,6 +120,6 @@ def test_checksums_find_what_sizes_do_not(store):
     assert shard.damage() is None
     store.pipe_file("/bucket/set/train/0.tar", data[:-1] + b"x")
     shard.check_size()
-    assert "is not what shards.json has the checksum of" in shard.damage()
+    assert "does not match its checksum in shards.json" in shard.damage()
     store.pipe_file("/bucket/set/train/0.tar", data + b"x")
     assert "copy it again" in refusal(shard.check_size)

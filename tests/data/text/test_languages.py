@@ -90,9 +90,9 @@ def test_the_tokenizer_of_a_checkpoint_takes_languages(pytestconfig):
 
 def test_an_unknown_language_is_one_line():
     tokenizer = ByteTokenizer()
-    assert "--language fr: this model has no choice of languages" in refusal(tokenizer.begin, "fr")
+    assert "--language fr: this model has no language tokens" in refusal(tokenizer.begin, "fr")
     tokenizer.add_languages(["en", "de"])
-    assert "--language fr: is unknown to this model; choose from en, de" in refusal(tokenizer.begin, "fr")
+    assert "--language fr: unknown to this model; choose from en, de" in refusal(tokenizer.begin, "fr")
 
 
 def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():

@@ -280,7 +280,7 @@ def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
     module = data(Texts(test=["tests"]))
     assert module.final_split == "test"
     assert isinstance(module.samples("train").split, SlidingWindows)
-    with pytest.raises(UserError, match="unknown split 'dev'"):
+    with pytest.raises(UserError, match="no split 'dev'"):
         module.samples("dev")
 
 
