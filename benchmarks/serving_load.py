@@ -43,7 +43,7 @@ PATIENCE = 150
 
 
 @contextmanager
-def served(checkpoint: Path, *options: str) -> Iterator[tuple[int, int]]:
+def served(checkpoint: Path | str, *options: str) -> Iterator[tuple[int, int]]:
     """The port and the process id of a service."""
     command = [sys.executable, "-m", "vlm", "serve", "-c", str(checkpoint), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -125,6 +125,10 @@ def large_images() -> list[bytes]:
         Image.new("RGB", size, (200, 30, 30)).save(file, form, **more)
         files.append(file.getvalue())
     return files
+
+
+def long_texts() -> list[bytes]:
+    return [b"a red circle " * 79_000, b"x" * 1_000_000, b"a, b. " * 5_000_000, "\u4e00".encode() * 300_000]
 
 
 def half_body(port: int, stop: threading.Event) -> None:
@@ -257,8 +261,8 @@ def main() -> None:
     photos = [path.read_bytes() for path in sorted((ROOT / "data" / "sample").glob("*.png"))[:16]]
     if args.text:
         with served(FILES / "tagging.ckpt", "--queue", args.queue) as (port, pid):
-            long = [b"a red circle " * 79_000, b"x" * 1_000_000, b"a, b. " * 5_000_000, "\u4e00".encode() * 300_000]
-            print(json.dumps({"attack": attack(port, pid, b"a red circle", "text", long, seconds=args.attack)}))
+            figures = attack(port, pid, b"a red circle", "text", long_texts(), seconds=args.attack)
+            print(json.dumps({"attack": figures}))
         return
     with served(captioner, "--precision", "fp32", "--queue", args.queue) as (port, pid):
         print(json.dumps({"idle": idle(port, photos[0])}), flush=True)

@@ -1,9 +1,11 @@
-"""Services of `vlm serve` in this process, each model of which is loaded once."""
+"""Services of `vlm serve` in this process, each model of which is loaded once, and a request of each task."""
 
+import base64
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tiny_checkpoints import FILES, ROOT
+from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import Predictor, load_predictor
@@ -42,3 +44,48 @@ def client_of(service: Any) -> Any:
 def client(path: str = CAPTIONER, **options: Any) -> Any:
     """A client of a service; arguments as in `service`."""
     return client_of(service(path, **options))
+
+
+TEXTS = ["a small red circle", "a large blue cross"]
+QUESTIONS = ["is there a circle?", "how many crosses are there?"]
+# Of each task: inputs, and options.
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "captioning": (IMAGES[:2], {"beam": 2, "results": 2, "max_tokens": 8}),
+    "classification": (IMAGES[:2], {"top": 3}),
+    "contrastive": (IMAGES[:2], {"label": TEXTS, "prompt": ["a {}", "one {}"], "top": 2}),
+    "image_questions": (IMAGES[:2], {"question": QUESTIONS}),
+    "language_modeling": (["A large", ""], {"max_tokens": 12, "top_k": 2, "seed": 3}),
+    "masked_language_modeling": (["a [MASK] red circle", "a small [MASK] [MASK]"], {"top": 2}),
+    "photo_translation": (TEXTS, {"image": IMAGES[:2], "max_tokens": 6}),
+    "span_answering": ([STORY], {"question": "what is left of the cross?"}),
+    "tagging": (TEXTS, {"words": True}),
+    "text_classification": (TEXTS, {"pair": TEXTS[::-1], "top": 2}),
+    "translation": (TEXTS, {"prefix": "ein", "beam": 2, "max_tokens": 6}),
+}
+
+
+def kind_of(task: str) -> str:
+    return predictor_of(tiny(task)).arguments.kind
+
+
+def sent(path: str) -> str:
+    return base64.b64encode(Path(path).read_bytes()).decode()
+
+
+def body_of(task: str) -> dict[str, Any]:
+    """The inputs and options of a case as JSON."""
+    inputs, options = CASES[task]
+    values = list(map(sent, inputs)) if kind_of(task) == "image" else inputs
+    beside = {"images": list(map(sent, options["image"]))} if "image" in options else {}
+    return {f"{kind_of(task)}s": values, **{name: one for name, one in options.items() if name != "image"}, **beside}
+
+
+def form_of(task: str) -> list[tuple[str, Any]]:
+    """The same as the fields of a form, where all but files are text."""
+    inputs, options = CASES[task]
+    fields: list[tuple[str, Any]] = []
+    for name, values in ((kind_of(task), inputs), *options.items()):
+        for one in values if isinstance(values, list) else [values]:
+            file = name == "image"
+            fields.append((name, ("photo.png", Path(one).read_bytes()) if file else (None, str(one))))
+    return fields

@@ -83,6 +83,16 @@ def test_a_body_that_stalls_gives_way_and_one_that_grows_does_not(monkeypatch):
     asyncio.run(run())
 
 
+def test_the_memory_of_bodies_that_have_gone_is_returned(monkeypatch):
+    returned = []
+    monkeypatch.setattr(module, "return_freed_memory", lambda: returned.append(1))
+    monkeypatch.setattr(module, "KEPT", 1500)
+    bodies = Bodies(1000)
+    for _ in range(4):
+        asyncio.run(read(bodies, parts(1000)))
+    assert len(returned) == 2
+
+
 def test_the_smallest_part_of_a_budget_is_served_first():
     order = []
 

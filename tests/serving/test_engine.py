@@ -186,6 +186,15 @@ def test_what_stands_beside_an_input_keeps_no_request_apart(monkeypatch):
     assert max(sizes) > 1
 
 
+def test_texts_that_are_shown_stay_as_they_are(captions):
+    """A model may show the list that it goes on to fill."""
+    shown, tokens = [], [1]
+    job = Job(None, captions.options, grown=shown.append)
+    assert job.show([tokens])
+    tokens.append(2)
+    assert job.show([tokens]) and shown == [[[1]], [[1, 2]]] and len(job.times[0]) == 2
+
+
 def test_an_input_at_fault_has_its_fault_for_an_answer(captions):
     fault = UserError("no")
     good, bad = captions.submit([captions.predictor.prepare(IMAGES[0], captions.options), fault], captions.options)

@@ -110,6 +110,8 @@ def test_texts_have_a_bound():
     http = client(tiny("translation"))
     short, long = http.post("/predict", json={"texts": ["a red circle", "a red circle " * 200]}).json()["results"]
     assert "truncated" not in short and long["truncated"] is True
+    prompt = {"text": "A large " * 400, "max_tokens": 4}
+    assert client(tiny("language_modeling")).post("/predict", json=prompt).json()["results"][0]["truncated"] is True
     answer = client(tiny("tagging")).post("/predict", json={"texts": ["a red circle", "a red circle " * 20_000]})
     good, bad = answer.json()["results"]
     assert len(good) == 3 and "are the most" in bad["error"]

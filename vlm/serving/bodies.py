@@ -10,10 +10,13 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from vlm.tuning import return_freed_memory
+
 PATIENCE = 60.0  # seconds for a body to come
 STALLED = 1.0  # seconds without STEP bytes after which a body gives way to others
 STEP = 2**16
 TOGETHER = 4  # of the largest bodies are what all may hold
+KEPT = 2**26  # bytes of bodies that have gone, after which their memory is returned to the system
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -41,7 +44,7 @@ class Bodies:
 
     def __init__(self, most: int) -> None:
         self.most, self.together = most, TOGETHER * most
-        self.size = 0
+        self.size = self._freed = 0
         self._coming: set[_Coming] = set()
 
     @asynccontextmanager
@@ -59,7 +62,7 @@ class Bodies:
             await self._complete(coming, receive)
             yield coming.content
         finally:
-            self.size -= coming.size
+            self._release(coming)
 
     async def _complete(self, coming: _Coming, receive: Receive) -> None:
         self._coming.add(coming)
@@ -102,9 +105,17 @@ class Bodies:
         if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALLED:
             raise _no_room()
         self._coming.discard(slowest)
-        self.size -= slowest.size
-        slowest.content, slowest.size, slowest.displaced = bytearray(), 0, True
+        self._release(slowest)
+        slowest.displaced = True
         slowest.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _release(self, body: _Coming) -> None:
+        self.size -= body.size
+        self._freed += body.size
+        body.content, body.size = bytearray(), 0
+        if self._freed > KEPT:  # which the C library holds, as `vlm.tuning` has told it
+            self._freed = 0
+            return_freed_memory()
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self.most:,} bytes")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
 MAX_VALUES = 2**16  # of JSON: parsing millions would stop all other requests meanwhile
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would warn of each damaged form
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
 
 

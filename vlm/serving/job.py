@@ -50,5 +50,5 @@ class Job:
         if texts and not self._left:
             self.note(texts)
             if self.grown is not None:
-                self.grown(texts)
+                self.grown([list(tokens) for tokens in texts])  # the model may add to its own lists
         return not self._left

@@ -19,6 +19,7 @@ from vlm.inference.info import tokenizer_line
 from vlm.inference.options import DecodingOptions, Option, Options, stored_options
 from vlm.inference.predictor import Predictor, Watch, check_outputs
 from vlm.inference.text.terminal import Continuation, TerminalWriter
+from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text.words import rules_of_words
 from vlm.inference.writing import note_width, one_or_list, ranks
 from vlm.models.decoder import Decoder
@@ -184,6 +185,8 @@ class TextGenerator(Predictor):
 
     def notes(self, sources: Sequence[Any], options: GenerationOptions) -> Iterator[str | UserError]:
         yield from note_width(self.width(options))
+        lengths = [len(self.tokenizer.encode(prompt)) for prompt in sources]
+        yield from note_cut(lengths, self.model.max_len, names="prompts", part="beginning")
 
     def terminal(self, sources: Sequence[str]) -> TerminalWriter:
         return TerminalWriter(sources, self.tokenizer.decode)
