@@ -98,15 +98,19 @@ def test_a_slow_body_and_a_second_request_are_left_alone(short):
         assert b" 200 " in status(line)
 
 
-def test_over_the_limit_the_oldest_idle_connection_closes():
+def test_over_the_limit_the_oldest_idle_connection_closes(monkeypatch):
     """Those whose header is complete stay, and `/health` is answered whatever the others do."""
+    from vlm.serving import connection
+
+    monkeypatch.setattr(connection, "NEW", 0.1)
     with service(4) as port:
         body = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
-        lines = [connected(port)]
-        time.sleep(0.1)
-        lines += [connected(port, HEAD) for _ in range(10)]
+        lines = []
+        for part in (b"", HEAD, b"", HEAD, HEAD):
+            lines.append(connected(port, part))
+            time.sleep(0.3)
         assert b" 200 " in status(connected(port, HEALTH))
-        assert all(map(closed, lines[:8]))
+        assert all(map(closed, lines[:3]))
         body.sendall(b"cd")
         assert b" 200 " in status(body)
         lines[-1].sendall(b"Content-Length: 0\r\n\r\n")

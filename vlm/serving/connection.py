@@ -7,6 +7,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_TIME = 10.0  # seconds for a header to end, and for an answer to be read once it is written
+NEW = 1.0  # seconds in which a header may be on its way, so that its connection is not idle
 LAST_BODY = 2.0  # seconds that a body has left when the service ends
 SMALL_PIECES, PIECE = 128, 256  # pieces of a body that may be small, and bytes of each further one on average
 
@@ -32,8 +33,8 @@ class Pieces(h11.Connection):
 class Connection(H11Protocol):
     """A connection of uvicorn that closes where a header does not come in time.
 
-    Above `limit_concurrency` of uvicorn's config, a new connection closes the oldest that waits for a header, else the
-    oldest whose body is not complete, else the oldest. uvicorn itself would answer 503 to the new one.
+    Above `limit_concurrency` of uvicorn's config, a new connection closes the oldest that is idle, else the oldest
+    whose request is not complete, else the oldest. uvicorn itself would answer 503 to the new one.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -54,7 +55,12 @@ class Connection(H11Protocol):
         self._await_header()
         others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
         if self._most is not None and len(others) >= self._most:
-            min(others, key=lambda one: (one.stage, one.since)).transport.abort()
+            min(others, key=self._place).transport.abort()
+
+    def _place(self, other: "Connection") -> tuple[int, float]:
+        """The place of another connection in the order in which they make room: the idle, those that send, the rest."""
+        idle = other.stage == 0 and self.since - other.since > NEW
+        return 0 if idle else 1 + (other.stage == 2), other.since
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
