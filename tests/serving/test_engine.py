@@ -186,6 +186,27 @@ def test_what_stands_beside_an_input_keeps_no_request_apart(monkeypatch):
     assert max(sizes) > 1
 
 
+def test_a_batch_that_nobody_waits_for_any_more_ends(monkeypatch):
+    """The answers of a model that writes nothing come one by one, and the rest is not computed."""
+    ours, begun, go, answered = Ours("span_answering", question="what?"), Event(), Event(), []
+    real = ours.predictor.answer_one
+
+    def answer_one(*args, **options):
+        begun.set()
+        go.wait(10)
+        answered.append(1)
+        return real(*args, **options)
+
+    jobs = ours.send([("a red circle", ["what?"])])  # so that the others make a batch of their own
+    jobs[0].answer.result(60)
+    monkeypatch.setattr(ours.predictor, "answer_one", answer_one)
+    jobs = ours.send([("a red circle", ["what?"])] * 4)
+    assert begun.wait(10)
+    ours.leave(jobs)
+    go.set()
+    assert ours.send([("a blue cross", ["what?"])])[0].answer.result(60) and len(answered) <= 3
+
+
 def test_texts_that_are_shown_stay_as_they_are(captions):
     """A model may show the list that it goes on to fill."""
     shown, tokens = [], [1]

@@ -116,6 +116,10 @@ def test_texts_have_a_bound():
     good, bad = answer.json()["results"]
     assert len(good) == 3 and "are the most" in bad["error"]
     assert http.post("/predict", content=b"a " * 600_000).status_code == 413
+    story, http = {"text": "a red circle " * 60}, client(tiny("span_answering"))
+    assert http.post("/predict", json={**story, "question": "what?"}).status_code == 200
+    answer = http.post("/predict", json={**story, "question": ["what?"] * 60})
+    assert answer.status_code == 400 and "are the most" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

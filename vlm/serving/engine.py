@@ -96,12 +96,15 @@ class Engine:
         def watch(place: int, texts: Texts) -> bool:
             return taken[place].show(texts)
 
-        for place, result in self.predictor.results(self._arrivals(settings, taken), settings, watch=watch):
+        results = self.predictor.results(self._arrivals(settings, taken), settings, watch=watch)
+        for place, result in results:
             self.running -= 1
             job = taken.pop(place)
             if isinstance(result, list) and all(hasattr(one, "tokens") for one in result):
                 job.note([one.tokens for one in result])
             job.answer.set_result(self.predictor.answer(result, job.options))
+            if taken and all(one.left for one in taken.values()):
+                results.close()  # type: ignore[attr-defined]
 
     def _arrivals(self, settings: Any, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
         """The inputs that wait whenever rows are free, or None.

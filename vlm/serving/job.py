@@ -29,11 +29,11 @@ class Job:
         self.answer: Future = Future()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()
-        self._left = False
+        self.left = False  # nobody waits for the answer any more
 
     def leave(self) -> None:
         """Says that nobody waits for the answer any more."""
-        self._left = True
+        self.left = True
         self.answer.cancel()
 
     def note(self, texts: Texts) -> None:
@@ -47,8 +47,8 @@ class Job:
 
     def show(self, texts: Texts) -> bool:
         """Takes in texts that may have grown; false where nobody waits for them any more."""
-        if texts and not self._left:
+        if texts and not self.left:
             self.note(texts)
             if self.grown is not None:
                 self.grown([list(tokens) for tokens in texts])  # the model may add to its own lists
-        return not self._left
+        return not self.left

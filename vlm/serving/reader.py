@@ -13,7 +13,7 @@ from vlm.config.types import fits
 from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, decoding_cost, load_image
 from vlm.errors import UserError
 from vlm.inference.inputs import default_workers
-from vlm.inference.options import checked, declared
+from vlm.inference.options import as_list, checked, declared
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
 from vlm.serving.budget import Budget
@@ -23,7 +23,7 @@ from vlm.tasks.tagging.predict import Tagger
 from vlm.tuning import return_freed_memory
 
 FINER = 4  # times the pixels that the model sees along a side are what a JPEG keeps, at least, where it is decoded
-WINDOWS = 32  # that a text may fill, of a model that reads a long text in windows
+WINDOWS = 32  # that a text may fill, times its questions, of a model that reads a long text in windows
 MOST_COLUMNS = 64  # texts of an input that are decoded side by side, unless the service itself was started with more
 MOST_ITEMS = {"question": 64, "": 1024}  # of an option that is a list
 MOST_TOP = 100
@@ -152,7 +152,7 @@ class Reader:
         faults: dict[int, UserError] = {}
         if main == "text":
             for place, text in enumerate(inputs):
-                inputs[place], fault = self._text(place + 1, text)
+                inputs[place], fault = self._text(place + 1, text, options)
                 faults |= {} if fault is None else {place: fault}
         return inputs, options, faults
 
@@ -180,14 +180,15 @@ class Reader:
         except UserError as fault:
             raise HTTPException(422, str(fault)) from fault
 
-    def _text(self, place: int, content: bytes | str) -> tuple[str, UserError | None]:
+    def _text(self, place: int, content: bytes | str, options: Any) -> tuple[str, UserError | None]:
         try:
             text = content.decode() if isinstance(content, bytes) else content
             text.encode()  # halves of surrogate pairs, which JSON can say, are not text
         except UnicodeError:
             return "", UserError(f"text {place}: is no text in UTF-8", 1)
         if isinstance(self.predictor, Tagger | SpanAnswerer):
-            count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len
+            questions = max(1, len(as_list(getattr(options, "question", ""))))  # each reads the text once more
+            count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len // questions
             if count > most:
                 return "", UserError(f"text {place}: has {count:,} tokens; {most:,} are the most", 1)
         return text, None
