@@ -1,6 +1,7 @@
 """Sources of captioned images: tables and folders of one's own, and every fault of them."""
 
 import csv
+import json
 
 import pytest
 from captioned import NO_HOLD_OUT, captions, content, picture, refusal
@@ -25,12 +26,23 @@ def test_a_csv_of_captions(root):
     assert source.skipped == []
 
 
-def test_quotes_commas_and_newlines_survive_the_csv(root):
-    texts = ['says "stop", twice', "one line\nand another", "comma, and; tab\t.", "l'été — 3 €"]
+def test_quotes_and_commas_survive_the_csv(root):
+    texts = ['says "stop", twice', "comma, and; semicolon.", "l'été — 3 €"]
     with (root / "captions.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerows([["image", "caption"], *(["a.png", text] for text in texts)])
     assert content(captions(root, path="captions.csv")) == {"train": {"a.png": texts}}
+
+
+def test_a_caption_is_one_line(root):
+    """A line break has no piece of its own, so that it would be spelled in bytes and be written by the model."""
+    written = ["two\nlines", "of\r\nWindows", "a\ttab", "no\u00a0break", "of\u3000Chinese", " \n ends \u2028 here\n\n"]
+    lines = ["two lines", "of Windows", "a tab", "no break", "of Chinese", "ends here"]
+    with (root / "captions.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["image", "caption"], *(["a.png", text] for text in written)])
+    assert content(captions(root, path="captions.csv")) == {"train": {"a.png": lines}}
+    rows = [json.dumps({"image": "a.png", "caption": text}) for text in written]
+    assert content(captions(root, "\n".join(rows), "captions.jsonl")) == {"train": {"a.png": lines}}
 
 
 def test_other_languages_and_a_byte_order_mark(root):

@@ -87,7 +87,7 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
     source = shards(tmp_path)
     assert content(source)["train"] == {
         "0.tar/a.png": ["two"],
-        "was/b.jpg": ["five\nsix"],
+        "was/b.jpg": ["five six"],
         "0.tar/c.webp": ["eight", "nine"],
         "0.tar/d.png": ["\ud7ff漢"],
         "0.tar/e.png": ["half ?"],

@@ -14,6 +14,7 @@ from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.column_images import FolderWithTables, within
 from vlm.data.store.columns import is_columns
 from vlm.data.store.places import Place, Tar
+from vlm.data.text.lines import one_line
 from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
 
@@ -107,7 +108,7 @@ class CaptionSource(Source):
         named: dict[str, CaptionedImage] = {}
         for row in rows:
             name, place = row.image.strip(), split or row.split
-            caption = row.caption.strip() if isinstance(row.caption, str) else row.caption
+            caption = one_line(row.caption) if isinstance(row.caption, str) else row.caption
             if split == "train" and row.split in ("val", "test"):
                 raise UserError(held_out(file, row.where, row.split))
             if not name or not caption:

@@ -9,6 +9,7 @@ from vlm.data.records import Record
 from vlm.data.sources.caption_source import CaptionedImage
 from vlm.data.sources.caption_tables import Row, read_flickr
 from vlm.data.sources.captions import Flickr8k
+from vlm.data.text.lines import one_line
 from vlm.errors import UserError, did_you_mean, nearest
 
 ENGLISH = "en"
@@ -85,5 +86,5 @@ class Flickr8kLanguages(Flickr8k):
 
 
 def _in_language(row: Row, language: str) -> Row:
-    text: Any = row.caption.strip()
+    text: Any = one_line(row.caption)
     return row._replace(caption=Caption(text, language) if text else "")

@@ -1,12 +1,14 @@
 """Tables of texts with labels, or with translations."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, Unpack
 
 from vlm.data.records import NAMES
 from vlm.data.sources.tables import Cells, read_cells
 from vlm.data.sources.text_source import FileOptions, Sample, TextSource
+from vlm.data.text.lines import one_line
 from vlm.errors import UserError
 
 
@@ -31,7 +33,7 @@ class TableSource(TextSource):
         UserError: A file or column is missing, or a row is malformed.
     """
 
-    spaces: str | None = None  # characters to strip from cells; None for all white space
+    clean = staticmethod(str.strip)  # makes text of a cell
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class TableSource(TextSource):
             value = "" if value is None else value  # null in JSON is an empty cell
             if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
                 raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
-            known[name] = str(value).strip(self.spaces)
+            known[name] = self.clean(str(value))
         return known
 
 
@@ -129,7 +131,7 @@ class TranslationTable(TableSource):
 
     holds = ("text", "translation")
     name = "translations"
-    spaces = " \t\r\n"  # a no-break space is part of a text
+    clean = staticmethod(partial(one_line, keep_no_break=True))  # type: ignore[assignment]
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from vlm.data.images.image import SUFFIXES
 from vlm.data.store import storage
 from vlm.data.store.shard_index import MAX_INDEX, LeftOut, ShardIndex, ShardRecord, make_index, parse_index
 from vlm.data.store.tar import Span, TarError, members
+from vlm.data.text.lines import one_line
 from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
 
@@ -137,7 +138,7 @@ def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: l
         captions = lines.rstrip().split("\n") if lines else []
     seen = set()
     for caption in captions if isinstance(captions, list) else [captions]:
-        text = _clean(caption).strip() if isinstance(caption, str) else ""
+        text = one_line(_clean(caption)) if isinstance(caption, str) else ""
         if not text:
             left_out.append(LeftOut("empty caption", f"{member}: no caption"))
         elif text in seen:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
+from vlm.data.text.lines import one_line
 from vlm.errors import UserError
 from vlm.inference.arguments import LineArguments
 from vlm.inference.options import WritingOptions
@@ -55,7 +56,7 @@ class Translator(Writer):
 
     def rows(self, texts: Sequence[str]) -> InputRows:
         """Texts as the encoder reads them, on the model's device."""
-        samples = [[encode_text(self.tokenizer, self.max_len, text)] for text in texts]
+        samples = [[encode_text(self.tokenizer, self.max_len, one_line(text, keep_no_break=True))] for text in texts]
         return encoded_rows(samples, self.tokenizer.pad_id, self.device)
 
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
