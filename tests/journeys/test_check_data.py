@@ -60,6 +60,16 @@ def test_nothing_in_a_clean_one(clean: Path, tmp_path: Path, capsys) -> None:
     assert 'name="viewport"' in text and not re.search(r"(src|href)=.?https?:", text)
 
 
+def test_one_caption_for_all(clean: Path, capsys) -> None:
+    rows = [[name, "a photo", split] for name, _, split in rows_of()]
+    assert vlm(["check-data", *write(clean, rows)]) == 1
+    said = capsys.readouterr().out
+    assert "captions    40; 1 distinct caption\n" in said
+    assert "SPOILS      one caption for most images: 40 (100.0% of 40)" in said
+    assert vlm(["check-data", *write(clean, rows_of())]) == 0
+    assert "captions    80; 60 distinct captions\n" in capsys.readouterr().out
+
+
 def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> None:
     root = tmp_path / "corrupted"
     shutil.copytree(clean, root)

@@ -13,6 +13,7 @@ from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
     Faults,
     caption_faults,
+    caption_line,
     document_faults,
     image_faults,
     read_images,
@@ -75,6 +76,8 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     for field in (field for field in fields if isinstance(field, CaptionField)):
         shares = caption_faults(splits, field, faults, limit=limit)
         lines.append(tokenizer_line(field.tokenizer, shares))
+        if "captions" in field.needs:
+            lines.append(caption_line(splits, faults, limit=limit))
     return [*lines, *class_lines(fields, "images")]
 
 

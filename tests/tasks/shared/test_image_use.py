@@ -108,6 +108,17 @@ def test_a_training_hears_the_warning(tmp_path, capsys) -> None:
     assert "warning: for 1 validations the model has ignored its images: the loss is" in capsys.readouterr().err
 
 
+def test_a_test_says_what_is_wrong_and_the_report_does(tmp_path, capsys) -> None:
+    """Two steps teach no end, and one caption for all scenes."""
+    patience = ["callbacks.grounding.patience=1", "task.val_captions=null", "trainer.max_steps=2"]
+    assert main([*command("captioning"), *patience, f"runs={tmp_path}"]) == 0
+    captured = capsys.readouterr()
+    fault = "the captions do not end: 12 of 12 end at the limit of 6 tokens\n  1. train longer (trainer.max_epochs)"
+    assert fault in captured.out and "warning: for 1 validations the captions do not end: 20 of 20" in captured.err
+    (page,) = tmp_path.glob("*/*/evaluation/test/report.html")
+    assert "What is wrong" in page.read_text() and fault in page.read_text()
+
+
 def test_images_prepared_in_different_ways_are_told() -> None:
     assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
     assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
@@ -115,6 +126,6 @@ def test_images_prepared_in_different_ways_are_told() -> None:
 
 def test_streaks_are_part_of_the_checkpoint() -> None:
     one, other = ImageUseMonitor(), ImageUseMonitor()
-    one.streaks, one.losses = {"gap": 2, "distinct": 0}, [1.0, 1.0]
+    one.streaks, one.losses = {"gap": 2, "distinct": 0, "text": 1}, [1.0, 1.0]
     other.load_state_dict(one.state_dict())
     assert (other.streaks, other.losses) == (one.streaks, one.losses)

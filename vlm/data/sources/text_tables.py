@@ -131,7 +131,7 @@ class TranslationTable(TableSource):
 
     holds = ("text", "translation")
     name = "translations"
-    clean = staticmethod(partial(one_line, keep_no_break=True))  # type: ignore[assignment]
+    clean = staticmethod(partial(one_line, keep_no_break=True))
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ LIMITS = {
     "image without a caption": 0.01,
     "repeated caption": 0.1,
     "over-long caption": 0.05,
+    "one caption for most images": 0.5,  # a model that ignores the images is right, and learns to
     "unknown to the tokenizer": 0.1,  # of captions; bytes spell what a vocabulary lacks, at the cost of length
     "empty text": 0.01,
     "text without a label": 0.01,
@@ -197,6 +198,18 @@ def caption_faults(
         faults.add("over-long caption", long, len(texts))
         coverage[name] = cover(name, texts, ids, tokenizer, faults)
     return coverage
+
+
+def caption_line(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> str:
+    """A line on how many captions differ; one that most images have is noted."""
+    images = [record for split in splits.values() for record in split.records(limit)]
+    texts = [{str(text) for text in record["references"]} for record in images]
+    counts = Counter(text for own in texts for text in own)
+    caption, often = counts.most_common(1)[0]
+    lines = [f"{record.id}: {caption[:60]}" for record, own in zip(images, texts, strict=True) if caption in own]
+    faults.add("one caption for most images", lines if 2 * often > len(images) else [], len(images))
+    total = sum(map(len, texts))
+    return f"captions    {total:,}; {len(counts):,} distinct caption{'s' * (len(counts) > 1)}"
 
 
 def cover(

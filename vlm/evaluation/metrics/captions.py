@@ -17,12 +17,14 @@ class CaptionMetric(RecordMetric):
     Attributes:
         predictions, references: Texts of all processes, after `compute`.
         losses: Losses of images, if given.
+        unfinished: Images whose caption has the greatest length.
         scores: Result of the last `compute`.
     """
 
     predictions: dict[str, str]
     references: dict[str, list[str]]
     losses: dict[str, float]
+    unfinished: set[str]
     scores: CaptionScores | None
 
     def __init__(self, **kwargs: Any) -> None:
@@ -35,6 +37,7 @@ class CaptionMetric(RecordMetric):
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         losses: Sequence[float] | None = None,
+        unfinished: Sequence[bool] | None = None,
     ) -> None:
         """Adds the captions of some images.
 
@@ -43,10 +46,12 @@ class CaptionMetric(RecordMetric):
             predictions: One caption per image.
             references: The reference captions of each image.
             losses: The model's loss per image, optional.
+            unfinished: Whether each prediction has the greatest length, optional.
         """
         row_losses: Sequence[float | None] = [None] * len(ids) if losses is None else losses
-        rows = zip(ids, predictions, references, row_losses, strict=True)
-        self.add((image, text, list(texts), loss) for image, text, texts, loss in rows)
+        flags = [False] * len(ids) if unfinished is None else unfinished
+        rows = zip(ids, predictions, references, row_losses, flags, strict=True)
+        self.add((image, text, list(texts), loss, flag) for image, text, texts, loss, flag in rows)
 
     def compute(self) -> dict[str, float]:
         """Returns the scores of ``CaptionScores.summary`` and five more.
@@ -61,8 +66,9 @@ class CaptionMetric(RecordMetric):
         """
         rows = self.rows()
         self.predictions = {image: text for image, (text, *_) in rows.items()}
-        self.references = references = {image: texts for image, (_, texts, _) in rows.items()}
-        self.losses = {image: loss for image, (*_, loss) in rows.items() if loss is not None}
+        self.references = references = {image: texts for image, (_, texts, *_) in rows.items()}
+        self.losses = {image: loss for image, (*_, loss, _) in rows.items() if loss is not None}
+        self.unfinished = {image for image, (*_, flag) in rows.items() if flag}
         # References of a split are the same every epoch, and preparing them takes longer than scoring.
         if self._prepared is None or self._prepared.captions != references:
             self._prepared = References(references)
@@ -103,6 +109,7 @@ class CaptionMetric(RecordMetric):
     def _start(self) -> None:
         super()._start()
         self.predictions, self.references, self.losses = {}, {}, {}
+        self.unfinished = set()
         self.scores = None
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.confusion import confusion_picture
-from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Part, Pictures, Section, Table, Texts
+from vlm.evaluation.report.sections import Card, Cards, Confusion, Finding, Note, Part, Pictures, Section, Table, Texts
 from vlm.io import page
 
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
@@ -35,6 +35,7 @@ class Evaluation:
         results: Scores as split/metric, with controls and intervals.
         predictions, details: Contents of the files of these names.
         sections: The task's part of the report.
+        findings: Faults of the model as a whole.
         headlines: Names of the most important metrics.
         curves: Validation metrics to plot over steps.
         remark: Note on the interpretation of the scores.
@@ -47,6 +48,7 @@ class Evaluation:
     predictions: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[Section] = ()
+    findings: Sequence[Finding] = ()
     headlines: Sequence[str] = ()
     curves: Sequence[str] = ()
     remark: str = ""
@@ -62,7 +64,8 @@ def evaluation_page(
         curves: Lines of the run by metric.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
-    body = [headlines(scores, evaluation.headlines), *_grounding(scores), scores_section(scores, evaluation.remark)]
+    body = [headlines(scores, evaluation.headlines), *_findings(evaluation.findings), *_grounding(scores)]
+    body.append(scores_section(scores, evaluation.remark))
     if drawn := curve_charts(curves or {}, evaluation.curves):
         body.append(page.section("Curves of the run", drawn))
     body += [rendered(section, picture) for section in evaluation.sections]
@@ -97,6 +100,12 @@ def scores_section(scores: Results, remark: str = "") -> str:
         notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
     table = page.table([*header, *columns.values()], rows)
     return page.section("Scores", *([page.paragraph(" ".join(notes), "soft small")] if notes else []), table)
+
+
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Faults of the model as a whole, each with what may mend it."""
+    if findings:
+        yield page.section("What is wrong", *(page.preformatted("\n".join(finding.lines())) for finding in findings))
 
 
 def _grounding(scores: Results) -> Iterator[str]:

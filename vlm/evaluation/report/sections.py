@@ -2,10 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlm.randomness import numpy_rng
 
 SHOWN = 8  # samples per kind
+
+
+class Finding(NamedTuple):
+    """A fault of a model as a whole, as a sentence, and what may mend it in the order to try."""
+
+    fault: str
+    remedies: Sequence[str]
+
+    def lines(self) -> list[str]:
+        return [self.fault, *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, 1))]
 
 
 @dataclass(frozen=True, kw_only=True)

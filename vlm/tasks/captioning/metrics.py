@@ -8,7 +8,9 @@ from torch import nn
 
 from vlm.data.records import InLanguage, Split
 from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.evaluation.report.sections import Finding
 from vlm.tasks.captioning.controls import beside_scores
+from vlm.tasks.captioning.findings import image_findings, text_findings
 
 INTERVAL = ("@low", "@high")  # of a language; means of them are no interval of the mean
 
@@ -71,6 +73,21 @@ class LanguageMetrics(nn.Module):
             return beside_scores(metric, train if language is None else InLanguage(train, language), seed=seed)
 
         return self._joined(results)
+
+    def findings(self, results: Mapping[str, float], *, max_tokens: int) -> list[Finding]:
+        """Faults of the captions of each language.
+
+        Args:
+            results: Those of the last evaluation.
+            max_tokens: Longest text, in tokens.
+        """
+        found = []
+        for language, metric in self.items():
+            names = {name: _named(name, language) if language else name for name in ("cider@low", "cider@shuffled")}
+            own = {name: results[stored] for name, stored in names.items() if stored in results}
+            several = image_findings(metric, own) + text_findings(metric, max_tokens=max_tokens)
+            found += [one._replace(fault=f"{language}: {one.fault}") if language else one for one in several]
+        return found
 
     def _joined(self, measure: Callable[[str | None, CaptionMetric], Mapping[str, float]]) -> dict[str, float]:
         results = {language: measure(language, metric) for language, metric in self.items()}

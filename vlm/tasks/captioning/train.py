@@ -6,7 +6,7 @@ from typing import Annotated, Any, Unpack
 
 from vlm.data.batch import Batch
 from vlm.errors import Count, Range
-from vlm.evaluation.report.sections import Note, Pictures, Section
+from vlm.evaluation.report.sections import Finding, Note, Pictures, Section
 from vlm.inference.attention.maps import word_maps
 from vlm.inference.attention.picture import attention_picture
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -58,6 +58,7 @@ class Captioning(ImageTextTask):
         self.metrics = LanguageMetrics(self.fields[self.written].languages)  # type: ignore[attr-defined]
         self.val_captions = None if val_captions is None else val_captions * len(self.metrics.languages)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+        self._findings: list[Finding] = []
         self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
@@ -76,11 +77,14 @@ class Captioning(ImageTextTask):
             return
         samples: list[dict[str, Any]] = []
         for language, metric in self.metrics.items():
-            texts = [caption.text for caption in self.search.texts(context, final=final, language=language)]
-            every = zip(batch.ids, texts, rows.references_in(language), losses, pixels, strict=True)
-            scored: list[Any] = [row for row in every if row[2] or language is None]  # some lack this language
-            metric.update(*([row[at] for row in scored] for at in range(4)))
-            samples += [caption_sample(*row, language=language) for row in scored]
+            captions = self.search.texts(context, final=final, language=language)
+            texts = [caption.text for caption in captions]
+            unfinished = [len(caption.tokens) >= self.max_tokens for caption in captions]
+            columns = batch.ids, texts, rows.references_in(language), losses, pixels, unfinished
+            every: list[Any] = list(zip(*columns, strict=True))
+            scored = [row for row in every if row[2] or language is None]  # some lack this language
+            metric.update(*([row[at] for row in scored] for at in (0, 1, 2, 3, 5)))
+            samples += [caption_sample(*row, language=language) for *row, _ in scored]
         self.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
@@ -90,6 +94,7 @@ class Captioning(ImageTextTask):
         if final:
             data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
             results |= self.metrics.beside_scores(data.split("train"), seed=self.seed)
+        self._findings = self.metrics.findings(results, max_tokens=self.max_tokens)
         return results
 
     @property
@@ -97,7 +102,11 @@ class Captioning(ImageTextTask):
         return self.metrics.note
 
     def notes(self) -> list[str]:
-        return [f"({self.remark})"] if self.remark else []
+        remark = [f"({self.remark})"] if self.remark else []
+        return [*remark, *(line for finding in self._findings for line in finding.lines())]
+
+    def findings(self) -> list[Finding]:
+        return self._findings
 
     def details(self) -> dict[str, Any]:
         return self.metrics.per_image()

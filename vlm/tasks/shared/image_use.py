@@ -1,4 +1,4 @@
-"""A loud warning when a captioner ignores its images."""
+"""A warning when a captioner ignores its images, or writes captions without end."""
 
 import sys
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
 from vlm.models.frozen_features import Features
+from vlm.tasks.captioning.findings import text_findings
 from vlm.tasks.captioning.metrics import LanguageMetrics
 
 FEW_STEPS = 1000
@@ -48,9 +49,9 @@ def captions_images(task: Any) -> bool:
 
 
 class ImageUseMonitor(L.Callback):
-    """Warns when captions collapse, or when the loss does not mind which image stands beside a caption.
+    """Warns when captions collapse, do not end or repeat words, or when the loss is the same beside another image.
 
-    Either must hold in several validations in a row. The warning names the causes that the run itself shows signs of.
+    It must hold in several validations in a row. The warning names the causes that the run itself shows signs of.
 
     Args:
         min_gap: The least that other images should add to the loss, as a share of it.
@@ -63,7 +64,7 @@ class ImageUseMonitor(L.Callback):
         self, *, min_gap: Share = 0.01, min_distinct: Share = 0.05, patience: Count = 3, stop: bool = False
     ) -> None:
         self.min_gap, self.min_distinct, self.patience, self.stop = min_gap, min_distinct, patience, stop
-        self.streaks = {"gap": 0, "distinct": 0}
+        self.streaks = {"gap": 0, "distinct": 0, "text": 0}
         self.losses: list[float] = []
         self._train_pixels: Pixels | None = None
         self._fault: str | None = None
@@ -72,7 +73,7 @@ class ImageUseMonitor(L.Callback):
         return {"streaks": self.streaks, "losses": self.losses}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.streaks, self.losses = dict(state_dict["streaks"]), list(state_dict["losses"])
+        self.streaks, self.losses = self.streaks | state_dict["streaks"], list(state_dict["losses"])
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -90,8 +91,13 @@ class ImageUseMonitor(L.Callback):
         results = {name.removeprefix("val/"): value for name, value in task.results.items()}
         self.losses.append(results["loss"])
         signs = dict(self.signs(results, task))
+        faults = text_findings(task.metrics.first, max_tokens=task.max_tokens)
+        signs |= {"text": "\n".join(line for fault in faults for line in fault.lines())} if faults else {}
         self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
-        due = [signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0]
+        said = {name: signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0}
+        if "text" in said and trainer.is_global_zero:
+            print(f"\nwarning: for {self.patience} validations {said['text']}", file=sys.stderr, flush=True)
+        due = [sign for name, sign in said.items() if name != "text"]
         if not due:
             return
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None

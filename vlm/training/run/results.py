@@ -28,6 +28,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
         predictions=task.predictions(),
         details=task.details(),
         sections=task.report(),
+        findings=task.findings(),
         headlines=task.headlines,
         curves=task.curves,
     )

@@ -14,7 +14,7 @@ from vlm.config.names import FORMAT
 from vlm.data.fields import Field
 from vlm.data.records import Split
 from vlm.errors import Share
-from vlm.evaluation.report.sections import Section
+from vlm.evaluation.report.sections import Finding, Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
@@ -319,6 +319,10 @@ class Task(L.LightningModule):
 
     def notes(self) -> list[str]:
         """Lines that stand below the scores of the last evaluation, such as how a metric is defined."""
+        return []
+
+    def findings(self) -> list[Finding]:
+        """Faults of the model as a whole that the last evaluation shows, such as outputs that ignore their inputs."""
         return []
 
     def details(self) -> dict[str, Any]:

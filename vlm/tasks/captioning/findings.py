@@ -1,0 +1,97 @@
+"""Faults of a captioner as a whole that its captions of a split show: they ignore the images, do not end, or repeat."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.evaluation.report.sections import Finding
+
+FEWEST = 4  # captions that say anything of a model
+COMPARED = 30  # those from which on an interval says something
+LONGEST = 4  # words of a run that is looked for
+TIMES = 3  # that a run of words comes one after the other where it is a fault
+
+IMAGES = (
+    "train longer (trainer.max_epochs): the first captions of any captioner are all alike",
+    "lower optim.lr: a third, or a tenth where the weights are pretrained",
+    "vlm check-data: do the captions of the data differ, and are these the right images?",
+    "more images, or a pretrained encoder (model=pretrained): a few hundred images teach none from scratch",
+)
+ENDING = (
+    "train longer (trainer.max_epochs): when to end is learned late",
+    "task.max_tokens: raise it where the captions of the data are as long",
+    "data.max_len: raise it where vlm check-data tells of over-long captions, whose end is cut",
+)
+REPEATING = (
+    "train longer (trainer.max_epochs), or lower optim.lr to a third",
+    "--beam 4, or --no-repeat-ngram 3, where captions are written",
+)
+
+
+def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[Finding]:
+    """Whether the captions of the last `compute` ignore the images.
+
+    Args:
+        metric: Holds the captions and references.
+        scores: cider@low and cider@shuffled, where they were measured.
+    """
+    if len(metric.predictions) < FEWEST:
+        return []
+    return [Finding(fault, IMAGES) for fault in _same(metric) or _no_better(metric, scores)]
+
+
+def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
+    """Whether the captions of the last `compute` do not end, or repeat words.
+
+    Args:
+        metric: Holds the captions and references.
+        max_tokens: Longest text, in tokens.
+    """
+    count, unfinished = len(metric.predictions), len(metric.unfinished)
+    found = []
+    if count >= FEWEST and unfinished > 0.1 * count:
+        fault = f"the captions do not end: {unfinished:,} of {count:,} end at the limit of {max_tokens} tokens"
+        found.append(Finding(fault, ENDING))
+    if count >= FEWEST and (fault := _repeating(metric)):
+        found.append(Finding(fault, REPEATING))
+    return found
+
+
+def _same(metric: CaptionMetric) -> list[str]:
+    """Whether one caption is written of most images, and describes few of them in the data."""
+    count = len(metric.predictions)
+    (caption, often), *_ = Counter(" ".join(text.split()) for text in metric.predictions.values()).most_common(1)
+    true = sum(caption in (" ".join(text.split()) for text in texts) for texts in metric.references.values())
+    if often <= count / 2 or true > often / 2:
+        return []
+    return [f"the captions do not depend on the images: {often:,} of {count:,} are the same, {caption!r}"]
+
+
+def _no_better(metric: CaptionMetric, scores: Mapping[str, float]) -> list[str]:
+    """Whether captions fit their own images no better than others."""
+    if len(metric.predictions) < COMPARED or not scores or scores["cider@low"] > scores["cider@shuffled"]:
+        return []
+    assert metric.scores is not None, "nothing was computed yet"
+    given = f"their CIDEr is {metric.scores.summary()['cider']:.3f}, and {scores['cider@shuffled']:.3f}"
+    return [f"the captions do not depend on the images: {given} when each is given to another image"]
+
+
+def _repeating(metric: CaptionMetric) -> str:
+    cut = metric.units.cut
+    own = [_repeats(cut(text)) for text in metric.predictions.values()]
+    theirs = [_repeats(cut(text)) for texts in metric.references.values() for text in texts]
+    if sum(own) / len(own) <= 0.1 + sum(theirs) / max(1, len(theirs)):
+        return ""
+    return f"{sum(own):,} of {len(own):,} captions repeat a word or several, {TIMES} times or more on end"
+
+
+def _repeats(words: Sequence[str]) -> bool:
+    """True where some words come several times, one after the other."""
+    return any(any(_runs(words, length)) for length in range(1, LONGEST + 1))
+
+
+def _runs(words: Sequence[str], length: int) -> Iterator[bool]:
+    span = TIMES * length
+    for start in range(len(words) - span + 1):
+        run = words[start : start + length]
+        yield all(words[at : at + length] == run for at in range(start + length, start + span, length))
