@@ -181,19 +181,20 @@ def train(*overrides: str, **sections: Any) -> Run:
     return Run(fit([*overrides, *_overrides(sections)]))
 
 
-def score(results: Any, references: Any, *, java: bool = False) -> dict[str, float]:
+def score(results: Any, references: Any, *, java: bool = False, references_of: Any = None) -> dict[str, float]:
     """Scores captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr. It needs no model.
 
     Args:
         results: A file in COCO's result format or what it holds, or captions: a dictionary by image, or a list.
         references: A file in COCO's annotation format or what it holds, or captions of each image, likewise.
         java: METEOR and SPICE too, where pycocoevalcap and Java are there.
+        references_of: References of a larger set, likewise, for the weights of CIDEr; one image alone has no "cider".
     Raises:
         Error: A file cannot be read, or no image has both.
     """
     from vlm.evaluation.score import score_values
 
-    return score_values(results, references, java=java)
+    return score_values(results, references, java=java, references_of=references_of)
 
 
 def _overrides(sections: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,28 @@ def test_meteor_is_the_published_one(capsys) -> None:
     published = json.loads((GOLD / "scores.json").read_text())["published"]["METEOR"]
     assert found["meteor"] == pytest.approx(published, abs=5e-4)
     assert len({row["meteor"] for row in found["per_image"].values()}) > 500
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "json"])
+def test_one_image_has_no_cider(form, tmp_path, capsys) -> None:
+    """Its weights are the logarithm of one image over one: 0 for the right caption, too."""
+    given = files(tmp_path, {7: CAPTIONS[7]}, {7: REFERENCES[7]})
+    assert vlm(["score", *given, "--format", form, "--per-image", "--no-java"]) == 0
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
+    assert "--references-of FILE" in said and "bleu4" in said and "rouge_l" in said
+    assert not re.search(r"cider\W+0", said) and "cider," not in said
+
+
+def test_the_weights_of_a_larger_set(tmp_path, capsys) -> None:
+    """The score of an image among the references of all is the one that it has where all are scored."""
+    whole = scores(capsys, *files(tmp_path), "--per-image")
+    larger = tmp_path / "all.json"
+    (tmp_path / "references.json").rename(larger)
+    few = files(tmp_path, {7: CAPTIONS[7]}, {7: REFERENCES[7]})
+    found = scores(capsys, *few, "--references-of", str(larger))
+    assert found["cider"] == pytest.approx(whole["per_image"]["7"]["cider"], rel=1e-12) and found["cider"] > 1
+    assert {key: found[key] for key in KEYS[:5]} == {key: whole["per_image"]["7"][key] for key in KEYS[:5]}
 
 
 def test_the_three_forms_agree(tmp_path, capsys) -> None:

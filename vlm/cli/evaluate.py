@@ -32,12 +32,23 @@ def score(
     java: Annotated[bool, Option("METEOR and SPICE too, where pycocoevalcap and Java are there.")] = True,
     clip: Annotated[str | None, Option("CLIPScore too, by the CLIPModel in this folder.", metavar="FOLDER")] = None,
     images: Annotated[str | None, Option("Folder of the images, for --clip.", metavar="DIR")] = None,
+    references_of: Annotated[
+        str | None, Option("References of a larger set, for the weights of CIDEr.", metavar="FILE")
+    ] = None,
 ) -> int:
     """Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint."""
     from vlm.evaluation.score import score_files
 
     return score_files(
-        results, references, per_image=per_image, form=form, out=out, java=java, clip=clip, images=images
+        results,
+        references,
+        per_image=per_image,
+        form=form,
+        out=out,
+        java=java,
+        clip=clip,
+        images=images,
+        references_of=references_of,
     )
 
 

@@ -4,15 +4,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError, print_error, printable
+from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
-from vlm.evaluation.metrics.tokens import Units
+from vlm.evaluation.metrics.tokens import Units, units_of
 from vlm.io.output import Output, csv_text, text_line
 
+ONE_IMAGE = "its weights need references of several images; give those of a larger set: --references-of FILE"
 NAMED = 10  # number of unscored images listed on stderr; JSON lists all
 
 
@@ -58,6 +61,7 @@ def score_files(
     java: bool = True,
     clip: str | None = None,
     images: str | None = None,
+    references_of: str | None = None,
 ) -> int:
     """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
 
@@ -70,6 +74,7 @@ def score_files(
         java: Whether to compute METEOR and SPICE if possible.
         clip: Folder of a CLIP model for CLIPScore.
         images: Folder of the images for CLIPScore.
+        references_of: File with the references of a larger set, which determine the weights of CIDEr.
     Raises:
         UserError: A file is unreadable or in another format, or the files have no image in common.
     """
@@ -77,10 +82,11 @@ def score_files(
         raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
-    output = Output(out, inputs=[results, references])
+    output = Output(out, inputs=[results, references, *filter(None, [references_of])])
     captioned = bring_together(read_results(results), read_references(references))
     report_all_missing(captioned, results, references)
-    scores = score(captioned, java=java)
+    larger = None if references_of is None else read_references(references_of)
+    scores = score(captioned, java=java, larger=larger)
     if clip is not None and images is not None:
         add_clip_score(scores, captioned, clip, image_files(references, Path(images), captioned.predictions))
     with output:
@@ -88,13 +94,26 @@ def score_files(
     return 1 if captioned.without_caption or captioned.without_reference else 0
 
 
-def score(captioned: Captioned, *, java: bool) -> Scores:
-    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE if possible."""
-    references = References(captioned.references)
+def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
+    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE if possible.
+
+    CIDEr weights an n-gram by how few images have it. With a single image it would be 0 for any caption; it is absent.
+
+    Args:
+        larger: References that determine the weights of CIDEr; default those that are scored.
+    """
+    units = units_of(chain.from_iterable((larger or captioned.references).values()))
+    frequencies = None if larger is None else DocumentFrequencies.of([list(map(units.cut, t)) for t in larger.values()])
+    references = References(captioned.references, frequencies, units)
     coco = references.score(captioned.predictions)
     scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()}, references.units)
+    if len(larger or captioned.references) < 2:
+        for row in (scores.corpus, *scores.per_image.values()):
+            del row["cider"]
+        scores.absent["cider"] = ONE_IMAGE
     if java:
-        corpus, rows, scores.absent = java_scores(captioned.predictions, captioned.references, scores.units)
+        corpus, rows, absent = java_scores(captioned.predictions, captioned.references, scores.units)
+        scores.absent |= absent
         scores.corpus |= corpus
         for name, values in rows.items():
             for image, value in values.items():
@@ -128,24 +147,26 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
     return files
 
 
-def score_values(results: Any, references: Any, *, java: bool) -> dict[str, float]:
+def score_values(results: Any, references: Any, *, java: bool, references_of: Any = None) -> dict[str, float]:
     """Scores captions in Python: files, their contents, or texts by image.
 
     Args:
         results: A path, a list of ``{"image_id", "caption"}``, or one caption per image as a dictionary or list.
         references: A path, ``{"annotations": [...]}`` or its list, or captions per image as a dictionary or list.
         java: Whether to compute METEOR and SPICE if possible.
+        references_of: References of a larger set in the same form, which determine the weights of CIDEr.
     Raises:
         UserError: As in `score_files`.
     """
-    contents, names = [], ("results", "references")
-    for name, value in zip(names, (results, references), strict=True):
+    contents, names = [], ("results", "references", "references_of")
+    for name, value in zip(names, (results, references, references_of), strict=True):
         path = isinstance(value, str | os.PathLike)
         contents.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
-    (one, predictions), (other, truths) = contents
+    (one, predictions), (other, truths), (third, more) = contents
     captioned = bring_together(parse_results(one, predictions), parse_references(other, truths))
     report_all_missing(captioned, one, other)
-    return score(captioned, java=java).corpus
+    larger = None if references_of is None else parse_references(third, more)
+    return score(captioned, java=java, larger=larger).corpus
 
 
 def _listed(value: Any) -> Any:
