@@ -5,12 +5,15 @@ import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import regex
+
+from vlm.data.text.characters import whole
 from vlm.data.text.inputs import Input, Pieces
 from vlm.data.text.tokenizer import Tokenizer
 
 # Runs of letters and digits; other signs, and characters of scripts without spaces, are words of their own.
 _ALONE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORDS = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|\S")
+_WORDS = regex.compile(rf"[{_ALONE}]|(?:(?![{_ALONE}])[\w\p{{No}}])+|\S")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -35,8 +38,9 @@ class Window(NamedTuple):
 
 
 def word_places(text: str) -> list[Place]:
-    """The words of a text; they cover everything except white space."""
-    return [Place(*match.span()) for match in _WORDS.finditer(text)]
+    """The words of a text; they cover everything except white space and split no grapheme cluster."""
+    spans = (match.span() for match in _WORDS.finditer(text))
+    return [Place(*span) for span in (spans if text.isascii() else whole(spans, text))]
 
 
 def covering(words: Sequence[Place], start: int, stop: int) -> tuple[int, int] | None:

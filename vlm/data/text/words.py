@@ -2,13 +2,20 @@
 
 import re
 
+import regex
+
+from vlm.data.text.characters import whole
+
 # In this order: URLs and addresses without trailing punctuation, @names and #topics, a word before n't, contractions,
 # numbers with inner signs, abbreviations, words, runs of points or hyphens, other signs.
-_WORDS = re.compile(
-    r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | [@\#]\w+
+_PATTERN = r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?:\.[\w-]+)+ | [@\#]\w+
     | \w+?(?=n['’]t\b) | n['’]t\b | ['’](?:s|re|ve|ll|d|m)\b
-    | \d+(?:[.,:/-]\d+)* | (?:[^\W\d_]\.){2,} | \w+ | \.{2,} | -{2,} | \S""",
-    re.VERBOSE | re.IGNORECASE,
+    | \d+(?:[.,:/-]\d+)* | (?:[^\W\d_]\.){2,} | \w+ | \.{2,} | -{2,} | \S"""
+_ASCII = re.compile(_PATTERN, re.VERBOSE | re.IGNORECASE)
+# The library knows which marks belong to a letter, as in Hindi, but takes no fraction for a part of a word.
+_ANY = regex.compile(
+    _PATTERN.replace(r"[^\W\d_]", r"[\w\p{No}--[\d_]]").replace(r"\w+", r"[\w\p{No}]+"),
+    regex.VERBOSE | regex.IGNORECASE | regex.VERSION1,
 )
 
 
@@ -16,6 +23,8 @@ def split_words(text: str) -> list[str]:
     """The words of raw text.
 
     Punctuation marks, n't, 's, 're, 've, 'll, 'd and 'm are separate words; URLs, addresses, @names, #topics, numbers
-    with signs and abbreviations with points are not split.
+    with signs and abbreviations with points are not split, nor is a grapheme cluster.
     """
-    return _WORDS.findall(text)
+    if text.isascii():
+        return _ASCII.findall(text)
+    return [text[start:stop] for start, stop in whole((match.span() for match in _ANY.finditer(text)), text)]

@@ -1,8 +1,9 @@
 """The command that starts a training, as the user of this process has it."""
 
-import shlex
 import sys
 from pathlib import Path
+
+from vlm.io.shell import shell_line
 
 
 def train_command(*arguments: str) -> str:
@@ -10,4 +11,4 @@ def train_command(*arguments: str) -> str:
     called = Path(sys.argv[0])
     script = called if called.name == "train.py" else Path("train.py")
     started = ["vlm", "train"] if called.stem == "vlm" or not script.is_file() else ["python", str(script)]
-    return shlex.join([*started, *arguments])
+    return shell_line([*started, *arguments])

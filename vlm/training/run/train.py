@@ -9,6 +9,7 @@ from typing import Any
 
 from vlm.errors import SharedError, UserError, printable_lines
 from vlm.io.output import aligned
+from vlm.io.shell import shell_line
 from vlm.training.run import run_folder
 from vlm.training.run.command import train_command
 
@@ -97,7 +98,8 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
     if results:
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
         lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
-    return printable_lines("\n".join([*lines, f"try         {example} -c {shlex.quote(str(checkpoint))}"]))
+    command = shell_line([*shlex.split(example), "-c", str(checkpoint)])
+    return printable_lines("\n".join([*lines, f"try         {command}"]))
 
 
 def chose(config: dict[str, Any], results: dict[str, float]) -> str:
