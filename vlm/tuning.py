@@ -5,6 +5,8 @@ import os
 import platform
 import sys
 
+from vlm import machine
+
 SPINS = "3000"  # iterations that an idle thread spins before it sleeps
 PRIMITIVES = "512"  # size of oneDNN's cache of kernels, one per shape of product: up to 0.75 MB, 1 to 6 ms to create
 KEPT = 1 << 30  # bytes of freed memory to keep, and maximum size of allocations from it
@@ -16,8 +18,15 @@ def tune() -> None:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    limit_threads()
     keep_freed_memory()
     open_streams()
+
+
+def limit_threads() -> None:
+    """Limits torch to the container's CPU quota, which it does not read, unless OMP_NUM_THREADS is set."""
+    if not os.environ.get("OMP_NUM_THREADS") and machine.cores() < machine.usable_cpus():
+        os.environ["OMP_NUM_THREADS"] = str(machine.cores())
 
 
 def keep_freed_memory() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vlm import __version__
-from vlm.cli import data, evaluate, pretrained, train, use
+from vlm.cli import data, doctor, evaluate, pretrained, train, use
 from vlm.cli.options import as_typer
 from vlm.errors import UserError, is_out_of_memory, print_error
 from vlm.inference.tasks import TASKS
@@ -35,6 +35,7 @@ def app(argv: Sequence[str]) -> typer.Typer:
     program.command("predict", help=PREDICT)(predict)
     for function in (use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
         program.command(function.__name__)(as_typer(function))
+    program.command()(as_typer(doctor.doctor))
     program.command("check-data")(as_typer(data.check_data))
     program.command("shard")(as_typer(data.shard))
     program.command("import")(as_typer(pretrained.import_folder))

@@ -2,7 +2,6 @@
 
 import atexit
 import multiprocessing.util  # before atexit.register: its exit handler would wait for workers that ours kills
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from vlm.errors import UserError
+from vlm.machine import cores
 
 MOST = 32  # workers per GPU; more only take memory
 MOST_BESIDE = 8  # workers if training uses the same CPUs
@@ -28,9 +28,8 @@ _workers: WeakSet[BaseProcess] = WeakSet()
 
 def default_workers() -> int:
     """Default number of workers per device: its share of the CPUs available to this process."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = torch.cuda.device_count()
-    return max(1, min(MOST, cpus // gpus)) if gpus else min(MOST_BESIDE, cpus)
+    return max(1, min(MOST, cores() // gpus)) if gpus else min(MOST_BESIDE, cores())
 
 
 def worker_context() -> BaseContext:

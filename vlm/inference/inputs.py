@@ -16,14 +16,14 @@ from torch import Tensor
 from vlm.data.images.image import SUFFIXES, load_image
 from vlm.errors import UserError
 from vlm.io.files import listed
+from vlm.machine import cores
 
 CHUNK = 8  # images that a worker reads at once: handing them over one by one costs as much as reading a small one
 
 
 def default_workers() -> int:
     """As many as there are CPUs for this process, up to 8."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, cpus)
+    return min(8, cores())
 
 
 def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:

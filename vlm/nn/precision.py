@@ -4,19 +4,30 @@ import torch
 
 
 def has_bfloat16(device: torch.device | str) -> bool:
-    """Returns True if the device multiplies in bfloat16 faster than in float32.
+    """Returns True if the device multiplies in bfloat16 faster than in float32."""
+    return why_bfloat16(device)[0]
+
+
+def why_bfloat16(device: torch.device | str) -> tuple[bool, str]:
+    """Returns whether the device multiplies in bfloat16 faster than in float32, and why.
 
     On a CPU it depends on the processor: AMD's AVX512-BF16 has twice the rate of float32, and AMX has more. Intel's
     AVX512-BF16 without AMX, found on some virtual machines, has half (84 against 155 GFLOP/s on one core of a Xeon).
     """
     kind = torch.device(device).type
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        low = torch.cuda.is_bf16_supported(including_emulation=False)
+        return low, f"the GPU computes bfloat16 {'itself' if low else 'only by float32'}"
     if kind != "cpu":
-        return False
+        return False, "its bfloat16 is no faster"
     known = torch.cpu.get_capabilities()
-    intel = "Intel" in known.get("cpu_name", "")
-    return known.get("amx_bf16", False) or (known.get("avx512_bf16", False) and not intel)
+    if known.get("amx_bf16", False):
+        return True, "the processor has AMX"
+    if not known.get("avx512_bf16", False):
+        return False, "the processor has neither AMX nor AVX512-BF16"
+    if "Intel" in known.get("cpu_name", ""):
+        return False, "Intel's AVX512-BF16 without AMX is slower than float32"
+    return True, "the processor's AVX512-BF16 is twice as fast"
 
 
 def widest(device: torch.device | str) -> torch.dtype:

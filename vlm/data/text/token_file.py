@@ -22,6 +22,7 @@ from vlm.data.text.encoding import Encoded, Lines, encode, id_dtype
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError
 from vlm.io.atomic import atomic_write
+from vlm.machine import cores
 
 MAGIC = b"VLMTOKEN"
 VERSION = 1  # of the format and the layout of documents
@@ -100,13 +101,13 @@ def write_tokens(
         documents: The lines of each document, with line ends.
         tokenizer: The tokenizer.
         size: Approximate number of bytes, for the progress bar; 0 if unknown.
-        processes: Number of processes; None for the number of processors.
+        processes: Number of processes; None for the number of CPUs available.
     Raises:
         UserError: The file cannot be written, or the documents cannot be read.
     """
     try:
         with atomic_write(path) as file:
-            _write(file, encode(documents, tokenizer, processes or os.cpu_count() or 1), tokenizer, size)
+            _write(file, encode(documents, tokenizer, processes or cores()), tokenizer, size)
     except OSError as error:
         raise unwritable(path, error) from error
     except BrokenProcessPool as error:

@@ -1,6 +1,5 @@
 """Checks of a data set for problems before training."""
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from vlm.data.images.image import ImageError
 from vlm.data.images.image_hash import Print, exact, fingerprint, near
 from vlm.data.records import Skipped, Source, Split
 from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
+from vlm.machine import cores
 
 TINY = 32  # shorter side of an image, in pixels
 _SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary lacks
@@ -113,7 +113,7 @@ def read_images(
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
     seen: list[Seen] = []
     unreadable = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for one in watch(_ahead(pool, work), len(work)):
             if isinstance(one, Seen):
                 seen.append(one)

@@ -127,11 +127,11 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
 
 def _can_pack(weight: Tensor) -> bool:
     """Returns True if torch can pack this weight on this processor."""
-    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and _packs(weight.dtype)
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and packs(weight.dtype)
 
 
 @cache
-def _packs(dtype: torch.dtype) -> bool:
+def packs(dtype: torch.dtype) -> bool:
     """Returns True if oneDNN packs weights of this type: it refuses bfloat16 on processors with AVX2 only."""
     if not torch.backends.mkldnn.is_available():
         return False

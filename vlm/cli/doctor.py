@@ -1,0 +1,148 @@
+"""`vlm doctor`: what this machine offers and what will be chosen on it. torch is imported only inside a function."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+from vlm import __version__, machine
+from vlm.errors import UserError, printable
+from vlm.inference.options import Option
+
+NAME = "vlm-lightning"
+LIBRARIES = ["torch", "lightning", "torchvision", "timm", "transformers", "tokenizers", "sentencepiece", "hydra-core"]
+LIBRARIES += ["torchmetrics", "numpy", "pillow"]
+GIB = 1 << 30
+_REQUIREMENT = re.compile(r"^([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+
+
+def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",))] = "text") -> int:
+    """What this machine offers, what will be chosen on it, and what is missing: for reports of faults."""
+    if form not in ("text", "jsonl"):
+        raise UserError(f"--format: {form!r} is unknown; choose text or jsonl")
+    for name, fact in facts():
+        if form == "jsonl":
+            print(json.dumps({"name": name, "fact": fact}, ensure_ascii=False))
+        else:
+            print(printable(f"{name:<12}{fact}"))
+    return 0
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """Pairs of a name and a fact."""
+    import torch
+
+    yield "vlm", f"{__version__}, {Path(__file__).parents[1]}"
+    yield "python", f"{platform.python_version()}, {sys.executable}"
+    yield "system", f"{platform.platform()}, {platform.machine()}"
+    yield "libraries", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES)
+    yield "processor", processor()
+    yield "cores", cores()
+    yield "threads", f"{torch.get_num_threads()} compute; set OMP_NUM_THREADS to choose"
+    yield "memory", memory()
+    yield "gpu", "; ".join(gpus()) or "none that torch can use"
+    yield from chosen()
+    yield from places()
+    yield from extras()
+
+
+def processor() -> str:
+    """The processor's name and the instruction sets that decide how fast it is, as torch sees them."""
+    import torch
+
+    known = torch.cpu.get_capabilities()
+    wanted = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "sve", "bf16", "neon")
+    there = [name for name in wanted if known.get(name)]
+    name = known.get("cpu_name") or platform.processor() or platform.machine()
+    return f"{name}: {', '.join(there) or 'none of the wide instruction sets'}; torch uses {capability()}"
+
+
+def capability() -> str:
+    import torch
+
+    return (
+        f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if torch.backends.mkldnn.is_available() else 'no'}"
+    )
+
+
+def cores() -> str:
+    quota = machine.cpu_quota()
+    limit = "no quota" if quota is None else f"a quota of {quota:g}"
+    return f"{machine.cores()} used of {os.cpu_count()}: this process may run on {machine.usable_cpus()}, {limit}"
+
+
+def memory() -> str:
+    size, limit = machine.memory_size(), machine.memory_limit()
+    sizes = [f"{size / GIB:.1f} GiB"] if size else []
+    return ", ".join([*sizes, f"the container's limit {limit / GIB:.1f} GiB" if limit else "no limit of a container"])
+
+
+def gpus() -> Iterator[str]:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield f"{about.name}, {about.total_memory / GIB:.0f} GiB, compute capability {about.major}.{about.minor}"
+    if torch.backends.mps.is_available():
+        yield "Apple's, through Metal"
+
+
+def chosen() -> Iterator[tuple[str, str]]:
+    """What `auto` chooses, and why."""
+    import torch
+
+    from vlm.data.workers import default_workers
+    from vlm.inference.device import choose_device
+    from vlm.nn.precision import why_bfloat16
+    from vlm.nn.step.packed import packs
+
+    device = choose_device("auto")
+    trains_on = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, place, yes, no in (
+        ("training", trains_on, "bf16-mixed", "32-true"),
+        ("decoding", device, "bf16", "fp32"),
+    ):
+        low, why = why_bfloat16(place)
+        yield name, f"{yes if low else no} on {place}: {why}"
+    kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
+    yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers as they are"
+    yield "workers", f"{default_workers()} read images"
+
+
+def places() -> Iterator[tuple[str, str]]:
+    """Where files are written, and the room there."""
+    for name, place in (("here", Path.cwd()), ("temporary", Path(tempfile.gettempdir()))):
+        writable = "can be written" if os.access(place, os.W_OK) else "cannot be written: give runs=DIR elsewhere"
+        yield name, f"{place}: {writable}, {shutil.disk_usage(place).free / GIB:.1f} GiB free"
+
+
+def extras() -> Iterator[tuple[str, str]]:
+    """Each extra, whether its packages are there, and else the line that installs them."""
+    try:
+        lines = metadata.requires(NAME) or []
+    except metadata.PackageNotFoundError:
+        yield "extras", "unknown: the package is not installed; pip install -e . in its folder"
+        return
+    packages: dict[str, list[str]] = {}
+    for name, extra in (match.groups() for line in lines if (match := _REQUIREMENT.match(line))):
+        packages.setdefault(extra, []).append(name)
+    for extra, names in packages.items():
+        missing = [name for name in names if name != NAME and _version(name) is None]
+        fact = f"missing {', '.join(missing)}: pip install '{NAME}[{extra}]'" if missing else "there"
+        yield "extra", f"{extra}: {fact}"
+    if "coco" in packages and shutil.which("java") is None:
+        yield "java", "missing; METEOR and SPICE need it"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,78 @@
+"""CPUs and memory available to this process, on the machine or in a container."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Files of limits in Linux's control groups: version 2 has one tree, version 1 one per controller.
+V2 = {"cpu": ["cpu.max"], "memory": ["memory.max"]}
+V1 = {"cpu": ["cpu.cfs_quota_us", "cpu.cfs_period_us"], "memory": ["memory.limit_in_bytes"]}
+NO_LIMIT = 1 << 60  # version 1 says "none" by a number near 2 ** 63
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Number of CPUs available to this process: those it may run on, or its container's quota if that is less.
+
+    Args:
+        root: Folder that contains proc and sys.
+    """
+    quota = cpu_quota(root)
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), math.ceil(quota)))
+
+
+def usable_cpus() -> int:
+    """Number of CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The container's quota of CPU time, in CPUs; None for no quota."""
+    shares = []
+    for values in _limits("cpu", root):
+        quota, period, *_ = [*values, "100000"]
+        if quota not in ("max", "-1"):
+            shares.append(int(quota) / int(period))
+    return min(shares, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The container's memory limit in bytes; None for no limit."""
+    sizes = [int(values[0]) for values in _limits("memory", root) if values[0] != "max"]
+    return min((size for size in sizes if size < NO_LIMIT), default=None)
+
+
+def memory_size() -> int | None:
+    """The machine's memory in bytes; None if the system does not report it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _limits(controller: str, root: Path) -> Iterator[list[str]]:
+    """The fields of each limit of a controller on this process: of its own cgroup and of those above."""
+    base = root / "sys/fs/cgroup"
+    for number, names, group in _groups(root):
+        if number == "0":
+            top, files = base if (base / "cgroup.controllers").exists() else base / "unified", V2[controller]
+        elif controller in names.split(","):
+            top, files = (base / names if (base / names).exists() else base / controller), V1[controller]
+        else:
+            continue
+        own = top / group.lstrip("/")
+        places = [own, *own.parents]
+        for place in places[: places.index(top) + 1]:
+            try:
+                yield [word for name in files for word in (place / name).read_text().split()]
+            except (OSError, ValueError):
+                continue  # no limit can be set here, or the path is the host's
+
+
+def _groups(root: Path) -> Iterator[list[str]]:
+    """Number, controllers and path of each cgroup of this process."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # no Linux
+        return
+    yield from (line.split(":", 2) for line in lines if line.count(":") >= 2)
