@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.version import Version
 from listening import listening
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -38,17 +36,6 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> str:
 def test_the_version_stands_in_two_places_alike() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == vlm.__version__
     assert f"\n## {vlm.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_the_oldest_versions_are_those_that_are_allowed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["test"])]
-    least = {one.name: next(part.version for part in one.specifier if part.operator == ">=") for one in needed}
-    lines = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if not line.startswith("#")]
-    pinned = dict(line.split("==") for line in lines)
-    assert {name: Version(version) for name, version in pinned.items()} == {
-        name: Version(version) for name, version in least.items()
-    }
 
 
 def test_the_oldest_versions_are_those_that_are_allowed() -> None:
