@@ -30,13 +30,16 @@ def jpeg(width: int, height: int, **options) -> bytes:
     return file.getvalue()
 
 
-def test_a_jpeg_is_decoded_at_the_size_that_is_needed():
+def test_an_image_is_kept_at_the_size_that_is_needed():
     content = jpeg(2000, 1500)
-    assert [load_image(content, least=least).size for least in (1500, 700, 300, 10)] == [
+    assert [load_image(content, least=least).size for least in (1500, 700, 300, 180)] == [
         *[(2000, 1500), (1000, 750), (500, 375), (250, 188)]
     ]
     assert decoding_cost(content, least=300) == 500 * 375 and decoding_cost(content) == 2000 * 1500
     assert decoding_cost(jpeg(2000, 1500, progressive=True), least=300) == 2000 * 1500
+    file = BytesIO()
+    load_image(content).save(file, "PNG")
+    assert load_image(file.getvalue(), least=700).size == (1000, 750)
     see = Preprocess(image_size=64)
     whole, part = (see(load_image(content, least=least)).float() for least in (None, 256))
     assert (whole - part).abs().mean() < 1  # of 255

@@ -89,7 +89,7 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
     Args:
         source: Path of a regular file, or its content.
         name: Name of a content in messages.
-        least: Allows decoding a JPEG at 1/2, 1/4 or 1/8 of its size if both sides keep this many pixels.
+        least: Allows 1/2, 1/4 or 1/8 of the size, a JPEG's while it is decoded, if both sides keep this many pixels.
     Raises:
         ImageError: The image cannot be read completely.
     """
@@ -167,8 +167,9 @@ def _decode(data: bytes, least: int | None = None) -> Image.Image:
     ):
         image.load()
         rgb = to_rgb(image)
-        # Copied unless already new: the result must not carry the file's metadata.
-        rgb = rgb.copy() if rgb is image else rgb
+        factor = 1 if least is None else next((by for by in (8, 4, 2) if min(rgb.size) >= by * least), 1)
+        # A new image in any case: the result must not carry the file's metadata.
+        rgb = rgb.reduce(factor) if factor > 1 else rgb.copy() if rgb is image else rgb
     del image  # frees its pixels before the next copy
     rgb.info = {}
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
