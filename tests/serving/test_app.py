@@ -1,6 +1,7 @@
 """The HTTP service: answers equal to `vlm caption`, limits, refusals in a line, and an end that loses nothing."""
 
 import base64
+import gc
 import json
 import re
 import shutil
@@ -86,7 +87,7 @@ def test_a_full_queue_is_503(monkeypatch):
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
 
 
-def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch):
+def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch, caplog):
     service_, go = service(most=3, timeout=0.2), threading.Event()
     http, ours = client_of(service_), service_.engine
     real = ours.predictor.encode
@@ -99,6 +100,8 @@ def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypa
     go.set()
     service_.timeout = 60
     assert http.post("/predict", content=PHOTOS[0]).status_code == 200
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_the_key_opens():

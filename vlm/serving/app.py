@@ -125,6 +125,7 @@ class Service:
             UserError: No input can be answered.
         """
         answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
+        answers.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs that nobody did
         try:
             while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs)))[0]:
                 if self._seconds_left(jobs) <= 0:
