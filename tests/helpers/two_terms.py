@@ -84,7 +84,7 @@ class TwoTerms(Task):
         return {"first": len(batch.x), "second": len(batch.marked)}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.add_loss(self.loss(batch))
+        self.evaluation.add_loss(self.loss(batch))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         return {}
@@ -159,5 +159,5 @@ def run(kind: str, batch_size: int, out: Path, *, accumulate: int = 1, ranks: in
     )
     trainer.fit(task, datamodule=Data(batch_size), ckpt_path=resume, weights_only=True)
     weights = {name: tensor.tolist() for name, tensor in task.model.state_dict().items()}
-    found = {"weights": weights, "losses": watch.losses, "val": task.results, "marked": watch.marked}
+    found = {"weights": weights, "losses": watch.losses, "val": task.evaluation.results, "marked": watch.marked}
     (out if ranks == 1 else out.with_suffix(f".{trainer.global_rank}.json")).write_text(json.dumps(found))

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from vlm.training.run.fit import main
 from vlm.training.step import finite
+from vlm.training.step.step import StepState
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "_unique2"}
 FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then
@@ -72,15 +73,16 @@ def answers(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     The check is read at its own step where it is waited for. Else the GPU has long done what it is of.
     """
     seen: list[int] = []
-    settle = finite.StepCheck.settle
+    read_check = StepState.read_check
 
-    def read(check: finite.StepCheck, trainer: Any, model: Any) -> list[float]:
-        if FIRST <= trainer.global_step < LAST:
-            seen.append(trainer.global_step + 1 - check.number)
+    def read(step: StepState) -> None:
+        now = step.trainer.global_step
+        if step.check is not None and FIRST <= now < LAST:
+            seen.append(now + 1 - step.check.step)
         with _disable_current_modes():
-            return settle(check, trainer, model)
+            read_check(step)
 
-    monkeypatch.setattr(finite.StepCheck, "settle", read)
+    monkeypatch.setattr(StepState, "read_check", read)
     return seen
 
 
@@ -91,7 +93,7 @@ OTHERS = [pytest.param(task, marks=pytest.mark.slow) for task in TASKS if task !
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "a step later"])
 @pytest.mark.parametrize("task", [FIRST_TASK, *OTHERS])
 def test_a_step_waits_for_no_more_than_its_check(task, later, waits, answers, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(finite, "answers_later", lambda device: later)
+    monkeypatch.setattr(finite, "runs_ahead", lambda device: later)
     options = [option for option in command(task) if option != "callbacks.progress=null"]
     unmixed = ["task.mixup=0", "task.cutmix=0"] if task == "classification" else []  # torchvision draws on the CPU
     rare = ["callbacks.checkpoints.every_n_steps=100", "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]

@@ -13,12 +13,12 @@ def listed(inputs: Sequence[str]) -> list[str]:
 
 
 def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
-    """Passes items on; tells on stderr, if a person reads it, how many are done, how fast, and what is left."""
-    start, shown = time.monotonic(), 0.0
-    visible = sys.stderr.isatty() and total > 16
+    """Passes items on; in a terminal, stderr shows after a second how many are done, how fast, and the time left."""
+    start = shown = time.monotonic()
+    visible = sys.stderr.isatty()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if visible and done and now - shown > 0.5:
+        if visible and done and now - shown > (0.5 if shown > start else 1.0):
             shown, rate = now, done / (now - start)
             left = int((total - done) / rate)
             print(
@@ -28,5 +28,5 @@ def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
                 flush=True,
             )
         yield item
-    if visible:
+    if shown > start:
         print("\r\033[K", end="", file=sys.stderr, flush=True)

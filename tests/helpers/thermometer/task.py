@@ -49,12 +49,12 @@ class Thermometer(Task):
         self.errors: list[tuple[str, float]] = []
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.add_loss(self.loss(batch))
+        self.evaluation.add_loss(self.loss(batch))
         found = self.model(batch["readings"].numbers)[0] - batch["readings"].temperature
         self.errors += zip(batch.ids, found.abs().tolist(), strict=True)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        self.samples = [{"line": f"{id} is off by {error:.2f}"} for id, error in self.errors[:2]]
+        self.evaluation.samples = [{"line": f"{id} is off by {error:.2f}"} for id, error in self.errors[:2]]
         return {"error": float(torch.tensor([error for _, error in self.errors]).mean())}
 
     def predictions(self) -> list[dict[str, Any]]:

@@ -1,18 +1,105 @@
-"""The bar leaves nothing of itself behind where a run is stopped."""
+"""The bar shows the whole run, by time, and leaves nothing of itself behind."""
 
 import io
+import re
+import time
 from types import SimpleNamespace
+from typing import Any
 
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+import pytest
+import torch
 
+from vlm.training.callbacks import progress
 from vlm.training.callbacks.progress import Progress
 
 
-def test_a_stopped_bar_is_not_drawn_again():
-    screen = io.StringIO()
-    bar = Progress()
-    bar._train_progress_bar = Tqdm(total=9, file=screen, leave=True)
-    bar._train_progress_bar.update(4)
-    drawn = len(screen.getvalue())
-    bar.on_exception(SimpleNamespace(), SimpleNamespace(), KeyboardInterrupt())
-    assert not screen.getvalue()[drawn:].strip()
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=screen, stdout=screen))
+    return screen
+
+
+def run(*, step: int, epochs: int = 4) -> Any:
+    """A trainer of some epochs of ten batches, at a step."""
+    group = {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1e-3}
+    return SimpleNamespace(
+        datamodule=SimpleNamespace(train_batches=lambda: 10),
+        **{"limit_train_batches": 1.0, "accumulate_grad_batches": 1, "max_epochs": epochs, "max_steps": -1},
+        **{"global_step": step, "world_size": 1, "progress_bar_metrics": {}, "num_val_batches": [3]},
+        **{"optimizers": [SimpleNamespace(param_groups=[group])], "sanity_checking": False},
+    )
+
+
+TASK: Any = SimpleNamespace(size=lambda batch: 8, step=SimpleNamespace(loss=0.5), unit="images")
+
+
+def step(bar: Progress, trainer: Any) -> None:
+    trainer.global_step += 1
+    bar.on_train_batch_end(trainer, TASK, None, None, trainer.global_step - 1)
+
+
+def drawn(screen: Screen) -> list[str]:
+    return [line.strip() for line in re.split(r"[\r\n]|\x1b\[\w", screen.getvalue()) if line.strip()]
+
+
+def test_a_step_is_drawn_as_time_goes_and_counts_in_the_whole_run(screen, monkeypatch) -> None:
+    bar, trainer = Progress(), run(step=0)
+    bar.on_train_start(trainer, TASK)
+    for _ in range(3):
+        step(bar, trainer)
+    assert len(drawn(screen)) == 1 and "1/40" in drawn(screen)[0]  # half a second has not gone by
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    step(bar, trainer)
+    last = drawn(screen)[-1]
+    assert last.startswith("10%|") and "4/40" in last and "loss 0.500" in last and "images/s" in last and "left" in last
+
+
+def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(screen, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    bar, trainer = Progress(), run(step=24)
+    bar.on_train_start(trainer, TASK)
+    time.sleep(0.2)
+    step(bar, trainer)
+    last = drawn(screen)[-1]
+    assert "25/40" in last and "?" not in last
+    assert "00:03 left" in last or "00:02 left" in last  # 15 steps of 0.2 s
+
+
+def test_a_validation_and_what_others_print_take_turns_with_it(screen, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    bar, trainer = Progress(), run(step=0)
+    bar.on_train_start(trainer, TASK)
+    step(bar, trainer)
+    bar.on_validation_batch_end(trainer, TASK, None, None, 1)
+    assert "1/40" in drawn(screen)[-1] and "validation 2/3" in drawn(screen)[-1]
+    bar.print("a line")
+    assert drawn(screen)[-1] == "a line"
+
+
+@pytest.mark.parametrize("end", ["on_exception", "on_train_end"])
+def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
+    bar, trainer = Progress(), run(step=0)
+    bar.on_train_start(trainer, TASK)
+    step(bar, trainer)
+    length = len(screen.getvalue())
+    getattr(bar, end)(trainer, TASK, *([KeyboardInterrupt()] if end == "on_exception" else []))
+    assert not screen.getvalue()[length:].strip()
+
+
+def test_a_file_gets_lines(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress, "PERIOD_OF_FILES", 0.0)
+    bar, trainer = Progress(), run(step=0)
+    bar.on_train_start(trainer, TASK)
+    step(bar, trainer)
+    step(bar, trainer)
+    bar.on_train_end(trainer, TASK)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "2/40" in lines[1] and "\r" not in "".join(lines)

@@ -52,9 +52,8 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
 )
 def test_samples_are_shown_from_all_over_an_evaluation(count, show, shown, tmp_path, capsys):
     """Those of class folders stand class by class."""
-    task = SimpleNamespace(
-        samples=[{"line": f"sample {n}"} for n in range(count)], results={"val/loss": 1.0}, remark="by x"
-    )
+    evaluation = SimpleNamespace(samples=[{"line": f"sample {n}"} for n in range(count)], results={"val/loss": 1.0})
+    task = SimpleNamespace(evaluation=evaluation, remark="by x")
     trainer = SimpleNamespace(
         sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
     )
@@ -64,7 +63,7 @@ def test_samples_are_shown_from_all_over_an_evaluation(count, show, shown, tmp_p
 
 
 def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
-    task = SimpleNamespace(samples=[{"line": "a\x1b[2J\0 b"}], results={}, remark="")
+    task = SimpleNamespace(evaluation=SimpleNamespace(samples=[{"line": "a\x1b[2J\0 b"}], results={}), remark="")
     trainer = SimpleNamespace(
         sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
     )

@@ -33,8 +33,8 @@ def test_compiling_is_not_training(monkeypatch):
     monkeypatch.setattr("vlm.training.callbacks.throughput.time.perf_counter", lambda: clock["now"])
     monkeypatch.setattr("vlm.training.callbacks.throughput.compiling.seconds", lambda: clock["compiling"])
     meter = Throughput()
-    meter._images = 40
+    meter._images, meter.loader = 40, SimpleNamespace(waited=0.0)
     clock |= {"now": 135.0, "compiling": 37.0}  # 35 s, of which 30 went into compiling
     trainer = SimpleNamespace(world_size=1, precision="32-true")
-    task = SimpleNamespace(device=torch.device("cpu"), counted=0, counted_unit="tokens")
+    task = SimpleNamespace(device=torch.device("cpu"), counted_unit="tokens")
     assert meter.figures(trainer, task)["images_per_s"] == 8

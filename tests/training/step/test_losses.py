@@ -12,7 +12,7 @@ from vlm.errors import UserError
 from vlm.models.heads import VocabularyHead
 from vlm.nn import vocabulary_loss
 from vlm.nn.vocabulary_loss import Head
-from vlm.training.step.loss_sums import SplitLoss
+from vlm.training.step.evaluation import EvaluationState
 from vlm.training.step.losses import Term, row_losses, token_loss
 
 BOS, EOS, V = 1, 2, 11
@@ -115,8 +115,9 @@ def test_a_head_like_berts(scramble):
 
 
 def test_an_evaluation_of_which_nothing_was_read_is_refused() -> None:
-    losses = SplitLoss(torch.device("cpu"))
+    evaluation = EvaluationState("val")
+    evaluation.unread = ["a.png: is cut short"]
     with pytest.raises(UserError, match=r"no sample can be read: a.png: is cut short"):
-        losses.means(1, unread=["a.png: is cut short"])
-    losses.add({"tokens": Term(torch.tensor(6.0), 3)})
-    assert losses.means(1, unread=["a.png: is cut short"]) == {"loss": 2.0}
+        evaluation.losses()
+    evaluation.add_loss({"tokens": Term(torch.tensor(6.0), 3)})
+    assert evaluation.losses() == {"loss": 2.0}

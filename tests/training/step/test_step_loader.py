@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from torch import nn
 from two_terms import SIZE, WEIGHT, D, Data, run
 
 from vlm.data.order import Key, TrainBatches
-from vlm.training.step.loss_sums import Step
 from vlm.training.step.losses import Term
+from vlm.training.step.step import StepState
 
 
 def trained(tmp_path: Path, batch_size: int, **options: Any) -> dict[str, Any]:
@@ -80,12 +81,21 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(large, tmp_path) -> None:
     same({**resumed, "losses": large["losses"][:1] + resumed["losses"]}, large)
 
 
+BATCH = SimpleNamespace(ids=["a"], bad=())
+
+
+def alone() -> StepState:
+    """A step of one process and one batch."""
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=1, world_size=1)
+    return StepState(trainer, nn.Linear(1, 1))
+
+
 def test_terms_without_counts_are_refused() -> None:
     terms = {name: Term(torch.tensor(1.0), 1) for name in ("first", "second")}
     with pytest.raises(TypeError, match="gives none, loss first, second"):
-        Step().weighted(terms, {}, lambda tensor: tensor)
+        alone().add(BATCH, terms)
 
 
 def test_a_single_term_has_a_weight() -> None:
     term = {"first": Term(torch.tensor(2.0), 4, 0.5)}
-    assert Step().weighted(term, {}, lambda tensor: tensor) == 1.0
+    assert alone().add(BATCH, term) == 1.0

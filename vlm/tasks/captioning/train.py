@@ -66,14 +66,13 @@ class Captioning(ImageTextTask):
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
-        self.metrics.reset()
         self.search.begin()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         pixels, rows = batch["images"], batch["captions"]
         context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
         losses = self.add_losses(batch, context)
-        if not final and self.has_samples(self.val_captions):
+        if not final and self.evaluation.has_samples(self.val_captions):
             return
         samples: list[dict[str, Any]] = []
         for language, metric in self.metrics.items():
@@ -85,11 +84,11 @@ class Captioning(ImageTextTask):
             scored = [row for row in every if row[2] or language is None]  # some lack this language
             metric.update(*([row[at] for row in scored] for at in (0, 1, 2, 3, 5)))
             samples += [caption_sample(*row, language=language) for *row, _ in scored]
-        self.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
+        self.evaluation.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()
-        results = self.metrics.compute() | self.grounding.results(loss, self._summed)
+        results = self.metrics.compute() | self.grounding.results(loss, self.summed)
         results |= self.critic.faults(self.metrics.first) if self.critic else {}
         if final:
             data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -118,7 +117,7 @@ class Captioning(ImageTextTask):
         """Captions at random, the best and the worst, and where the model looked."""
         scored = self.metrics.items()
         sections = [part for language, one in scored for part in caption_sections(one.per_image(), language)]
-        if drawn := [picture for sample in self.samples[:LOOKED_AT] for picture in self._attention(sample)]:
+        if drawn := [picture for sample in self.evaluation.samples[:LOOKED_AT] for picture in self._attention(sample)]:
             note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
             sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
         return sections

@@ -67,12 +67,7 @@ class Contrastive(Task):
         super().optimizer_step(*args, **kwargs)
         self.model.clamp_scale()
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        self.metric.reset()
-
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.unread += [sample.reason for sample in batch.bad]
         rows: InputRows = batch["captions"]
         images = embed_pixels(self.model, self.preprocess, batch["images"])
         texts = embed_rows(self.model, rows).split(list(rows.counts))
@@ -82,7 +77,7 @@ class Contrastive(Task):
         recalls, scale = self.metric.compute(), self.model.scale.item()
         results = {"loss": self.metric.loss(scale), **recalls, "temperature": 1 / scale}
         rows = self.predictions()
-        self.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
+        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
         if final:
             results |= self.metric.controls() | self.metric.intervals(seed=self.seed)
         return results

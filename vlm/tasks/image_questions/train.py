@@ -36,9 +36,9 @@ class ImageQuestions(ImageTextTask):
     curves = ("accuracy",)
     written, segment = "questions", "question"
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        self.answers = AnswerMetric().to(self.device)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.answers = AnswerMetric()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's answers, and those that the model writes; under control too if it is final.
@@ -54,7 +54,7 @@ class ImageQuestions(ImageTextTask):
         self.answers.update(batch.ids, rows.references, answers)
         for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
             lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
-            self.samples.append({"image_id": id, "line": "   ".join(lines)})
+            self.evaluation.samples.append({"image_id": id, "line": "   ".join(lines)})
         if not final:
             return
         blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
@@ -68,7 +68,7 @@ class ImageQuestions(ImageTextTask):
         return [[answer.text for answer in answers] for answers in by_image]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        results = self.answers.compute() | self.grounding.results(loss, self._summed)
+        results = self.answers.compute() | self.grounding.results(loss, self.summed)
         if final:
             train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
             results |= self.answers.controls(question for record in train for question in record["questions"])
@@ -83,7 +83,7 @@ class ImageQuestions(ImageTextTask):
         return {"questions": self.answers.answers}
 
     def report(self) -> list[Section]:
-        scores = {name.split("/", 1)[1]: value for name, value in self.results.items()}
+        scores = {name.split("/", 1)[1]: value for name, value in self.evaluation.results.items()}
         return answer_sections(self.answers.answers, scores, self.answers.kinds())
 
     def example(self, data: Data, folder: Path) -> str:

@@ -78,14 +78,14 @@ class LanguageModeling(Task):
         return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
+        self.evaluation.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         tokens, size, words = self.text.counts(split)
         batch_size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
         batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
-        self.samples = [self._sample(prompt) for prompt in self.prompts]
+        self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
         return {
             "perplexity": math.exp(min(loss, 700.0)),
@@ -99,11 +99,11 @@ class LanguageModeling(Task):
         return {"prompt": prompt, "text": text.text, "line": printable(prompt + text.text)}
 
     def predictions(self) -> list[dict[str, Any]]:
-        return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.samples]
+        return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.evaluation.samples]
 
     def report(self) -> list[Section]:
         """The texts that go on from the prompts."""
-        return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.samples])])]
+        return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.evaluation.samples])])]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch["text"]

@@ -55,14 +55,13 @@ class MaskedLanguageModeling(Task):
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
-        self.metric.reset()
         self._scored = 0
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows: MaskedRows = batch["texts"]
         chances = gap_probabilities(self.model, rows)
         loss = -chances.gather(1, rows.labels[:, None]).log().sum()
-        self.add_loss({"tokens": Term(loss, len(rows.labels))})
+        self.evaluation.add_loss({"tokens": Term(loss, len(rows.labels))})
         piece = self.field.tokenizer.piece
         true, predicted = ([piece(id) for id in ids.tolist()] for ids in (rows.labels, chances.argmax(-1)))
         texts = []
@@ -86,7 +85,7 @@ class MaskedLanguageModeling(Task):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         rows = self.metric.rows_of()
-        self.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
+        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
         if final:
             source = self.trainer.datamodule.source  # type: ignore[attr-defined]
             results |= self.metric.grammar(source.chances) | self.metric.intervals(seed=self.seed)

@@ -44,13 +44,7 @@ class PhotoTranslation(Translation):
         images = batch["images"]
         return {"images": normalized(self.model, self.preprocess, images if self.training else images[:, 0])}
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        for metric in self.controls.values():
-            metric.reset()  # type: ignore[operator]
-
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.unread += [sample.reason for sample in batch.bad]
         if not batch.ids:
             return
         super().evaluation_step(batch, final=final)

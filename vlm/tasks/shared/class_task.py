@@ -40,22 +40,17 @@ class ClassTask(Task):
         """The texts of each sample; None for images."""
         return None
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        self.metric.reset()
-
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.unread += [sample.reason for sample in batch.bad]
         labels, probabilities = batch["labels"], self.probabilities(batch)
         picked = probabilities.gather(1, labels[:, None])
-        self.add_loss({"samples": Term(-picked.log().sum(), len(batch.ids))})
+        self.evaluation.add_loss({"samples": Term(-picked.log().sum(), len(batch.ids))})
         self.metric.update(batch.ids, probabilities, labels, self.texts(batch))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         records = self.metric.predictions(self.classes)
         spread = records[:: max(1, len(records) // SAMPLES)]  # they are sorted, and so by class
-        self.samples = [{**record, "line": self.line(record)} for record in spread[:SAMPLES]]
+        self.evaluation.samples = [{**record, "line": self.line(record)} for record in spread[:SAMPLES]]
         if final:
             results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)

@@ -16,6 +16,7 @@ from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
 from vlm.tasks.shared.grounding import GroundingLosses
 from vlm.tasks.shared.show import first_row, image_shape, text_shape
+from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, token_loss
 from vlm.training.step.task import Task, TaskOptions
@@ -62,7 +63,8 @@ class ImageTextTask(Task):
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
-        size = len(self.evaluated_split)
+        data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
+        size = len(data.split(self.evaluation.split))
         self.grounding = GroundingLosses(size, self.device)
         self.controlled = range(size) if self.trainer.testing else block_of(0, size)
 
@@ -72,11 +74,10 @@ class ImageTextTask(Task):
         Args:
             context: The batch's images, encoded.
         """
-        self.unread += [sample.reason for sample in batch.bad]
         rows = batch[self.written]
         blank = self.blank(batch["images"]) if any(place in self.controlled for place in rows.places) else None
         (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
-        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
+        self.evaluation.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         return losses
 
     def blank(self, pixels: Tensor) -> Context:

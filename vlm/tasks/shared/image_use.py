@@ -88,7 +88,7 @@ class ImageUseMonitor(L.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit" or not captions_images(pl_module):
             return
         task: Any = pl_module
-        results = {name.removeprefix("val/"): value for name, value in task.results.items()}
+        results = {name.removeprefix("val/"): value for name, value in task.evaluation.results.items()}
         self.losses.append(results["loss"])
         signs = dict(self.signs(results, task))
         faults = text_findings(task.metrics.first, max_tokens=task.max_tokens)
@@ -128,7 +128,7 @@ class ImageUseMonitor(L.Callback):
 def _of_encoder(task: Any, train: Pixels | None) -> Iterator[str]:
     if all(not parameter.requires_grad for parameter in task.model.encoder.parameters()):
         yield "a frozen encoder (task.freeze): it must be a trained one, with the preprocessing it was trained with"
-    samples = [sample["image"] for sample in task.samples[:SAMPLES]]
+    samples = [sample["image"] for sample in task.evaluation.samples[:SAMPLES]]
     if not samples:
         return
     images = task.preprocess.normalize(torch.stack(samples))

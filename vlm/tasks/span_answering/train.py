@@ -69,15 +69,11 @@ class SpanAnswering(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         return _loss(span_scores(self.model, batch["questions"]), batch["questions"])
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        self.metric.reset()
-
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows: SpanRows = batch["questions"]
         with torch.inference_mode():
             scores = span_scores(self.model, rows)
-        self.add_loss(_loss(scores, rows))
+        self.evaluation.add_loss(_loss(scores, rows))
         spans = iter(likeliest_spans(scores, longest=self.longest))
         answered = []
         for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
@@ -91,7 +87,7 @@ class SpanAnswering(Task):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         rows = self.metric.rows_of()
-        self.samples = [{**rows[at], "line": span_line(rows[at])} for at in random_places(len(rows))]
+        self.evaluation.samples = [{**rows[at], "line": span_line(rows[at])} for at in random_places(len(rows))]
         if final:
             train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
             pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)

@@ -54,15 +54,11 @@ class Tagging(Task):
         options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": self.label_smoothing}
         return {"words": Term(F.cross_entropy(logits, tags.labels, reduction="sum", **options), tags.count)}
 
-    def on_evaluation_start(self) -> None:
-        super().on_evaluation_start()
-        self.metric.reset()
-
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows, tags = batch["words"], batch["tags"]
         probabilities = tag_probabilities(self.model, rows)
         loss = F.nll_loss(probabilities.log(), tags.labels, reduction="sum", ignore_index=IGNORE)
-        self.add_loss({"words": Term(loss, tags.count)})
+        self.evaluation.add_loss({"words": Term(loss, tags.count)})
         names = [self.classes[at] for at in probabilities.argmax(-1).tolist()]
         predicted = [names[start:stop] for start, stop in pairwise(accumulate(rows.counts, initial=0))]
         self.metric.update(batch.ids, list(map(Sentence, rows.texts, tags.tags, predicted)))
@@ -71,7 +67,7 @@ class Tagging(Task):
         results = self.metric.compute()
         sentences = list(self.metric.samples.values())
         shown = [sentences[at] for at in random_places(len(sentences))]
-        self.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
+        self.evaluation.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
         if final:
             train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)

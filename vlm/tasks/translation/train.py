@@ -77,7 +77,6 @@ class Translation(Task):
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
-        self.metric.reset()
         self.search.begin()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
@@ -87,14 +86,15 @@ class Translation(Task):
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
             sums, counts = row_losses(hidden, rows.targets, model.head_parts)
-        self.add_loss({"tokens": Term(sums.sum(), counts.sum())})
-        if not final and self.has_samples(self.val_texts):
+        self.evaluation.add_loss({"tokens": Term(sums.sum(), counts.sum())})
+        if not final and self.evaluation.has_samples(self.val_texts):
             return
         hypotheses = self.search.texts(context, final=final)
         read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
-            self.samples.append({**sample, "line": caption_line(sample["translation"], [sample["reference"]])})
+            line = caption_line(sample["translation"], [sample["reference"]])
+            self.evaluation.samples.append({**sample, "line": line})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()

@@ -40,17 +40,17 @@ class BadSamples(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         task = cast(Task, pl_module)
-        for reason in task.unread:
+        for reason in task.evaluation.unread:
             print(f"skipped in validation: {printable(reason)}", flush=True)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._own += batch.bad
-        task = cast(Task, pl_module)
-        if trainer.world_size > 1 and not task.bad_samples:  # of no rank, as far as they have told each other
+        step = cast(Task, pl_module).step
+        if trainer.world_size > 1 and not step.bad_samples:  # of no rank, as far as they have told each other
             return
-        bad, self._own, task.bad_samples = _of_all_ranks(trainer, self._own), [], 0
+        bad, self._own, step.bad_samples = _of_all_ranks(trainer, self._own), [], 0
         new = [sample for sample in bad if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:

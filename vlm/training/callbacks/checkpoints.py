@@ -12,7 +12,9 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint import save
 from vlm.errors import Count, SharedError
-from vlm.training.step.loop_counters import out_of_steps, validates
+from vlm.training.step.finite import refuse_non_finite
+from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
+from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -61,7 +63,7 @@ class Checkpoints(L.Callback):
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None
-        self._saved_step = -1
+        self._saved_step, self._validation_due = -1, False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "monitor": self.monitor, "mode": self.mode}
@@ -97,19 +99,28 @@ class Checkpoints(L.Callback):
         """
         if trainer.global_step == self._saved_step and not validation_due:
             return
-        task = cast(Task, trainer.lightning_module)
-        task.validation_due = validation_due
+        self._validation_due = validation_due
         trainer.save_checkpoint(self.last)
-        task.validation_due = False
+        self._validation_due = False
         self._saved_step = trainer.global_step
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        cast(Task, pl_module).step.read_check()
+        refuse_non_finite(trainer, checkpoint)
+        as_between_batches(
+            checkpoint["loops"]["fit_loop"],
+            epoch_batches=int(trainer.num_training_batches),
+            step=trainer.global_step,
+            validation_due=self._validation_due,
+        )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if out_of_steps(trainer):
             trainer.should_stop = True  # the trainer validates where it is asked to stop, and not where its steps end
         step = trainer.global_step
-        due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulating(trainer)
+        due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulates(trainer)
         if due and not validates(trainer):  # a validation saves after itself
-            log_step(trainer)
+            log_step_now(trainer)
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -120,7 +131,7 @@ class Checkpoints(L.Callback):
         if self.monitor is None or (score is not None and self._is_better(score)):
             self.best_score = score
             trainer.save_checkpoint(self.best)
-        if not accumulating(trainer):  # in the middle of an optimiser step its gradients would be lost
+        if not accumulates(trainer):  # in the middle of an optimiser step its gradients would be lost
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:
@@ -155,13 +166,6 @@ def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
 
 
-def accumulating(trainer: L.Trainer) -> bool:
-    """True where the last batch ended in the middle of an optimiser step."""
-    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
-
-
-def log_step(trainer: L.Trainer) -> None:
-    """Writes the metrics of the step now: the trainer does so after the hook that saves, which may be the last."""
-    trainer._logger_connector.on_batch_end()
-    trainer._logger_connector.update_train_step_metrics()
+def out_of_steps(trainer: L.Trainer) -> bool:
+    """True once `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    return 0 <= trainer.max_steps <= trainer.global_step

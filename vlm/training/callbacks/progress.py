@@ -1,51 +1,140 @@
-"""The progress bar."""
+"""The progress of a run, in one line."""
 
+import io
+import sys
 import time
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
 
+from vlm.training.step.optim import total_steps
 from vlm.training.step.task import Task
 
+PERIOD, PERIOD_OF_FILES = 0.5, 60.0  # seconds between two drawings in a terminal, and between two lines in a file
+SPAN = 2.0  # seconds that a rate is measured over
+FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"  # fits 80 columns
+ENDLESS = "{desc}{n_fmt} steps, {elapsed}{postfix}"
 
-class Progress(TQDMProgressBar):
-    """A bar with the loss, the learning rate and the images, or tokens, a second of training."""
 
-    BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # 80 columns
+class Progress(ProgressBar):
+    """Shows optimiser steps, the time left of the whole run, loss, samples (or tokens) a second and learning rate.
+
+    In a terminal it is a bar, drawn twice a second; in a file, a line a minute. Validations and the test show how many
+    of their batches are done.
+    """
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=10)
+        super().__init__()
+        self.terminal, self.is_enabled = sys.stderr.isatty(), True
+        self.bar: tqdm | None = None
+        self._shown = 0.0
         self._done, self._since, self._rate = 0, 0.0, 0.0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        super().on_train_epoch_start(trainer, *args)
-        self._done, self._since = 0, time.monotonic()
+    def disable(self) -> None:
+        self.is_enabled = False
+
+    def enable(self) -> None:
+        self.is_enabled = True
+
+    def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
+        if self.is_enabled:
+            tqdm.write(sep.join(map(str, args)), file=sys.stdout, **kwargs)  # above the bar
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin(total_steps(trainer), at=trainer.global_step)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restart()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._done += cast(Task, pl_module).size(batch) * trainer.world_size
-        now = time.monotonic()
-        spent = now - self._since
-        if spent > 2 or not self._rate or trainer.is_last_batch:  # an epoch may be shorter
+        task = cast(Task, pl_module)
+        self._done += task.size(batch) * trainer.world_size
+        spent = time.monotonic() - self._since
+        if spent > SPAN or not self._rate:
             self._rate = self._done / spent
-        if spent > 2:
-            self._done, self._since = 0, now
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if spent > SPAN:
+            self._restart()
+        if self._is_due() and trainer.optimizers:
+            loss = {} if task.step.loss is None else {"loss": f"{task.step.loss:.3f}"}
+            logged = {name: f"{float(value):.3g}" for name, value in trainer.progress_bar_metrics.items()}
+            rates = [f"{self._rate:.0f} {task.unit}/s", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.1e}"]
+            texts = [*(f"{name} {value}" for name, value in {**logged, **loss}.items()), *rates]
+            self._show(trainer.global_step, ", ".join(texts))
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        if not trainer.sanity_checking and self._is_due():
+            self._show(trainer.global_step, f"validation {batch_idx + 1}/{int(sum(trainer.num_val_batches))}")
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show(trainer.global_step, "validation: scores")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.bar is not None:
+            self.bar.clear()  # other callbacks print now
+        self._restart()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end()
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin(int(sum(trainer.num_test_batches)), title="test ")
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        if self._is_due():
+            self._show(batch_idx + 1)
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show(int(sum(trainer.num_test_batches)), "scores")
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        for bar in (self._val_progress_bar, self._train_progress_bar):
-            if bar is not None:  # else it is drawn once more, below the last words
-                bar.leave = False  # nor as it closes: the ^C that the terminal shows has moved to the next line
-                bar.close()
+        self._end()
 
-    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        shown = super().get_metrics(trainer, pl_module)
-        shown.pop("v_num", None)
-        named = {name.removeprefix("train/"): value for name, value in shown.items()}
-        loss = cast(Task, pl_module).step_loss  # logged for the bar, it would be read from the device in every step
-        named |= {} if loss is None else {"loss": f"{float(loss):.3f}"}
-        rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else 0.0
-        unit = cast(Task, pl_module).unit
-        return {**named, "lr": f"{rate:.1e}", f"{unit}/s": f"{self._rate:.0f}"}
+    def _begin(self, total: int | None, *, at: int = 0, title: str = "") -> None:
+        self._restart()
+        if self.is_enabled:
+            self.bar = tqdm(
+                desc=title,
+                total=total,
+                initial=at,
+                file=sys.stderr if self.terminal else io.StringIO(),
+                leave=False,
+                dynamic_ncols=True,
+                smoothing=0,  # the mean rate, validations included
+                bar_format=FORMAT if total else ENDLESS,
+                delay=1,  # nothing is drawn here
+            )
+            self.bar.delay = 0
+
+    def _end(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def _restart(self) -> None:
+        """Measures the rate from now on."""
+        self._done, self._since = 0, time.monotonic()
+
+    def _is_due(self) -> bool:
+        period = PERIOD if self.terminal else PERIOD_OF_FILES
+        return self.bar is not None and time.monotonic() - self._shown > period
+
+    def _show(self, done: int, text: str = "") -> None:
+        if self.bar is None:
+            return
+        self._shown, self.bar.n = time.monotonic(), done
+        self.bar.set_postfix_str(text, refresh=False)
+        if self.terminal:
+            self.bar.refresh()
+        else:
+            print(self.bar, file=sys.stderr, flush=True)

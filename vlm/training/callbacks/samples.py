@@ -32,13 +32,14 @@ class Samples(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         task = cast(Task, pl_module)
-        samples = task.samples
+        samples = task.evaluation.samples
         if trainer.sanity_checking or not trainer.is_global_zero or not samples:
             return
         # Spread over them: those of class folders stand class by class.
         shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
         lines = [f"  {sample['line']}" for sample in shown]
-        scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in task.results.items())
+        results = task.evaluation.results
+        scores = "  ".join(f"{name.removeprefix('val/')} {value:.4f}" for name, value in results.items())
         remark = [f"  ({task.remark})"] if task.remark else []
         lines = [f"step {trainer.global_step}: {scores}", *remark, *lines]
         print("\n".join(["", *(folded(printable(line)) for line in lines)]), flush=True)

@@ -11,9 +11,13 @@ import lightning as L
 import torch
 
 from vlm.data.workers import end_workers
-from vlm.training.callbacks.checkpoints import Checkpoints, accumulating, log_step
-from vlm.training.step.loop_counters import out_of_steps, validates
+from vlm.training.callbacks.checkpoints import Checkpoints, out_of_steps
+from vlm.training.step.lightning_private import log_step_now, validates
+from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
+
+CLEAR = b"\r\033[K"  # of the line of the progress bar, with the terminal's ^C
+SAID = CLEAR + b"finishing the step, then saving; again to stop now\n"
 
 
 class Stopped(BaseException):
@@ -52,19 +56,11 @@ def stopping() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def leave_signals_to_us(trainer: L.Trainer) -> None:
-    """Keeps Lightning from handling signals: it broadcasts inside the handler, which deadlocks when all ranks get one,
-    and under SLURM it saves wherever the signal strikes, in the middle of a step too."""
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    # Else ranks ask each other in each batch, and wait for the device, whether one of those handlers was called.
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
 class StopOnSignal(L.Callback):
     """On a signal finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
 
     The handler only sets a flag, since a signal may come in the middle of anything. Several ranks tell each other of it
-    in the one message of an optimiser step (`Task.agreed`), so that all stop after the same one.
+    in the one message of an optimiser step (`StepState.agreed`), so that all stop after the same one.
     A validation that is due, or under way, is left to the resumed run: it may take longer than there is time.
     """
 
@@ -80,7 +76,9 @@ class StopOnSignal(L.Callback):
             os._exit(128 + signum)
         self.received = signum
         if self.task is not None:
-            self.task.received = signum
+            self.task.step.received = signum
+            if self.task.trainer.is_global_zero:
+                os.write(2, SAID if os.isatty(2) else SAID.lstrip(CLEAR))  # a print may be what the signal interrupts
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.task = cast(Task, pl_module)
@@ -88,11 +86,11 @@ class StopOnSignal(L.Callback):
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if accumulating(trainer) or out_of_steps(trainer):
+        if accumulates(trainer) or out_of_steps(trainer):
             return
-        signum = self.received if trainer.world_size == 1 else cast(Task, pl_module).agreed
+        signum = self.received if trainer.world_size == 1 else cast(Task, pl_module).step.agreed
         if signum:
-            log_step(trainer)
+            log_step_now(trainer)
             checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
             raise Stopped(signum, saved=True)
 
@@ -111,7 +109,7 @@ class StopOnSignal(L.Callback):
     ) -> None:
         if trainer.state.fn != "fit" or batch_idx >= self._common_batches or out_of_steps(trainer):
             return
-        if accumulating(trainer):  # between two batches of a step there is nothing that could be resumed
+        if accumulates(trainer):  # between two batches of a step there is nothing that could be resumed
             return
         signum = self._agreed(trainer)
         if signum:

@@ -8,6 +8,7 @@ import lightning as L
 import torch
 
 from vlm.training.callbacks.throughput import Throughput
+from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 
 
@@ -33,12 +34,12 @@ class StepTimes(Throughput):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         task = cast(Task, pl_module)
-        self.add(task, batch)
-        if trainer.fit_loop._should_accumulate() or trainer.global_step < self.warm_up:
+        self.add(task, batch, outputs)
+        if accumulates(trainer) or trainer.global_step < self.warm_up:
             return
         if trainer.global_step == self.warm_up:
             finish(task.device)
-            self.restart(task)
+            self.restart()
         self._ends.append(mark(task.device))
         if len(self._ends) > self.steps:
             finish(task.device)

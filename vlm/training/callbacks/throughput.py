@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from torch import Tensor
 
 from vlm.models.flop import Flop, model_flop
 from vlm.training.step import compiling
+from vlm.training.step.step import accumulates, is_logged, summed
 from vlm.training.step.task import Task
 
 # Dense matrix products, FLOP/s: in 16 bits, in TF32 and in plain 32 bits. The makers publish them, some with a factor
@@ -45,12 +47,10 @@ class Throughput(L.Callback):
 
     def __init__(self) -> None:
         self.flop: Flop | None = None
-        self._since = self._compiled = self._asked = self._paused = 0.0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._since, self._compiled, self._waited = time.perf_counter(), compiling.seconds(), 0.0
-        self._images, self._tokens, self._flop = 0, False, 0.0
+        self._since = self._compiled = self._paused = 0.0
+        self._counted: Tensor | float = 0.0
+        self.loader: Any = None
+        self.restart()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -62,24 +62,14 @@ class Throughput(L.Callback):
             self.flop = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = trainer.fit_loop.epoch_loop
-        # The trainer calls these two around each batch that it fetches, for its profilers.
-        loop._on_before_fetch, loop._on_after_fetch = self._before_fetch, self._after_fetch
-        self.restart(cast(Task, pl_module))
+        self.loader = trainer.train_dataloader
+        self.restart()
 
-    def restart(self, task: Task) -> None:
+    def restart(self) -> None:
         """Measures from now on."""
-        task.counted = 0
-        self._restart()
-
-    def _before_fetch(self) -> None:
-        self._asked = time.perf_counter()
-        if self._paused:
-            self._since += self._asked - self._paused
-            self._paused = 0.0
-
-    def _after_fetch(self) -> None:
-        self._waited += time.perf_counter() - self._asked
+        self._since, self._compiled = time.perf_counter(), compiling.seconds()
+        self._waited = self.loader.waited if self.loader else 0.0
+        self._images, self._tokens, self._flop, self._counted = 0, False, 0.0, 0.0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused = time.perf_counter()
@@ -88,15 +78,23 @@ class Throughput(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         task = cast(Task, pl_module)
-        self.add(task, batch)
-        if trainer._logger_connector.should_update_logs and not trainer.fit_loop._should_accumulate():
+        self.add(task, batch, outputs)
+        if is_logged(trainer.global_step, trainer) and not accumulates(trainer):
             figures = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(figures, trainer.fit_loop.epoch_loop._batches_that_stepped)
-            self.restart(task)
+                logger.log_metrics(figures, trainer.global_step - 1)
+            self.restart()
 
-    def add(self, task: Task, batch: Any) -> None:
-        """Counts a batch that this process has trained on."""
+    def add(self, task: Task, batch: Any, outputs: Any) -> None:
+        """Counts a batch that this process has trained on.
+
+        Args:
+            outputs: Those of the training step, with the count of the loss's first term.
+        """
+        if self._paused:  # until the batch was asked for
+            self._since += self.loader.asked - self._paused
+            self._paused = 0.0
+        self._counted = self._counted + outputs["count"]
         work = task.work(batch)
         self._images, self._tokens = self._images + work.images, self._tokens or work.rows > 0
         if self.flop is not None:
@@ -105,12 +103,11 @@ class Throughput(L.Callback):
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
         """The logged figures of the steps since the last restart; all ranks come here together."""
         elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
-        counted = float(task.counted)
+        counted = float(self._counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
-        own = torch.tensor([self._images, counted, flop, self._waited], dtype=torch.float64)
-        images, tokens, flop, waited = (
-            task._summed(own.to(task.device)).tolist() if trainer.world_size > 1 else own.tolist()
-        )
+        waited = self.loader.waited - self._waited
+        own = torch.tensor([self._images, counted, flop, waited], dtype=torch.float64)
+        images, tokens, flop, waited = summed(own.to(task.device) if trainer.world_size > 1 else own, trainer).tolist()
         peak = peak_flop(trainer, task.device)
         values = {
             "images_per_s": images / elapsed if self._images else None,

@@ -87,9 +87,10 @@ def _evaluate(
     config, task, data, results = evaluation_of(
         path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
     )
+    unread = task.evaluation.unread
     print(table(results) + "\n".join([chose(config, results), *task.notes()]))
-    print(f"\nsamples     {task.used:,} used" + (f", {len(task.unread):,} skipped" if task.unread else ""))
-    for reason in task.unread:
+    print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unread):,} skipped" if unread else ""))
+    for reason in unread:
         print_error(printable(reason))
     if folder is not None:
         try:
@@ -97,7 +98,7 @@ def _evaluate(
             print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
-    return 1 if task.unread else 0
+    return 1 if unread else 0
 
 
 def evaluation_of(

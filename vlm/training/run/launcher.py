@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from vlm.data.workers import end_workers
+from vlm.training.step.lightning_private import ScriptLauncher
 
 PARENT = "VLM_LAUNCHER"  # by which a started process knows who must not die
 POLL = 0.5  # seconds
@@ -24,7 +23,7 @@ def started() -> bool:
     return os.environ.get(PARENT, str(os.getpid())) != str(os.getpid())
 
 
-class Launcher(_SubprocessScriptLauncher):
+class Launcher(ScriptLauncher):
     """Starts a process for each further device, and sees to it that none is left alone.
 
     A process that waits for one that is gone may wait for ever: on GPUs, until a timeout of half an hour. Lightning
@@ -37,12 +36,11 @@ class Launcher(_SubprocessScriptLauncher):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
-            self._call_children_scripts()
+            self.start_others()
             threading.Thread(target=self._watch, daemon=True, name="watch over ranks").start()
         elif started():
             threading.Thread(target=_end_with_parent, daemon=True, name="watch over parent").start()
-        _set_num_threads_if_needed(num_processes=self.num_processes)
-        return function(*args, **kwargs)
+        return self.run(function, *args, **kwargs)
 
     def lost(self, patience: float = GRACE / 2) -> tuple[int, int] | None:
         """Rank and exit code of a started process that failed, if one does within some seconds."""
@@ -86,13 +84,6 @@ def describe(rank: int, code: int) -> str:
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}, mostly for want of memory"
     return f"rank {rank} ended with an error, which stands above"
-
-
-def oversee(trainer: L.Trainer) -> None:
-    """Puts a Launcher in the place of Lightning's."""
-    old = trainer.strategy.launcher
-    if type(old) is _SubprocessScriptLauncher:
-        trainer.strategy._launcher = Launcher(old.cluster_environment, old.num_processes, old.num_nodes)
 
 
 def end_processes(trainer: L.Trainer) -> None:

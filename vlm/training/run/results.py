@@ -21,8 +21,8 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
     name = (task.name or type(task).__name__).replace("_", " ").capitalize()
     evaluation = Evaluation(
         title=f"{name}: {data.source.name or type(data.source).__name__}",
-        split=task.test_split,
-        used=task.used,
+        split=task.evaluation.split,
+        used=task.evaluation.used,
         remark=task.remark,
         results=results,
         predictions=task.predictions(),
@@ -32,4 +32,4 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
         headlines=task.headlines,
         curves=task.curves,
     )
-    write_results(folder, evaluation, picture=pictures_of(data.split(task.test_split)))
+    write_results(folder, evaluation, picture=pictures_of(data.split(task.evaluation.split)))

@@ -27,21 +27,23 @@ from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import TellCompiling
 from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
 from vlm.training.callbacks.progress import Progress
-from vlm.training.callbacks.signals import StopOnSignal, leave_signals_to_us
+from vlm.training.callbacks.signals import StopOnSignal
 from vlm.training.config.nodes import data_node, inject, model_node
 from vlm.training.config.preparation import prepared
 from vlm.training.data_module import Data
 from vlm.training.device_images import keep_images
 from vlm.training.feature_cache import keep_features
 from vlm.training.run import slurm
-from vlm.training.run.launcher import oversee
+from vlm.training.run.launcher import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.run.results import keep_results
 from vlm.training.run.run_folder import clean, create, new_folder
 from vlm.training.step import compiling
 from vlm.training.step.adapters import Adapted, adapt
 from vlm.training.step.blocks import arrange
+from vlm.training.step.evaluation import EvaluationState
 from vlm.training.step.fsdp import gather, scatter
+from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher
 from vlm.training.step.optim import Optimization
 from vlm.training.step.task import Task
 
@@ -154,7 +156,7 @@ def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Tr
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **injected)
     leave_signals_to_us(trainer)
-    oversee(trainer)
+    use_launcher(trainer, Launcher)
     return trainer
 
 
@@ -187,7 +189,6 @@ class Run:
         self.data = self._open_data(loaded)
         model, spec, adapted = self._model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
-        self.task.test_split = self.data.final_split
         self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
         if adapted:
             self.task.about[ADAPTERS], self.task.left_out = adapted
@@ -324,7 +325,7 @@ def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
 
 def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
     """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
-    task.test_split = data.test_split = split
-    task.results = {}  # of a validation, which would stand for those of a test without batches
+    data.test_split = split
+    task.evaluation = EvaluationState(split)  # scores of a validation would stand for those of a test without batches
     trainer.test(task, datamodule=data, verbose=False)
-    return task.results
+    return task.evaluation.results

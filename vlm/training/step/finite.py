@@ -1,5 +1,6 @@
-"""The check that an optimiser step's numbers are finite, and the stop of a run where they are not."""
+"""The check that the numbers of a step, or of a checkpoint, are finite, and the stop of a run where they are not."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from vlm.errors import SharedError
 from vlm.training.step.fsdp import local
-from vlm.training.step.loss_sums import Step
-from vlm.training.step.step import overflow_is_handled
+from vlm.training.step.losses import Term
 
 SHOWN = 8  # names of samples in a message; a longer list goes into a file
 TRAINED = ("state_dict", "ema", "optimizer_states")  # the parts of a checkpoint that must be finite
@@ -22,6 +23,8 @@ CAUSES = (
     "not clipped (trainer.gradient_clip_val), 16-bit numbers (trainer.precision), or one of the samples"
 )
 
+Batches = Sequence[tuple[Sequence[str], Mapping[str, Term]]]  # the names of samples, and the terms of their loss
+
 
 class NotFiniteError(SharedError):
     """An update, or a checkpoint, would hold a number that is not finite."""
@@ -29,13 +32,8 @@ class NotFiniteError(SharedError):
     repeats = True  # in a run that is resumed with nothing changed
 
 
-def answers_later(device: torch.device) -> bool:
-    """True for a device that the host runs ahead of: reading one of its numbers at once would wait for it."""
-    return device.type == "cuda"
-
-
-class NumbersOnTheWay:
-    """Numbers on their way from the device; reading them waits for what was launched before they were sent.
+class HostCopy:
+    """Numbers on their way from the device to the host.
 
     Args:
         numbers: The numbers, on the device.
@@ -48,101 +46,79 @@ class NumbersOnTheWay:
             self._sent.record()
 
     def read(self) -> list[float]:
+        """The numbers; waits for what was launched before them."""
         if self._sent is not None:
             self._sent.synchronize()
         return self._numbers.tolist()
 
 
 @dataclass
-class StepCheck:
-    """The check of an optimiser step: its loss, and the norm of its gradients, which is finite only if each of them is.
-
-    On a CPU the host reads the answer before the update. A fused optimiser on a GPU reads it there, and skips an update
-    that is not finite; the host reads it when the next step's backward pass is launched, and waits for nothing:
-
-        step             4        5        6
-        host launches    4        5        6
-        host reads                4        5: not finite, the run stops; step 6 changed nothing that is saved
-
-    No step is saved before it is read. All ranks have the same loss and norms, so that all stop together.
+class Check:
+    """The check of a step.
 
     Args:
-        number: Of the step, from 1.
+        step: Number of the step, from 1.
         batches: Its batches.
         parameters: Those with a gradient.
-        loss, norms: Its loss, and the norm of each gradient.
-        answer: Whether they are not finite (1), then what else the ranks share.
+        norms: The norm of each gradient.
+        numbers: Whether they are not finite (1), the loss, then what the ranks share.
     """
 
-    number: int
-    batches: Step
+    step: int
+    batches: Batches
     parameters: list[nn.Parameter]
-    loss: Tensor
     norms: Tensor
-    answer: NumbersOnTheWay
-
-    def settle(self, trainer: L.Trainer, model: nn.Module) -> list[float]:
-        """Reads the answer: what the ranks share beside the check.
-
-        Raises:
-            NotFiniteError: Loss or gradients are not finite, and it is not for a loss scaler to skip the step.
-        """
-        bad, *shared = self.answer.read()
-        if bad and not (bool(torch.isfinite(self.loss)) and overflow_is_handled(trainer)):
-            stop(trainer, model, self)
-        return shared
+    numbers: HostCopy
 
 
-def check(
-    trainer: L.Trainer, optimizer: torch.optim.Optimizer, batches: Step, loss: Tensor, norms: Tensor, shared: Tensor
-) -> StepCheck:
-    """Begins the check of a step whose gradients are ready; `can_skip` says when it is to be settled.
-
-    Args:
-        shared: Further numbers that the host reads with it.
-    """
-    bad = torch.isfinite(loss + torch.linalg.vector_norm(norms)).logical_not().to(norms.dtype)
-    if can_skip(optimizer):
-        optimizer.found_inf = bad  # type: ignore[attr-defined]
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    answer = NumbersOnTheWay(torch.cat([bad[None], shared.to(bad.dtype)]))
-    return StepCheck(trainer.global_step + 1, batches, parameters, loss, norms, answer)
-
-
-def can_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimiser that skips an update on the device, without the host's knowing of it."""
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """True for an optimiser that skips an update that is not finite on the device, without the host."""
     first = optimizer.param_groups[0]["params"][0]
     fused = all(group.get("fused") for group in optimizer.param_groups)
-    return fused and answers_later(first.device) and not isinstance(first, DTensor)
+    return fused and runs_ahead(first.device) and not isinstance(first, DTensor)
 
 
-def stop(trainer: L.Trainer, model: nn.Module, checked: StepCheck) -> None:
-    """Stops the run at an update that is not finite. All ranks come here together, and may talk to each other.
+def runs_ahead(device: torch.device) -> bool:
+    """True for a device that the host runs ahead of: reading one of its numbers at once would wait for it."""
+    return device.type == "cuda"
 
+
+def stop(trainer: L.Trainer, model: nn.Module, check: Check, loss: float, *, overflow_is_handled: bool) -> None:
+    """Stops the run at a step that is not finite. All ranks come here together, and may talk to each other.
+
+    Args:
+        loss: The loss of the step.
+        overflow_is_handled: Whether a loss scaler skips the step where only the gradients are not finite.
     Raises:
-        NotFiniteError: Always, with the step, the samples and the usual causes.
+        NotFiniteError: With the step, the samples and the usual causes.
     """
-    guilty, names = checked.batches.suspects()
-    reports: list[Any] = [(trainer.global_rank, guilty, names)]
+    if math.isfinite(loss) and overflow_is_handled:
+        return
+    reports: list[Any] = [(trainer.global_rank, *suspects(check.batches))]
     if trainer.world_size > 1:
         own, reports = reports[0], [None] * trainer.world_size
         torch.distributed.all_gather_object(reports, own)
-    suspects = [report for report in reports if report[1]] or reports
-    if bool(torch.isfinite(checked.loss)):
-        what = f"the gradient is not finite ({_where(model, checked)})"
-    else:
-        what = f"the loss is not finite ({float(checked.loss):g})"
-    lines = [f"step {checked.number}: {what}; the step was not taken"]
-    for rank, _, ids in suspects:
+    guilty = [report for report in reports if report[1]] or reports
+    what = f"the gradient is not finite ({_where(model, check)})"
+    if not math.isfinite(loss):
+        what = f"the loss is not finite ({loss:g})"
+    lines = [f"step {check.step}: {what}; the step was not taken"]
+    for rank, _, ids in guilty:
         read = f"rank {rank} read" if trainer.world_size > 1 else "it read"
-        lines.append(f"{read} {_listed(trainer, checked.number, rank, ids)}")
+        lines.append(f"{read} {_listed(trainer, check.step, rank, ids)}")
     raise NotFiniteError("\n".join([*lines, CAUSES]), 1)
 
 
-def _where(model: nn.Module, checked: StepCheck) -> str:
+def suspects(batches: Batches) -> tuple[bool, list[str]]:
+    """True where a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
+    bad = [ids for ids, terms in batches if not all(bool(term.total.isfinite()) for term in terms.values())]
+    return bool(bad), [str(id) for ids in bad or [ids for ids, _ in batches] for id in ids]
+
+
+def _where(model: nn.Module, check: Check) -> str:
     """The first parameters whose gradient is not finite."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    norms = zip(checked.parameters, checked.norms.isfinite().tolist(), strict=True)
+    norms = zip(check.parameters, check.norms.isfinite().tolist(), strict=True)
     bad = [names[id(parameter)] for parameter, finite in norms if not finite]
     if not bad:
         return "its norm overflows"

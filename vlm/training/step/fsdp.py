@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vlm.nn.blocks import DecoderBlock
 from vlm.training.step.blocks import blocks
+from vlm.training.step.lightning_private import shard_over_all_ranks
 
 
 class Sharded(ModelParallelStrategy):
@@ -24,7 +25,7 @@ class Sharded(ModelParallelStrategy):
         super().__init__(save_distributed_checkpoint=False)
 
     def setup_environment(self) -> None:
-        self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
+        shard_over_all_ranks(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
     lightning_restore_optimizer = True  # by load_optimizer_state_dict

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Protocol, runtime_checkable
 
+import lightning as L
 from torch import nn
 from torch.optim import Optimizer
 
@@ -45,6 +46,19 @@ class Optimization:
 
     def _factor(self, step: int, total: int, scale: float) -> float:
         return scale * self.schedule.factor(step, total)
+
+
+def total_steps(trainer: L.Trainer) -> int | None:
+    """Optimiser steps of the whole run; None for one without an end.
+
+    The trainer's own estimate would make the training loader before a resumed run knows where it stands.
+    """
+    batches = trainer.datamodule.train_batches()  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    epochs = trainer.max_epochs or -1
+    steps = -(-batches // trainer.accumulate_grad_batches) * epochs if epochs > 0 else -1
+    return min((count for count in (steps, trainer.max_steps) if count > 0), default=None)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:

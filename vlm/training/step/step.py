@@ -1,28 +1,204 @@
-"""The gradients of an optimiser step: their norms, clipping, and the scale of a loss in 16 bits."""
+"""One optimiser step, from its first batch to its update.
+
+A step over several batches and ranks is that of one large batch. Each batch adds the sum of its loss, not the mean, and
+the gradients are divided once by the count over all batches and ranks, after unscaling and before clipping.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from vlm.training.step import finite
 from vlm.training.step.fsdp import local
+from vlm.training.step.losses import Term
 
 SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
 
 
-def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+class StepState:
+    """The optimiser step under way, and the check of the last one.
+
+    Lightning calls `add` for each batch, before its backward pass, then `average` and `check_and_clip` once a step.
+    Nothing here waits for a device, except that a CPU's check is read before the update.
+
+    Attributes:
+        loss: Loss of the last step whose check was read.
+        received: A signal that this process received; 0 for none.
+        agreed: A signal that any of several ranks had received in the last step whose check was read.
+        bad_samples: Training samples that any of several ranks could not read; set back by the callback that counts.
+    Args:
+        trainer: The trainer of the run.
+        model: The model, whose parameters a message may name.
+    """
+
+    def __init__(self, trainer: L.Trainer, model: nn.Module) -> None:
+        self.trainer, self.model = trainer, model
+        self.loss: float | None = None
+        self.received = self.agreed = self.bad_samples = 0
+        self.check: finite.Check | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.batches: list[tuple[Sequence[str], Mapping[str, Term]]] = []  # the names of samples, the terms of the loss
+        self.counts: Mapping[str, int] = {}
+        self._scales: list[Tensor] | None = None
+        self._bad = 0
+
+    def expect(self, counts: Mapping[str, int]) -> None:
+        """Takes the counts of the loss terms in all of this rank's batches of the step, before the first is added.
+
+        A loss of one term needs none.
+        """
+        self.counts = counts
+
+    def add(self, batch: Any, terms: Mapping[str, Term]) -> Tensor:
+        """Adds a batch; returns the loss to run its backward pass from."""
+        kept = {name: replace(term, total=term.total.detach()) for name, term in terms.items()}
+        self.batches.append((batch.ids, kept))
+        self._bad += len(batch.bad)
+        # Lightning will divide by the accumulated batches, and DDP by the ranks.
+        return self._weighted(terms) * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
+
+    def _weighted(self, terms: Mapping[str, Term]) -> Tensor:
+        """The weighted sum of a batch's terms, on the scale of the first one: its count will divide all gradients."""
+        if len(terms) == 1:
+            (term,) = terms.values()
+            return term.total if term.weight == 1 else term.total * term.weight
+        if terms.keys() != self.counts.keys():
+            given = ", ".join(self.counts) or "none"
+            raise TypeError(f"counts(batch) of the task gives {given}, loss {', '.join(terms)}")
+        if self._scales is None:
+            own = [on_device(self.counts[name], term.total) for name, term in terms.items()]
+            whole = summed(torch.stack(own), self.trainer).clamp(min=1)
+            self._scales = list(whole[0] / whole)
+        parts = zip(terms.values(), self._scales, strict=True)
+        return torch.stack([term.total * (scale * term.weight) for term, scale in parts]).sum()
+
+    def average(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Divides the gradients by the count of the step; returns the loss, and its terms where there are several."""
+        unscale(optimizer, self.trainer)
+        first = self.batches[0][1]
+        sums = torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in first])  # (N, 2)
+        totals, counts = self._over_ranks(sums).unbind(1)
+        counts = counts.clamp(min=1)
+        grads = gradients(optimizer)
+        torch._foreach_div_(grads, counts[0].to(grads[0].dtype))
+        means = dict(zip(first, totals / counts, strict=True))
+        self._loss = torch.stack([term.weight * means[name] for name, term in first.items()]).sum()
+        terms = {f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
+        return {"loss": self._loss, **terms}
+
+    def _over_ranks(self, sums: Tensor) -> Tensor:
+        """The sums of all ranks. In the same message ranks tell of signals, and of samples that they could not read."""
+        ranks = self.trainer.world_size
+        if ranks == 1:
+            self._shared = sums.new_empty(0)
+            return sums
+        more = sums.new_zeros(ranks + 1)
+        more[self.trainer.global_rank].fill_(self.received)
+        more[-1].fill_(self._bad)
+        message = summed(torch.cat([sums.flatten(), more]), self.trainer)
+        self._shared = message[sums.numel() :]
+        return message[: sums.numel()].view_as(sums)
+
+    def check_and_clip(self, optimizer: Optimizer, limit: float | None, *, by_value: bool) -> None:
+        """Begins the check that loss and gradients are finite, then clips the gradients.
+
+        On a CPU the host reads the check before the update. A fused optimiser on a GPU reads it there, and skips an
+        update that is not finite; the host reads it when the next step's backward pass is launched, and waits for
+        nothing:
+
+            step             4        5        6
+            host launches    4        5        6
+            host reads                4        5: not finite, the run stops; step 6 changed nothing that is saved
+
+        No step is saved before its check is read. All ranks have the same loss and norms, so that all stop together.
+
+        Args:
+            limit: Largest norm of all gradients, or value of each; None or 0 for no limit.
+        """
+        norms = gradient_norms(optimizer)
+        self.read_check()
+        bad = torch.isfinite(self._loss + torch.linalg.vector_norm(norms)).logical_not().to(norms.dtype)
+        numbers = finite.HostCopy(torch.cat([bad[None], self._loss[None].to(bad.dtype), self._shared.to(bad.dtype)]))
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.check = finite.Check(self.trainer.global_step + 1, self.batches, parameters, norms, numbers)
+        if finite.skips_on_device(optimizer):
+            optimizer.found_inf = bad  # type: ignore[attr-defined]
+        else:
+            self.read_check()
+        self._begin()
+        if limit:
+            clip(optimizer, limit, None if by_value else torch.linalg.vector_norm(norms))
+
+    def read_check(self) -> None:
+        """Reads the check of the last step, and what ranks shared in it, unless that is read already.
+
+        Raises:
+            NotFiniteError: Loss or gradients are not finite, and it is not for a loss scaler to skip the step.
+        """
+        if self.check is None:
+            return
+        check, self.check = self.check, None
+        bad, self.loss, *shared = check.numbers.read()
+        if bad:
+            handled = overflow_is_handled(self.trainer)
+            finite.stop(self.trainer, self.model, check, self.loss, overflow_is_handled=handled)
+        *signals, unreadable = shared or (0.0, 0.0)
+        self.agreed, self.bad_samples = int(max(signals)), self.bad_samples + int(unreadable)
+
+
+def accumulates(trainer: L.Trainer) -> bool:
+    """True where the last batch ended in the middle of an optimiser step."""
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
+
+
+def is_logged(step: int, trainer: L.Trainer) -> bool:
+    """True for an optimiser step, counted from 1, whose metrics go to the loggers."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and (step % every == 0 or trainer.should_stop)
+
+
+def summed(tensor: Tensor, trainer: L.Trainer) -> Tensor:
+    """The sum of all ranks' tensors."""
+    if trainer.world_size > 1:
+        tensor = tensor.clone()
+        torch.distributed.all_reduce(tensor)  # the strategy's own would wait at a barrier first
+    return tensor
+
+
+def on_device(number: Tensor | int, like: Tensor) -> Tensor:
+    """A number as a tensor of another's type, on its device; filled there, since a copy from the host would wait."""
+    return number.to(like.dtype) if isinstance(number, Tensor) else like.new_full((), number)
+
+
+def _sums(terms: Sequence[Term]) -> Tensor:
+    """Sum and count of a term over batches: (2,)."""
+    totals = sum((term.total for term in terms[1:]), terms[0].total)
+    counts = sum((term.count for term in terms[1:]), terms[0].count)
+    return torch.stack([totals, on_device(counts, totals)])
+
+
+def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that an optimiser is about to use; this rank's part of them, where they are sharded."""
     return [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def gradient_norms(optimizer: torch.optim.Optimizer) -> Tensor:
+def gradient_norms(optimizer: Optimizer) -> Tensor:
     """The norm of each parameter's gradient, the same on all ranks: (P,)."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norms = torch.stack(list(torch._foreach_norm(grads)))
     return norms.full_tensor() if isinstance(norms, DTensor) else norms
 
 
-def clip(optimizer: torch.optim.Optimizer, limit: float, norm: Tensor | None) -> None:
+def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
     """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value where there is no norm."""
     grads = gradients(optimizer)
     if norm is not None:
@@ -32,7 +208,7 @@ def clip(optimizer: torch.optim.Optimizer, limit: float, norm: Tensor | None) ->
     torch._foreach_clamp_max_(grads, limit)
 
 
-def unscale(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> None:
+def unscale(optimizer: Optimizer, trainer: L.Trainer) -> None:
     """Divides the gradients by the scale of a 16-bit loss, where the trainer left that to a fused optimiser.
 
     Within the optimiser's own kernel it would come after clipping, which would clip by the scaled norm.

@@ -1,5 +1,6 @@
 """Training batches by optimiser step, for losses whose terms are scaled by counts of the whole step."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -16,6 +17,9 @@ class StepLoader(DataLoader):
     trained on. No state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or
     with the epoch.
 
+    Attributes:
+        asked: When the last batch was asked for, by time.perf_counter.
+        waited: Seconds that training has waited for batches.
     Args:
         trainer: The trainer of the task.
         dataset, options: As in DataLoader.
@@ -23,10 +27,21 @@ class StepLoader(DataLoader):
 
     def __init__(self, trainer: L.Trainer, dataset: Any, **options: Any) -> None:
         self.trainer = trainer
+        self.asked = self.waited = 0.0
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Any:
-        return self._by_step(super().__iter__())  # workers start here, and not with the first batch
+        return self._timed(self._by_step(super().__iter__()))  # workers start here, and not with the first batch
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self.asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.waited += time.perf_counter() - self.asked
+            yield batch
 
     def _by_step(self, batches: Iterator[Any]) -> Iterator[Any]:
         task: Any = self.trainer.lightning_module
@@ -39,7 +54,7 @@ class StepLoader(DataLoader):
             step = [first, *islice(batches, self._batches_of_step() - 1)]
             for batch in step[1:]:
                 total.update(task.counts(batch))
-            task.step_counts = total
+            task.step.expect(total)
             yield from step
 
     def _batches_of_step(self) -> int:

@@ -1,0 +1,97 @@
+"""All private names of Lightning that this package uses, so that a new release breaks in one place.
+
+tests/training/step/test_lightning_private.py has a test of each.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+
+def log_step_now(trainer: L.Trainer) -> None:
+    """Writes the metrics of the step that a hook of its last batch is in; the trainer would do so after that hook."""
+    connector = trainer._logger_connector
+    connector.on_batch_end()
+    connector.update_train_step_metrics()
+
+
+def set_logged_step(trainer: L.Trainer, step: int) -> None:
+    """Sets the number by which the trainer logs its next metrics.
+
+    It counts steps for loggers apart from the optimiser's, and after a resume counts one too many in some places.
+    """
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step
+
+
+def validates(trainer: L.Trainer) -> bool:
+    """True where a validation follows the last training batch, be it done or still to come."""
+    fetcher: Any = None  # only that of an iterable of unknown length matters
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def leave_signals_to_us(trainer: L.Trainer) -> None:
+    """Keeps the trainer from handling signals.
+
+    It broadcasts inside the handler, which deadlocks when all ranks get one, and under SLURM it saves wherever the
+    signal strikes, in the middle of a step too.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    # Else ranks ask each other in each batch, and wait for the device, whether one of those handlers was called.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, validation_due: bool = False) -> None:
+    """Sets a fit loop's state that is being saved to what it is between two batches, whichever hook saves.
+
+    Lightning counts a batch as completed only after the hooks that save, and repeats or skips work on resume depending
+    on which hook that was. A save happens after an optimiser step, so the batch is done; a full epoch is over, unless
+    its validation is still to come.
+
+    Args:
+        loops: The state.
+        epoch_batches: Training batches of an epoch.
+        step: Optimiser steps done.
+        validation_due: Whether a resumed run starts with a validation.
+    """
+    batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
+    over = batches["current"]["ready"] >= epoch_batches and not validation_due
+    begun = int(validation_due)
+    for span in ("total", "current"):
+        done = batches[span]["ready"]
+        batches[span].update(started=done, processed=done, completed=done)
+        finished = epochs[span]["ready"] if over else epochs[span]["ready"] - 1
+        epochs[span].update(started=epochs[span]["ready"], processed=finished, completed=finished)
+        # The trainer goes back to a validation whose first batch was begun.
+        loops["epoch_loop.val_loop.batch_progress"][span].update(ready=begun, started=begun, processed=0, completed=0)
+    if over:
+        batches["current"].update(ready=0, started=0, processed=0, completed=0)
+    batches["is_last_batch"] = False
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step  # which `set_logged_step` sets again
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher of a process for each further device, with its parts as methods."""
+
+    def start_others(self) -> None:
+        """Starts the processes of the other devices."""
+        self._call_children_scripts()
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function with a fair share of the threads."""
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+
+def use_launcher(trainer: L.Trainer, launcher: type[ScriptLauncher]) -> None:
+    """Puts another launcher in the place of Lightning's own, where the trainer starts further processes."""
+    own = trainer.strategy.launcher
+    if type(own) is _SubprocessScriptLauncher:
+        trainer.strategy._launcher = launcher(own.cluster_environment, own.num_processes, own.num_nodes)
+
+
+def shard_over_all_ranks(strategy: Any, ranks: int) -> None:
+    """Sets the sizes of a ModelParallelStrategy's mesh: data parallel over all ranks, and nothing else."""
+    strategy._data_parallel_size, strategy._tensor_parallel_size = ranks, 1
