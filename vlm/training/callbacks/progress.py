@@ -109,6 +109,7 @@ class Progress(ProgressBar):
                 initial=at,
                 file=sys.stderr if self.terminal else io.StringIO(),
                 leave=False,
+                position=0,
                 dynamic_ncols=True,
                 smoothing=0,  # the mean rate, validations included
                 bar_format=FORMAT if total else ENDLESS,

@@ -35,7 +35,7 @@ class WandbLogger(Lightnings):
             raise UserError(
                 'logger=wandb: the package wandb is not installed; pip install "vlm-lightning[wandb]", or logger=csv'
             ) from fault
-        self.folder = Path(folder)
+        self.folder, self.began = Path(folder), False
         ids = sorted(path.name.rpartition("-")[2] for path in (self.folder / "wandb").glob("*run-*-*"))
         options: Any = {"entity": entity, "id": ids[0] if ids else None, "mode": "offline" if offline else None}
         options |= {"settings": wandb.Settings(quiet=True)}
@@ -44,7 +44,8 @@ class WandbLogger(Lightnings):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if self._experiment is None:
+        if not self.began:
+            self.began = True
             import wandb
 
             if wandb.run is not None:  # of the job before this one in a sweep

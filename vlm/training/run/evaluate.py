@@ -120,6 +120,7 @@ def evaluation_of(
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
+    from vlm.training.callbacks.progress import Progress
     from vlm.training.config.check import check
     from vlm.training.run.run import build_data, build_task, build_trainer, check_fit, evaluate
     from vlm.training.run.train import quiet
@@ -145,7 +146,7 @@ def evaluation_of(
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
-    trainer = build_trainer(config, Path("."), logger=False, enable_progress_bar=False)
+    trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate(trainer, task, data, split)
     if not results:
         raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
