@@ -103,3 +103,18 @@ def test_a_file_gets_lines(monkeypatch, capsys) -> None:
     bar.on_train_end(trainer, TASK)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and "2/40" in lines[1] and "\r" not in "".join(lines)
+
+
+def test_before_a_step_there_is_no_estimate(screen, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    bar, trainer = Progress(), run(step=24)
+    bar.on_train_start(trainer, TASK)
+    bar.on_validation_batch_end(trainer, TASK, None, None, 0)
+    assert "24/40, validation 1/3" in drawn(screen)[-1]
+
+
+def test_a_run_without_an_end_counts_its_steps(screen) -> None:
+    bar, trainer = Progress(), run(step=0, epochs=-1)
+    bar.on_train_start(trainer, TASK)
+    step(bar, trainer)
+    assert drawn(screen)[-1].startswith("1 steps, 00:00, loss 0.500")

@@ -14,8 +14,7 @@ from vlm.training.step.task import Task
 
 PERIOD, PERIOD_OF_FILES = 0.5, 60.0  # seconds between two drawings in a terminal, and between two lines in a file
 SPAN = 2.0  # seconds that a rate is measured over
-FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"  # fits 80 columns
-ENDLESS = "{desc}{n_fmt} steps, {elapsed}{postfix}"
+BAR, LEFT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}", ", {remaining} left"  # they fit 80 columns
 
 
 class Progress(ProgressBar):
@@ -29,8 +28,8 @@ class Progress(ProgressBar):
         super().__init__()
         self.terminal, self.is_enabled = sys.stderr.isatty(), True
         self.bar: tqdm | None = None
-        self._shown = 0.0
-        self._done, self._since, self._rate = 0, 0.0, 0.0
+        self._shown = self._since = self._rate = 0.0
+        self._done = 0
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -45,9 +44,6 @@ class Progress(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin(total_steps(trainer), at=trainer.global_step)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restart()
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -58,17 +54,16 @@ class Progress(ProgressBar):
             self._rate = self._done / spent
         if spent > SPAN:
             self._restart()
-        if self._is_due() and trainer.optimizers:
-            loss = {} if task.step.loss is None else {"loss": f"{task.step.loss:.3f}"}
-            logged = {name: f"{float(value):.3g}" for name, value in trainer.progress_bar_metrics.items()}
-            rates = [f"{self._rate:.0f} {task.unit}/s", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.1e}"]
-            texts = [*(f"{name} {value}" for name, value in {**logged, **loss}.items()), *rates]
-            self._show(trainer.global_step, ", ".join(texts))
+        if self._is_due():
+            texts = [f"{name} {float(value):.3g}" for name, value in trainer.progress_bar_metrics.items()]
+            texts += [] if task.step.loss is None else [f"loss {task.step.loss:.3f}"]
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            self._show(trainer.global_step, *texts, f"{self._rate:.0f} {task.unit}/s", f"lr {rate:.1e}")
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
-        if not trainer.sanity_checking and self._is_due():
+        if self._is_due():
             self._show(trainer.global_step, f"validation {batch_idx + 1}/{int(sum(trainer.num_val_batches))}")
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -103,18 +98,9 @@ class Progress(ProgressBar):
     def _begin(self, total: int | None, *, at: int = 0, title: str = "") -> None:
         self._restart()
         if self.is_enabled:
-            self.bar = tqdm(
-                desc=title,
-                total=total,
-                initial=at,
-                file=sys.stderr if self.terminal else io.StringIO(),
-                leave=False,
-                position=0,
-                dynamic_ncols=True,
-                smoothing=0,  # the mean rate, validations included
-                bar_format=FORMAT if total else ENDLESS,
-                delay=1,  # nothing is drawn here
-            )
+            file = sys.stderr if self.terminal else io.StringIO()
+            options: Any = {"dynamic_ncols": True, "leave": False, "position": 0, "smoothing": 0}
+            self.bar = tqdm(desc=title, total=total, initial=at, file=file, delay=1, **options)  # not drawn yet
             self.bar.delay = 0
 
     def _end(self) -> None:
@@ -130,12 +116,12 @@ class Progress(ProgressBar):
         period = PERIOD if self.terminal else PERIOD_OF_FILES
         return self.bar is not None and time.monotonic() - self._shown > period
 
-    def _show(self, done: int, text: str = "") -> None:
-        if self.bar is None:
+    def _show(self, done: int, *texts: str) -> None:
+        if (bar := self.bar) is None:
             return
-        self._shown, self.bar.n = time.monotonic(), done
-        self.bar.set_postfix_str(text, refresh=False)
-        if self.terminal:
-            self.bar.refresh()
-        else:
-            print(self.bar, file=sys.stderr, flush=True)
+        self._shown, bar.n = time.monotonic(), done
+        place = BAR + LEFT * (done > bar.initial) if bar.total else "{desc}{n_fmt} steps, {elapsed}"
+        bar.bar_format = place + "{postfix}"
+        bar.set_postfix_str(", ".join(texts), refresh=self.terminal)
+        if not self.terminal:
+            print(bar, file=sys.stderr, flush=True)

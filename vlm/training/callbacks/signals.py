@@ -13,11 +13,11 @@ import torch
 from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, out_of_steps
 from vlm.training.step.lightning_private import log_step_now, validates
-from vlm.training.step.step import accumulates
+from vlm.training.step.step import StepState, accumulates
 from vlm.training.step.task import Task
 
-CLEAR = b"\r\033[K"  # of the line of the progress bar, with the terminal's ^C
-SAID = CLEAR + b"finishing the step, then saving; again to stop now\n"
+CLEAR = b"\r\033[K"  # the line of a terminal: the progress bar, with a ^C
+SAID = b"finishing the step, then saving; again to stop now\n"
 
 
 class Stopped(BaseException):
@@ -65,30 +65,29 @@ class StopOnSignal(L.Callback):
     """
 
     def __init__(self) -> None:
-        self.task: Task | None = None
-        self.received = 0
+        self.step: StepState | None = None
         self._before: dict[int, Any] = {}
         self._common_batches = 0
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.received:
+        assert self.step is not None, "it handles signals from the start of training on"
+        if self.step.received:
             end_workers()
             os._exit(128 + signum)
-        self.received = signum
-        if self.task is not None:
-            self.task.step.received = signum
-            if self.task.trainer.is_global_zero:
-                os.write(2, SAID if os.isatty(2) else SAID.lstrip(CLEAR))  # a print may be what the signal interrupts
+        self.step.received = signum
+        if self.step.trainer.is_global_zero:  # by no print: one may be what the signal interrupts
+            os.write(2, (CLEAR if os.isatty(2) else b"") + SAID)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.task = cast(Task, pl_module)
+        self.step = cast(Task, pl_module).step
         for signum in signals():
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if accumulates(trainer) or out_of_steps(trainer):
             return
-        signum = self.received if trainer.world_size == 1 else cast(Task, pl_module).step.agreed
+        step = cast(Task, pl_module).step
+        signum = step.received if trainer.world_size == 1 else step.agreed
         if signum:
             log_step_now(trainer)
             checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
@@ -123,7 +122,7 @@ class StopOnSignal(L.Callback):
 
     def _agreed(self, trainer: L.Trainer) -> int:
         """The signal that any rank received, the same on all ranks; 0 for none."""
-        return _reduced(trainer, self.received, "MAX")
+        return _reduced(trainer, cast(Task, trainer.lightning_module).step.received, "MAX")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         for signum, handler in self._before.items():
