@@ -7,8 +7,9 @@ from journey import only_run
 
 from vlm.models.flop import Work, model_flop
 from vlm.training.callbacks import throughput
-from vlm.training.callbacks.throughput import Throughput
 from vlm.training.run.fit import main
+from vlm.training.step import step_loader
+from vlm.training.step.step_loader import StepLoader
 from vlm.training.step.task import Task
 
 
@@ -41,7 +42,15 @@ def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(throughput, "time", found)
     found.pass_by(Task, "training_step", 6.0, monkeypatch)
-    found.pass_by(Throughput, "_after_fetch", 2.0, monkeypatch)
+    by_step = StepLoader._by_step
+
+    def slower(loader, batches):
+        for batch in by_step(loader, batches):
+            found.now += 2.0
+            yield batch
+
+    monkeypatch.setattr(step_loader, "time", found)
+    monkeypatch.setattr(StepLoader, "_by_step", slower)
     found.pass_by(Task, "on_validation_epoch_end", 1000.0, monkeypatch)
     return found
 
