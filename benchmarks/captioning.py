@@ -182,7 +182,7 @@ def memory(root: str, name: str, side: str, images: int, pairs: int, precision: 
 
 def print_memory(root: str, name: str, side: str, images: int, pairs: int, precision: str, steps: int = 4) -> None:
     with tempfile.TemporaryDirectory() as runs:
-        run = Run(override(config_of(root, name, images, precision, runs), [f"trainer.max_steps={steps}"]))
+        run = Run(override(config_of(root, name, images, precision, runs).tree, [f"trainer.max_steps={steps}"]))
         peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         before = _status("VmRSS")

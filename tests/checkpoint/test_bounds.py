@@ -24,6 +24,7 @@ STATED = {
     "config max_tokens=-1": ("config.task.max_tokens", -1),
     "config decoder.depth=10^7": ("config.model.decoder.depth", 10**7),
     "config decoder.max_len=-1": ("config.model.decoder.max_len", -1),
+    "config data.max_len=-1": ("config.data.max_len", -1),
     "config devices=10^6": ("config.trainer.devices", 10**6),
     "decoding.beam=10^6": ("decoding.beam", 10**6),
     "decoding.results=10^6": ("decoding.results", 10**6),

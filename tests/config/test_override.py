@@ -7,18 +7,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm.config.override import apply, quote
+from vlm.config.compose import override
+from vlm.config.override import quote
+from vlm.config.tree import escape, resolve
 from vlm.errors import UserError
 from vlm.training.config.overrides import check_resume_overrides, split_option
 
-SAVED = {
-    "seed": 3,
-    "data": {"root": "/data/a", "num_workers": 2, "batch_size": 8},
-    "trainer": {"_target_": "lightning.Trainer", "max_epochs": 5, "precision": "32-true"},
-    "callbacks": {"ema": {"decay": 0.9}, "names": ["a", "b"]},
-    "logger": {"csv": {}},
-    "model": {"_target_": "vlm.models.vit.ViT", "dim": 64},
-}
+SAVED = resolve(
+    {
+        "seed": 3,
+        "data": {"root": "/data/a", "num_workers": 2, "batch_size": 8},
+        "trainer": {"_target_": "lightning.Trainer", "max_epochs": 5, "precision": "32-true"},
+        "callbacks": {"ema": {"decay": 0.9}, "names": ["a", "b"]},
+        "logger": {"csv": {}},
+        "model": {"_target_": "vlm.models.vit.ViT", "dim": 64},
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +40,12 @@ SAVED = {
     ],
 )
 def test_resume_is_taken_out(argv, resume, rest):
-    assert split_option(argv) == (resume, rest)
+    assert split_option(argv, "resume") == (resume, rest)
 
 
 def test_resume_given_twice_is_refused():
     with pytest.raises(UserError, match="2 times"):
-        split_option(["resume=a", "resume=b"])
+        split_option(["resume=a", "resume=b"], "resume")
 
 
 def test_what_may_change_after_resume_does():
@@ -81,8 +85,8 @@ def test_every_refusal_is_named():
 
 def test_a_dict_that_is_one_value_takes_the_other_s_place():
     config = {"task": {"_target_": "vlm.tasks.captioning.train.Captioning", "reward": {"cider": 1, "likelihood": 0.1}}}
-    assert apply(config, ["task.reward={bleu4: 2}"])[0]["task"]["reward"] == {"bleu4": 2}
-    assert apply(config, ["+task.reward.bleu4=2"])[0]["task"]["reward"]["cider"] == 1
+    assert override(config, ["task.reward={bleu4: 2}"])["task"]["reward"] == {"bleu4": 2}
+    assert override(config, ["+task.reward.bleu4=2"])["task"]["reward"]["cider"] == 1
 
 
 def test_an_unknown_key_after_resume_has_the_nearest_name():
@@ -103,7 +107,7 @@ plain = st.recursive(
 
 @given(plain)
 def test_a_saved_value_comes_back_as_it_was(value):
-    assert apply({"saved": value, "seed": 1}, ["seed=2"])[0] == {"saved": value, "seed": 2}
+    assert override({"saved": escape(value), "seed": 1}, ["seed=2"]) == {"saved": value, "seed": 2}
 
 
 @given(st.text(alphabet=" =,()[]{}'\"#$\\:;~\t\né漢a0", min_size=1, max_size=10))

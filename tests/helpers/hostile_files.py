@@ -53,7 +53,7 @@ def good():
         "tokenizer": ByteTokenizer().state(),
         "preprocess": Preprocess(image_size=8).state(),
         "max_tokens": 4,
-        "config": freeze(composed("task=captioning")),
+        "config": freeze(composed("task=captioning").tree),
         "scores": {},
         "data": "0" * 16,
     }
@@ -265,4 +265,18 @@ CONFIGS = {
     "config of wrong type": changed(lambda checkpoint: checkpoint["vlm"].update(config=[])),
     "config without groups": changed(lambda checkpoint: checkpoint["vlm"].update(config={"seed": 0})),
     "config with a wrong key": target("data.source.nothing", 1),
+    "config reads the environment": target("name", f"${{oc.env:{SECRET}}}"),
+    "config reads the environment in a key": target("name", f"${{data.${{oc.env:{SECRET}}}}}"),
+    "config names a class by another key": target("data.source._class_", "${name}"),
+    "config writes elsewhere by another key": changed(
+        lambda checkpoint: checkpoint["vlm"]["config"].update(
+            hidden={"x": {"_class_": "CSVLogger", "folder": CANARY}}, logger="${hidden}"
+        )
+    ),
+    "config goes in circles": target("name", "${name}"),
+    "config unfolds": changed(
+        lambda checkpoint: checkpoint["vlm"]["config"].update(
+            {f"a{n}": [f"${{a{n + 1}}}", f"${{a{n + 1}}}"] for n in range(40)}, a40="x"
+        )
+    ),
 }

@@ -157,7 +157,6 @@ def main():
         path = paths["config", name]
         used(f"evaluate {name}", lambda path=path: cli.run(["evaluate", "-c", str(path), "--device", "cpu"]))
         used(f"resume {name}", lambda path=path: train([f"resume={path}"]))
-    used("interpolation", lambda: interpolated(files, made))
     used("run folder", lambda: train([f"resume={strange_folder(files, made, 'strange')}"]))
     used("run folder that laughs", lambda: train([f"resume={strange_folder(files, made, 'laughs', LAUGHS)}"]))
     data = [*small, "data.image_size=32", "trainer.max_epochs=1", "data.batch_size=4"]
@@ -253,21 +252,6 @@ def listed(path):
     return 0
 
 
-def interpolated(files, made):
-    """A config whose strings look like interpolations goes through as they are."""
-    from vlm.config.compose import override
-    from vlm.training.config.overrides import check_resume_overrides
-
-    checkpoint = files.good()
-    checkpoint["vlm"]["config"]["name"] = f"${{oc.env:{files.SECRET}}}"
-    found = [
-        override(checkpoint["vlm"]["config"], ["data.batch_size=7"]),
-        check_resume_overrides(["trainer.max_epochs=7"], checkpoint["vlm"]["config"]),
-    ]
-    print(json.dumps([one["name"] for one in found]))
-    return 0
-
-
 def strange_folder(files, made, name, more=""):
     """The folder of a good checkpoint, with a config beside it that is not its own."""
     import yaml
@@ -275,7 +259,7 @@ def strange_folder(files, made, name, more=""):
     place = made / name / "checkpoints" / "last.ckpt"
     place.parent.mkdir(parents=True)
     files.changed(lambda checkpoint: None)(place)
-    strange = files.composed("task=captioning")
+    strange = files.composed("task=captioning").tree
     strange["model"] = {"_target_": "os.system", "command": "touch canary"}
     (made / name / "config.yaml").write_text(more + yaml.safe_dump(strange))
     return made / name

@@ -63,11 +63,6 @@ def test_using_a_checkpoint_reads_no_variable_that_a_good_one_does_not(told):
         assert set(told[f"caption {name}"]["read"]) <= {*told["good"]["read"], "VLM_DEBUG"}, name
 
 
-def test_what_looks_like_an_interpolation_in_a_checkpoint_is_text(told):
-    assert json.loads(told["interpolation"]["said"]) == [f"${{oc.env:{files.SECRET}}}"] * 2
-    assert files.SECRET not in told["interpolation"]["read"]
-
-
 def test_members_of_a_tar_that_lead_out_of_it_are_passed_over_and_the_others_are_read_in_memory(told):
     names = json.loads(told["tar"]["said"])
     assert names == [f"{folder}/{number}.png" for folder in "ab" for number in range(8)]

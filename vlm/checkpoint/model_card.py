@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm.checkpoint.load import weights
+from vlm.checkpoint.stored import interpolated
+from vlm.config.tree import resolve
 
 PIPELINES = {
     "captioning": "image-to-text",
@@ -59,7 +61,7 @@ def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
     if "config" not in about:
         yield f"Weights of a {about.get('origin', 'model')} of Hugging Face, whose own card has them."
         return
-    config = about["config"]
+    config = resolve(interpolated(about["config"]))
     source, name = config["data"]["source"], config["name"]
     yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
     yield f"- command: `python train.py task={config['task_name']}`, in the run named {name}, with the values below"

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vlm.checkpoint.verify import check_sizes
 from vlm.config import names
-from vlm.config.links import COMPUTED, FED, split_links
 from vlm.config.target import arguments, find
+from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
 TARGET, CLASS = "_target_", "_class_"  # the key of a class's name, composed and stored
@@ -36,25 +37,66 @@ def freeze(config: Any) -> Any:
     return [freeze(child) for child in config] if isinstance(config, list) else config
 
 
-def thaw(config: Any) -> dict[str, Any]:
+def thaw(stored: Any) -> Config:
     """The config that a checkpoint stores, as it was composed, with the dotted names of this vlm.
 
     Raises:
-        UserError: It is no config, or it names a class or a place that only its user may choose.
+        UserError: It is no config, it interpolates more than keys and our formulas, or it names a class or a place that
+            only its user may choose, or a size is out of its bounds.
     """
+    tree = interpolated(stored)
+    config = resolve(tree)
+    try:
+        check_sizes({"config": config})
+    except ValueError as fault:
+        raise UserError(f"{fault}; use another checkpoint") from fault
     kinds = {"seed": int, "name": str, "runs": str, "task_name": str} | dict.fromkeys(GROUPS, dict)
-    wrong = [
-        key for key, kind in kinds.items() if not isinstance(config, dict) or not isinstance(config.get(key), kind)
-    ]
-    wrong += _wrong_links(config) if not wrong else []
-    if wrong:
+    if wrong := [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]:
         raise UserError(f"the checkpoint's config is none of vlm ({', '.join(wrong)}); use another checkpoint")
-    faults = list(_faults(config, ""))
-    if faults:
+    # Of both: an interpolation may put into a place what it takes from another.
+    if faults := list(dict.fromkeys([*_faults(tree, ""), *_faults(config, "")])):
         raise UserError(
             f"the checkpoint's config is refused, for anybody may have written it:\n{'; '.join(faults[:5])}"
         )
-    return _thawed(config)
+    return resolve(_thawed(tree))
+
+
+def interpolated(stored: Any) -> dict[str, Any]:
+    """The tree of a config as it is stored.
+
+    Older ones were stored resolved, and beside them the keys that fed others (`fed`) and the formulas (`computed`). An
+    interpolation is put back wherever it gives the value that is stored; other values stay as they are.
+
+    Raises:
+        UserError: It is no config.
+    """
+    try:
+        if not isinstance(stored, dict) or "fed" not in stored:
+            return {**stored}
+        tree = escape({key: value for key, value in stored.items() if key not in ("fed", "computed")})
+        links = [(source, target) for source, targets in stored["fed"].items() for target in targets]
+        for source, target in links[:MAX_LINKS]:
+            value, fed = select(stored, target, ...), select(stored, source, ...)
+            if (text := _link(stored, source, target, value, fed)) is not None:
+                put(tree, target, text)
+        return tree
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise UserError("the checkpoint's config is none of vlm; use another checkpoint") from fault
+
+
+def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any) -> str | None:
+    """The interpolation that a value of an older config came from; None where it was changed since."""
+    if ... in (value, fed):
+        return None
+    if target not in stored["computed"]:
+        return f"${{{source}}}" if value == fed else None
+    if (formula := stored["computed"][target]) is None:  # it was put together of texts
+        together = isinstance(value, str) and isinstance(fed, str) and fed in value and "${" not in value
+        return value.replace(fed, f"${{{source}}}", 1) if together else None
+    name, *terms = formula
+    values = [select(stored, term) if isinstance(term, str) else term for term in terms]
+    text = ",".join(f"${{{term}}}" if isinstance(term, str) else str(term) for term in terms)
+    return f"${{{name}:{text}}}" if FORMULAS[name](*values) == value else None
 
 
 def _thawed(value: Any) -> Any:
@@ -64,21 +106,8 @@ def _thawed(value: Any) -> Any:
     return [_thawed(child) for child in value] if isinstance(value, list) else value
 
 
-def _wrong_links(config: dict[str, Any]) -> list[str]:
-    links = split_links(config)[1]
-    fed, computed = links.get(FED, {}), links.get(COMPUTED, {})
-    right = (
-        isinstance(fed, dict)
-        and isinstance(computed, dict)
-        and all(isinstance(targets, list) for targets in fed.values())
-        and all(isinstance(key, str) for source, targets in fed.items() for key in (source, *targets))
-        and sum(map(len, fed.values())) <= MAX_LINKS
-    )
-    return [] if right else [FED]
-
-
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A checkpoint's config that fetches nothing, and whose cache lies where the checkpoint does.
+    """A checkpoint's config, or its tree, that fetches nothing, and whose cache lies where the checkpoint does.
 
     Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
 
@@ -88,7 +117,7 @@ def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     # The cache of all runs is used where the run lies among them and the cache is there: nothing else is made there.
     runs = folder.resolve().parent.parent
     own = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
-    return {**config, "runs": str(config["runs"] if own else folder), "data": _offline(config["data"])}
+    return {**_offline(config), "runs": str(config["runs"] if own else folder)}
 
 
 def _offline(value: Any) -> Any:

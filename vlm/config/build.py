@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from vlm.config.check import RESERVED
-from vlm.config.links import transform
 from vlm.config.names import short
 from vlm.config.target import arguments, find, parameters, takes_any
+from vlm.config.tree import transform
 from vlm.config.types import coerce
 from vlm.errors import UserError
 

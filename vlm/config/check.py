@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from vlm.config.links import origins, transform
 from vlm.config.target import arguments, find, injects, is_injected, takes_any
+from vlm.config.tree import origins, transform
 from vlm.config.types import Product, describe_mismatch, fits, hints
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -19,7 +19,7 @@ RESERVED = ("_target_", "_partial_")
 
 def check(
     config: dict[str, Any],
-    typed: dict[str, Any] | None = None,
+    tree: dict[str, Any] | None = None,
     *,
     types: Mapping[str, Any] | None = None,
     injected: Mapping[str, Collection[str]] | None = None,
@@ -28,11 +28,11 @@ def check(
 
     Args:
         config: The resolved config, plain containers.
-        typed: The config as it was composed, whose links lead to the keys that were typed; by default the same.
+        tree: The config with its interpolations, which lead to the keys where values are set; by default it has none.
         types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
         injected: Path of a node -> arguments that the program supplies, beside those that say so themselves.
     Raises:
-        UserError: With a line for each fault, all of them at once, named by the key that was typed.
+        UserError: With a line for each fault, all of them at once, named by the key where the value is set.
     """
     faults: list[str] = []
 
@@ -49,7 +49,7 @@ def check(
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
     if faults:
-        raise UserError("\n".join(origins(typed or config, faults)))
+        raise UserError("\n".join(origins(tree or config, faults)))
 
 
 def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection[str]) -> Iterator[str]:

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from vlm.config.compose import ROOT, VERSION, Check, compose, composed, conf_dir, explained, resolved
+from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained, resolved
 from vlm.config.override import parse, quote
+from vlm.config.tree import Config
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, print_error
 
-Main = Callable[[dict[str, Any]], int | None]
+Main = Callable[[Config], int | None]
 
 
 class Sweep(NamedTuple):
@@ -37,7 +38,7 @@ class Sweep(NamedTuple):
         closing: The last lines of the sweep, of the records of its jobs.
     """
 
-    run: Callable[[Callable[[], dict[str, Any]], list[str], Path], int | None]
+    run: Callable[[Callable[[], Config], list[str], Path], int | None]
     closing: Callable[[list[Path]], str]
 
 
@@ -104,7 +105,6 @@ def _run_hydra(
 ) -> int:
     sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     overrides = [quote(text, sweeps) for text in options.overrides]
-    common = {_single(text) for text in overrides}
     statuses: list[int] = []
     process, typed = os.getpid(), sys.argv
 
@@ -115,7 +115,7 @@ def _run_hydra(
             # What Lightning starts again for each further device is this job, not the sweep.
             command = [*prefix, *_flags(options, *_PLACES), *own.overrides.task]
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
-        whole = partial(resolved, (config, []), check, suit)
+        whole = partial(resolved, Composed(config, [], []), check, suit)
         HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
         with _argv(command):
             if sweeps and sweep:
@@ -135,14 +135,16 @@ def _run_hydra(
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
         stack.enter_context(explained(options))
         stack.enter_context(readable(overrides))
-        if (first := composed(options, overrides, sweeps))[1]:
+        first = composed(options, overrides, sweeps)
+        if first.faults:
             resolved(first, check)
+        common = {_single(text) for text in first.overrides}
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
         ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]
         if "HYDRA_FULL_ERROR" not in os.environ:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
-        stack.enter_context(_argv([prefix[0], *_flags(options), *ours, *overrides]))
+        stack.enter_context(_argv([prefix[0], *_flags(options), *ours, *first.overrides]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
         try:
             hydra.main(str(conf_dir()), ROOT, VERSION)(job)()

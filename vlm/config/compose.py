@@ -1,6 +1,7 @@
 """Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers.
 
 Hydra joins the files; the values of a command line are set here, so that every fault of a config is reported at once.
+A config that was saved takes overrides in the same way.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import yaml
@@ -18,23 +19,39 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.links import FORMULAS, links
-from vlm.config.override import apply, parse, plain, quote, update
+from vlm.config.override import parse, quote, settled, update
+from vlm.config.target import find, trust
+from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
 
-Check = Callable[[dict[str, Any]], None]
+Check = Callable[[Config], None]
 
 ROOT = "config"
 VERSION = "1.3"  # of Hydra's behaviour
 SHIPPED = Namespace(config_path=None, config_name=None, config_dir=None)
 _HYDRAS = ("hydra.", "hydra/")
+_STANDS_IN = "vlm.training.config."  # where classes are that stand for other overrides
 _LISTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 for _name, _formula in FORMULAS.items():
     OmegaConf.register_new_resolver(_name, _formula, replace=True)
+
+
+class Composed(NamedTuple):
+    """A config that was composed.
+
+    Args:
+        tree: Its interpolations are not resolved.
+        faults: A line for each override at fault, which is not in it.
+        overrides: Those that it was composed with, among them those of a model that is described elsewhere.
+    """
+
+    tree: DictConfig
+    faults: list[str]
+    overrides: list[str]
 
 
 def conf_dir() -> Path:
@@ -49,8 +66,8 @@ def compose(
     check: Check | None = None,
     suit: Check | None = None,
     options: Namespace = SHIPPED,
-) -> dict[str, Any]:
-    """Composes the config with overrides, resolved to plain containers.
+) -> Config:
+    """Composes the config with overrides.
 
     Args:
         overrides: KEY=VALUE, as the shell delivers them.
@@ -68,77 +85,84 @@ def compose(
         return resolved(whole, check, suit)
 
 
-def resolved(whole: tuple[DictConfig, list[str]], check: Check | None, suit: Check | None = None) -> dict[str, Any]:
-    """Resolves a config to plain containers and checks it; takes what `composed` returns, else as in `compose`."""
-    tree, faults = whole
+def resolved(whole: Composed, check: Check | None, suit: Check | None = None) -> Config:
+    """Resolves a config and checks it; arguments and faults as in `compose`."""
     try:
-        config = {**plain(tree), **links(tree)}
+        config = resolve(settled(whole.tree))
     except UserError as fault:
-        if faults:  # the missing key may be one that was misspelt
-            raise UserError("\n".join(faults)) from fault
-        if suit and isinstance(fault.__cause__, InterpolationKeyError):
-            suit(dict(OmegaConf.to_container(tree, resolve=False)))  # type: ignore[arg-type]
+        if whole.faults:  # the missing key may be one that was misspelt
+            raise UserError("\n".join(whole.faults)) from fault
+        if suit and isinstance(fault, MissingKey):
+            suit(dict(OmegaConf.to_container(whole.tree, resolve=False)))  # type: ignore[arg-type]
         raise
     try:
         if check:
             check(config)
     except UserError as fault:
-        raise UserError("\n".join([*faults, str(fault)])) from fault
-    if faults:
-        raise UserError("\n".join(faults))
+        raise UserError("\n".join([*whole.faults, str(fault)])) from fault
+    if whole.faults:
+        raise UserError("\n".join(whole.faults))
     return config
 
 
-def override(
-    config: dict[str, Any], overrides: list[str], *, verify: Callable[..., None] | None = None
-) -> dict[str, Any]:
+def override(tree: dict[str, Any], overrides: list[str]) -> Config:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
     Args:
-        verify: Is passed the config before, that after, and for each overridden key those that took its value.
+        tree: The config with its interpolations, which follow.
+        overrides: KEY=VALUE, quoted or not.
     Raises:
         UserError: With a line for each that cannot be applied.
     """
-    values, chosen, faults = [], {}, []
+    changed = OmegaConf.create(tree)
+    overrides = [quote(text) for text in overrides]
+    values, faults = [], []
     with explained(SHIPPED):
-        for text in map(quote, overrides):
+        for text in overrides:
             parsed = parse(text)
-            group = parsed.key_or_group if parsed else ""
-            option = parsed.value() if parsed else None
-            folder = conf_dir() / group.replace(".", "/")
-            file = folder / f"{option}.yaml"
-            chooses = file.is_file() or (folder.is_dir() and "." not in group)
-            if not group or not isinstance(option, str) or not chooses:
-                values.append(text)
-                continue
-            if file.is_file() and "@package _global_" in file.read_text(encoding="utf-8"):
-                raise UserError(f"{text}: changes the whole config, and cannot be chosen for one that was saved")
-            tree, wrong = composed(SHIPPED, [text])
-            faults += wrong
-            key = group.replace("/", ".")
-            chosen[key] = OmegaConf.to_container(OmegaConf.select(tree, key), resolve=False)
-    try:
-        applied, taken = apply(config, values, chosen)
-    except UserError as fault:
-        raise UserError("\n".join([*faults, str(fault)])) from fault
+            if parsed is None or parsed.is_sweep_override():
+                faults.append(f"{text}: is not of the form KEY=VALUE with one value")
+            elif not _is_option(parsed):
+                values.append(parsed)
+            else:
+                chosen = composed(SHIPPED, [text])
+                faults += chosen.faults
+                key = parsed.key_or_group.replace("/", ".")
+                node = OmegaConf.to_container(OmegaConf.select(chosen.tree, key), resolve=False)
+                OmegaConf.update(changed, key, node, merge=False, force_add=True)
+    OmegaConf.set_struct(changed, True)
+    faults += update(changed, values)
     if faults:
         raise UserError("\n".join(faults))
-    if verify is not None:
-        verify(config, applied, taken | {key: [] for key in chosen})
-    return applied
+    with readable(overrides):
+        return resolve(settled(changed))
 
 
-def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -> tuple[DictConfig, list[str]]:
+def _is_option(override: Override) -> bool:
+    """True for an override that chooses a shipped option, or tries to.
+
+    Raises:
+        UserError: It chooses one that sets keys of the whole config.
+    """
+    group, option = override.key_or_group, None if override.is_delete() else override.value()
+    if not isinstance(option, str):
+        return False
+    folder = conf_dir() / group.replace(".", "/")
+    file = folder / f"{option}.yaml"
+    if file.is_file() and "@package _global_" in file.read_text(encoding="utf-8"):
+        raise UserError(f"{override.input_line}: changes the whole config, and cannot be chosen for one that was saved")
+    return file.is_file() or (folder.is_dir() and "." not in group)
+
+
+def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -> Composed:
     """Composes a config with overrides; where an option is unknown, with the nearest one, so that further faults show.
 
     Args:
         options: Hydra's flags that name folders of configs.
         overrides: KEY=VALUE, quoted.
         sweeping: Whether overrides may have several values; the first of each is set.
-    Returns:
-        The config, its interpolations not resolved, and a line for each override at fault, which is not in it.
     Raises:
-        UserError: An option is unknown and none is near, or a config file of others changes how Hydra runs.
+        UserError: An option is unknown and none is near, or a config file of others sets what only a command line may.
     """
     values: list[Override] = []
     faults: list[str] = []
@@ -160,10 +184,39 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRAS))]
             _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
+    if others := _stand_in(tree, chosen, values):
+        replaced = {text for text in overrides if (one := parse(text)) and one.key_or_group in ("model", "model.path")}
+        if swept := [text for text in replaced if (one := parse(text)) and one.is_sweep_override()]:
+            raise UserError(f"{swept[0]}: a model that is described elsewhere is swept over alone; give one at a time")
+        own = [text for text in overrides if text not in replaced]
+        return composed(options, [*map(quote, others), *own], sweeping)
+    trust(*(str(override.value()) for override in values if override.key_or_group == "trust" and override.value()))
     groups = [group for group in tree.hydra.runtime.choices if not group.startswith("hydra/")]
     with open_dict(tree):
         del tree["hydra"]
-    return tree, faults + update(tree, values, groups)
+    return Composed(tree, faults + update(tree, values, groups), overrides)
+
+
+def _stand_in(tree: DictConfig, chosen: list[str], values: list[Override]) -> list[str]:
+    """The overrides that a model stands for which is described elsewhere, as in a Hugging Face folder.
+
+    Args:
+        chosen: Overrides that choose options.
+        values: The other ones.
+    """
+    node = tree.get("model")
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    if not str(target).startswith(_STANDS_IN):
+        return []
+    paths = [override for override in values if override.key_or_group == "model.path"]
+    path = paths[-1].value() if paths else None if OmegaConf.is_missing(node, "path") else node.path
+    if not path:
+        raise UserError("model.path: has no value; give model.path=FOLDER")
+    choices = dict(tree.hydra.runtime.choices)
+    if not choices.get("experiment"):  # which chooses for itself
+        typed = {text.lstrip("+").partition("=")[0] for text in chosen}
+        choices = {group: option for group, option in choices.items() if group in typed}
+    return find(target).overrides(str(path), choices)  # type: ignore[attr-defined]
 
 
 def _singles(text: str, sweeping: bool, faults: list[str]) -> list[Override]:
@@ -224,7 +277,9 @@ def _search(options: Namespace) -> list[str]:
 
 
 def _check_strangers(tree: DictConfig) -> None:
-    """Refuses config files of others that change how Hydra runs; what was typed may."""
+    """Refuses config files of others that trust a package or change how Hydra runs; what was typed may."""
+    if tree.get("trust"):
+        raise UserError("trust: no config file may set it; give it on the command line")
     GlobalHydra.instance().clear()
     with _hydra(SHIPPED):
         check_hydra(tree.hydra, hydra.compose(ROOT, return_hydra_config=True).hydra)

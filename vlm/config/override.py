@@ -1,19 +1,23 @@
 """Overrides, the KEY=VALUE of a command line: read by Hydra's grammar, quoted where that would misread a path, and
-applied to a config that was composed or saved."""
+applied to a config."""
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+)
 
-from vlm.config.links import feed, joined, links, split_links, walk, without
 from vlm.config.target import arguments_of, injects
-from vlm.config.untrusted import readable
+from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, walk
 from vlm.errors import UserError, did_you_mean, nearest
 
 _PATH_KEYS = ("root", "path")  # by convention a folder and a file
@@ -39,42 +43,8 @@ def quote(override: str, sweeping: bool = False) -> str:
     key, _, value = override.partition("=")
     if not value or _is_plain(key, value, parse(override), sweeping):
         return override
-    return f"{key}={QuotedString(_literal(value, force=os.path.lexists(value)), Quote.single).with_quotes()}"
-
-
-def apply(
-    config: dict[str, Any], overrides: list[str], chosen: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Applies overrides to a config of plain containers, as Hydra would to one that it composes.
-
-    Args:
-        config: A resolved config, with its links.
-        overrides: KEY=VALUE, quoted or not.
-        chosen: Key -> what takes its place first; its interpolations are resolved in the config.
-    Returns:
-        The config, and for each overridden key those that it feeds.
-    Raises:
-        UserError: With a line for each that cannot be applied.
-    """
-    config, linked = split_links(config)
-    tree = OmegaConf.create(escape(config))
-    for key, node in (chosen or {}).items():
-        OmegaConf.update(tree, key, node, merge=False, force_add=True)
-    OmegaConf.set_struct(tree, True)
-    faults, parsed = [], []
-    for text in overrides:
-        override = parse(quote(text))
-        if override is None or override.is_sweep_override():
-            faults.append(f"{text}: is not of the form KEY=VALUE with one value")
-        else:
-            parsed.append(override)
-    faults += update(tree, parsed)
-    if faults:
-        raise UserError("\n".join(faults))
-    with readable(overrides):
-        applied = plain(tree)
-    linked = joined(without(linked, [*(chosen or ())]), links(tree))  # those of a group that was chosen are its tree's
-    return {**applied, **linked}, feed(applied, linked, [override.key_or_group for override in parsed])
+    value = escape(value) if os.path.lexists(value) else _literal(value)
+    return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
 def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[str] = ()) -> list[str]:
@@ -86,8 +56,12 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
         A line for each override that cannot be applied.
     """
     faults = []
+    before = OmegaConf.to_container(tree, resolve=False)
     for override in overrides:
         key, value = override.key_or_group, override.value()
+        if (place := _interpolated(before, key)) is not None:
+            faults.append(f"{key}: is interpolated from {place}; set that")
+            continue
         parent = OmegaConf.select(tree, key.rpartition(".")[0]) if "." in key else tree
         try:
             if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would put a dict in its place
@@ -106,39 +80,47 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
     return faults
 
 
+def _interpolated(config: Any, key: str) -> str | None:
+    """The key where a value is set that belongs to an interpolated group."""
+    try:
+        return origin(config, key) if reach(config, key)[1] else None
+    except KeyError:
+        return None
+
+
 def _is_one_value(node: Any, argument: str) -> bool:
     """True where a dict is one of several kinds of value of an argument, and another takes its place whole."""
     parameter = arguments_of(node).get(argument)
     return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
-def plain(tree: DictConfig) -> dict[str, Any]:
-    """Resolves a config to plain containers.
+def settled(tree: DictConfig) -> dict[str, Any]:
+    """A config as plain containers that interpolate keys and our formulas; all other interpolations are resolved.
 
     Raises:
-        UserError: A value is missing (``???``), or an interpolation leads nowhere.
+        UserError: One of them leads nowhere.
     """
+    raw = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(raw, dict)
     try:
-        missing = sorted(OmegaConf.missing_keys(tree))
-        if missing:
-            raise UserError("\n".join(f"{key}: has no value; give {key}=VALUE" for key in missing))
-        container = OmegaConf.to_container(tree, resolve=True)
+        return {str(key): _settled(value, tree, key) for key, value in raw.items()}
     except InterpolationToMissingValueError as error:
         key = str(error).splitlines()[0].rpartition(": ")[2]
         raise UserError(f"{key}: has no value; give {key}=VALUE") from error
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+        kind = MissingKey if isinstance(error, InterpolationKeyError) else UserError
+        raise kind(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
 
 
-def escape(value: Any) -> Any:
-    """Makes every ``${`` in the strings of plain containers literal: they have been resolved before."""
-    if isinstance(value, dict):
-        return {key: escape(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [escape(child) for child in value]
-    return _literal(value, force=True) if isinstance(value, str) else value
+def _settled(raw: Any, holder: Any, key: Any) -> Any:
+    if isinstance(raw, dict):
+        return {name: _settled(child, holder[key], name) for name, child in raw.items()}
+    if isinstance(raw, list):
+        return [_settled(child, holder[key], index) for index, child in enumerate(raw)]
+    if not isinstance(raw, str) or is_plain(raw):
+        return raw
+    value = holder[key]
+    return escape(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 
 def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
@@ -182,14 +164,12 @@ def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> 
     return not names_path
 
 
-def _literal(value: str, force: bool) -> str:
-    """Escapes each ``${`` for OmegaConf: always with ``force``, else where it cannot be an interpolation."""
-    if "${" not in value:
-        return value
-    if not force and _ACTIVE.search(value):
+def _literal(value: str) -> str:
+    """Escapes each ``${`` for OmegaConf where it cannot be an interpolation."""
+    if _ACTIVE.search(value):
         try:
             OmegaConf.create({"value": value})
             return value
         except GrammarParseError:
             pass
-    return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
+    return str(escape(value))

@@ -13,14 +13,8 @@ from vlm.errors import INJECTED, UserError, did_you_mean, nearest
 _allowed = ["vlm", "lightning", "torch.optim"]
 _OURS = len(_allowed)
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
-_ROOMS = (
-    "vlm.training",
-    "vlm.data",
-    "vlm.models",
-    "vlm.nn",
-    "vlm.tasks",
-    "vlm.checkpoint",
-)  # where the parts of a run are
+# Where the parts of a run are.
+_ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks", "vlm.checkpoint.pretrained_tokenizer")
 
 _limits: dict[str, Mapping[str, Any]] = {}
 

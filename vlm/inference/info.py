@@ -5,7 +5,9 @@ from typing import Any
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.base import ADAPTERS
+from vlm.checkpoint.stored import interpolated
 from vlm.checkpoint.verify import refusing
+from vlm.config.tree import resolve as resolved
 from vlm.errors import printable
 from vlm.inference.tasks import TASKS, resolve, task_name
 
@@ -43,7 +45,7 @@ def _trained(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
     if "origin" in about:
         return [f"from        a {about['origin']} of Hugging Face"]
-    data = about["config"]["data"]
+    data = resolved(interpolated(about["config"]))["data"]
     place = data.get("root") or data.get("path") or ""
     steps = f"{loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun"
     return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]

@@ -7,11 +7,12 @@ from transformers import BertForMaskedLM, BertForSequenceClassification, BertMod
 
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
+from vlm.config.compose import compose
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
-from vlm.training.config.pretrained import spell_out
+from vlm.training.config.pretrained import Pretrained
 from vlm.training.run.fit import main
 
 SHORT = ["trainer.max_steps=2", "test=false"]
@@ -114,18 +115,18 @@ def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
 @pytest.mark.parametrize(
     ("save", "task", "words"),
     [
-        (lambda folder: saved(folder, ENCODERS["vit"]()), [], "for no task alone; .*task=captioning or task=class"),
-        (lambda folder: saved(folder, ENCODERS["vit"]()), ["task=tagging"], "a ViTModel is not for tagging"),
-        (lambda folder: saved_bert(folder, BertModel), [], "task=masked_language_modeling or task=text_class"),
-        (saved_captioner, ["task=classification"], "is not for classification"),
-        (saved_gpt2, ["task=captioning"], "is not for captioning; leave task out"),
+        (lambda folder: saved(folder, ENCODERS["vit"]()), {}, "for no task alone; .*task=captioning or task=class"),
+        (lambda folder: saved(folder, ENCODERS["vit"]()), {"task": "tagging"}, "a ViTModel is not for tagging"),
+        (lambda folder: saved_bert(folder, BertModel), {}, "task=masked_language_modeling or task=text_class"),
+        (saved_captioner, {"task": "classification"}, "is not for classification"),
+        (saved_gpt2, {"task": "captioning"}, "is not for captioning; leave task out"),
     ],
     ids=["no task", "other inputs", "no task of texts", "half a captioner", "no encoder"],
 )
 def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task, words):
     save(tmp_path / "theirs")
     with pytest.raises(UserError, match=words):
-        spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *task])
+        Pretrained.overrides(str(tmp_path / "theirs"), task)
 
 
 def test_a_language_model_is_fine_tuned_too(tmp_path):
@@ -149,12 +150,26 @@ def test_a_language_model_is_fine_tuned_too(tmp_path):
     assert read(path)["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
 
 
-def test_both_are_needed():
-    twice, empty = ["model=pretrained", "model.path=x", "model.path=y"], ["model=pretrained", "model.path="]
-    for overrides in (["model=pretrained"], ["model.path=x"], twice, empty):
-        with pytest.raises(UserError, match="go together"):
-            spell_out(overrides)
-    assert spell_out(["model=tiny", "seed=1"]) == ["model=tiny", "seed=1"]
+def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
+    with pytest.raises(UserError, match=r"^model\.path: has no value; give model\.path=FOLDER$"):
+        compose(["model=pretrained"])
+    with pytest.raises(UserError, match=r"^model\.path: unknown"):
+        compose(["model.path=x"])
+    with pytest.raises(UserError, match=r"model=tinny: unknown; choose from .*pretrained"):
+        compose(["model=tinny"])
+
+
+def test_an_experiment_may_choose_a_folder(tmp_path):
+    saved_bert(tmp_path / "theirs", BertModel)
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [override /task: tagging, override /model: pretrained]\n"
+    text += f"model: {{path: {tmp_path / 'theirs'}}}\noptim: {{lr: 0.5}}\n"
+    (tmp_path / "conf/experiment/mine.yaml").write_text(text)
+    folder = f"hydra.searchpath=[file://{tmp_path / 'conf'}]"
+    config = compose([folder, "experiment=mine", "model.encoder.token_dropout=0.3"])
+    assert (config["task_name"], config["optim"]["lr"]) == ("tagging", 0.5)
+    assert config["model"]["init_from"] == config["tokenizer"]["path"] == str(tmp_path / "theirs")
+    assert config["model"]["encoder"]["token_dropout"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -168,14 +183,13 @@ def test_both_are_needed():
 )
 def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, own, rate):
     CAPTIONERS[FIRST](tmp_path / "theirs")
-    overrides = spell_out(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *own])
-    assert [text for text in overrides if text.startswith("optim=")] == (["optim=adamw"] if rate else ["optim=muon"])
-    rates = [text for text in overrides if text.startswith("optim.lr=")]
-    assert rates[-1:] == ([f"optim.lr={rate}"] if rate else [])
+    config = compose(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *own])
+    assert ("AdamW" in config["optim"]["_target_"]) == (rate is not None)
+    assert rate is None or config["optim"]["lr"] == float(rate)
 
 
 def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
     saved(tmp_path / "theirs", next(iter(ENCODERS.values()))())
-    folder = ["model=pretrained", f"model.path={tmp_path / 'theirs'}"]
-    assert "optim.lr=3e-4" in spell_out([*folder, "task=captioning"])
-    assert "optim.lr=5e-5" in spell_out([*folder, "task=classification"])
+    folder = str(tmp_path / "theirs")
+    assert "optim.lr=3e-4" in Pretrained.overrides(folder, {"task": "captioning"})
+    assert "optim.lr=5e-5" in Pretrained.overrides(folder, {"task": "classification"})

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from vlm.config.check import check as check_nodes
 from vlm.config.check import product
-from vlm.config.links import origins
 from vlm.config.target import find, limit, parameters
+from vlm.config.tree import Config, origins
 from vlm.config.types import fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
 
@@ -64,6 +64,8 @@ TYPES = {
     "seed": Annotated[int, Range(0)],
     "name": Annotated[str, FolderName()],
     "runs": str,
+    "resume": str | None,
+    "trust": str | None,
     "test": bool,
     "layer_decay": Annotated[float, Range(above=0)],
     "compile": bool | None,
@@ -71,18 +73,18 @@ TYPES = {
 }
 
 
-def check(config: dict[str, Any]) -> None:
+def check(config: Config) -> None:
     """Reports every fault of a config at once, before anything is read or written."""
     from vlm.training.config.nodes import data_node, model_node
     from vlm.training.feature_cache import feature_faults
 
     nodes = {"data": data_node(config), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
-    check_nodes({**config, **nodes}, config, types=TYPES, injected=COMPLETED)
+    check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
     faults += reward_faults(config)
     if faults:
-        raise UserError("\n".join(origins(config, faults)))
+        raise UserError("\n".join(origins(config.tree, faults)))
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from vlm.config.build import takes
 from vlm.training.data_module import Data
 
-BESIDE = ("size", "position", "adapt")  # keys of the model that are none of its arguments
+BESIDE = ("size", "position", "fusion", "adapt")  # groups that others refer to, no arguments of the model
 
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,19 @@
 """Overrides that a run, its resumption and its evaluation accept beyond those of a new config."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from vlm.config.links import has, select
-from vlm.config.override import apply, parse, quote
+from vlm.config.compose import override
+from vlm.config.override import parse, quote
+from vlm.config.tree import Config, select, sources, walk
 from vlm.errors import UserError
 
 RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
 
 
-def split_option(argv: list[str], name: str = "resume") -> tuple[str | None, list[str]]:
-    """Takes ``NAME=VALUE`` out of a command line, of an option that is no value of the config.
+def split_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Takes ``NAME=VALUE`` out of a command line, of a key that decides what the others are applied to.
 
     Raises:
         UserError: It stands there twice.
@@ -29,21 +30,32 @@ def split_option(argv: list[str], name: str = "resume") -> tuple[str | None, lis
     return (None if value in ("", "null") else value), [arg for arg in argv if arg is not options[0]]
 
 
-def check_resume_overrides(overrides: list[str], saved_config: dict[str, Any]) -> dict[str, Any]:
+def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
     """The config that a resumed run goes on with: the saved one, with the values that may change.
 
     Raises:
         UserError: Other values are given, or keys that there are not.
     """
-    faults = [fault for text in overrides for fault in _resume_fault(text, saved_config)]
+    faults = [fault for text in overrides for fault in _resume_fault(text, saved)]
     if faults:
         raise UserError("\n".join(faults))
-    config, taken = apply(saved_config, overrides)
-    fixed = [(key, place) for key, places in taken.items() for place in places if not resumable(place)]
-    for key, place in fixed:
-        if select(config, place) != select(saved_config, place):
-            raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
+    config = override(saved.tree, overrides)
+    for place in differences(saved, config):
+        key = next((key for key in sources(config.tree, place) if resumable(key)), place)
+        raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
     return config
+
+
+def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Keys that differ between two configs, less those that may change in a resumed run, with both values."""
+    if resumable(key) or one == other:
+        return {}
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return {key: (one, other)}
+    differing: dict[str, tuple[Any, Any]] = {}
+    for name in dict.fromkeys([*one, *other]):
+        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
+    return differing
 
 
 def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
@@ -71,31 +83,41 @@ def resumable(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
 
 
-def check_effective(
-    before: dict[str, Any], after: dict[str, Any], taken: Mapping[str, list[str]], unread: Callable[[str], bool]
-) -> None:
+def check_effective(before: Config, after: Config, overrides: list[str], unread: Callable[[str], bool]) -> None:
     """Refuses overrides that change nothing.
 
     Args:
         before: The config that was saved.
         after: The same with the overrides applied.
-        taken: Overridden key -> the keys that took its value.
+        overrides: KEY=VALUE, each of which could be applied.
         unread: Whether the command does not read a key.
     Raises:
         UserError: With a line for each override that changes nothing.
     """
+    ends = [{key: value for key, value in walk(one) if not isinstance(value, dict)} for one in (before, after)]
+    read = [place for place in dict.fromkeys([*ends[0], *ends[1]]) if not unread(place)]
+    come = {place: {*sources(before.tree, place), *sources(after.tree, place)} for place in read}
     faults = []
-    for key, places in taken.items():
-        read = [place for place in (key, *places) if not unread(place)]
-        if not read:
+    keys = [_key(text) for text in overrides]
+    for key in keys:
+        if any(key.startswith(f"{group}.") for group in keys):  # of an option that is chosen anew
+            continue
+        places = [place for place in read if any(f"{name}.".startswith(f"{key}.") for name in come[place])]
+        if not places:
             faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
-        elif all(select(before, place) == select(after, place) and has(after, place) for place in read):
+        elif all(ends[0].get(place, ...) == ends[1].get(place, ...) for place in places):
             faults.append(f"{key}: is {short_text(select(before, key))} already and changes nothing; leave it out")
     if faults:
         raise UserError("\n".join(faults))
 
 
+def _key(text: str) -> str:
+    parsed = parse(quote(text))
+    return parsed.key_or_group.replace("/", ".") if parsed else text
+
+
 def short_text(value: Any) -> str:
+    """A value in at most 60 characters."""
     if isinstance(value, dict):
         value = value.get("_target_", "a group of values")
     text = str(value)

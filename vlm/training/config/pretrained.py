@@ -1,4 +1,4 @@
-"""Training that starts from a Hugging Face folder: `model=pretrained model.path=FOLDER`, spelt out."""
+"""Training that starts from a Hugging Face folder: the overrides that `model=pretrained` stands for."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 from vlm.errors import UserError
 
-CHOICE, PATH, TASK = "model=pretrained", "model.path=", "task="
 # The model of each task that a folder's stacks go into, and the class of the encoder that it has.
 MODELS = {
     "captioning": ("base", "ViT"),
@@ -26,36 +25,42 @@ SIZES = ("dim", "num_heads", "mlp_ratio")  # said once, under model.size
 INJECTED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of the data, or said elsewhere
 
 
-def spell_out(overrides: Sequence[str]) -> list[str]:
-    """Overrides with the sizes, tokenizer and preprocessing of a folder in the place of its path; others go after them.
+class Pretrained:
+    """Stands in a config for the model of a Hugging Face folder, with its sizes, tokenizer and preprocessing.
 
-    Raises:
-        UserError: Only one of the two is there, or the folder cannot be used, or not for the task.
+    Args:
+        path: The folder, or hf:ORG/NAME.
     """
-    paths = [text.removeprefix(PATH) for text in overrides if text.startswith(PATH)]
-    if CHOICE not in overrides and not paths:
-        return list(overrides)
-    if CHOICE not in overrides or len(paths) != 1 or not paths[0]:
-        raise UserError(f"{CHOICE} and {PATH}FOLDER go together; give each once")
-    own = [text for text in overrides if text != CHOICE and not text.startswith((PATH, TASK))]
-    task = next((text.removeprefix(TASK) for text in overrides if text.startswith(TASK)), None)
-    return [*_of_folder(paths[0], task, own), *own]
+
+    def __init__(self, *, path: str) -> None:
+        self.path = path
+
+    @staticmethod
+    def overrides(path: str, choices: Mapping[str, str]) -> list[str]:
+        """The overrides that describe a folder's model; those of the user go after them.
+
+        Args:
+            choices: The options that are chosen, by the group.
+        Raises:
+            UserError: The folder cannot be used, or not for the task.
+        """
+        return list(_of_folder(path, choices))
 
 
-def _of_folder(folder: str, task: str | None, own: Sequence[str]) -> Iterator[str]:
+def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
     from vlm.models.pretrained.folder import Folder
 
-    place, folder = folder, str(fetched(folder))
+    folder = str(fetched(place))
     specified, about = describe_folder(Folder(folder))
-    task = task or specified.task
+    task = choices.get("task") or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)
     fresh = task == "captioning" and not whole
     yield from (f"task={task}", f"model={CAPTIONER if fresh else MODELS[str(task)][0]}", f"model.init_from={place}")
-    if not any(text.startswith("optim=") for text in own):
-        rate = ADAPTERS_LR if any(text.startswith("model/adapt=") for text in own) else FRESH_LR if fresh else WHOLE_LR
+    if "optim" not in choices:
+        rate = ADAPTERS_LR if choices.get("model/adapt") else FRESH_LR if fresh else WHOLE_LR
         yield from ("optim=adamw", f"optim.lr={rate}")
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
@@ -79,7 +84,7 @@ def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str,
     fit = [name for name, (_, kind) in MODELS.items() if "encoder" in parts and kind == parts["encoder"]["name"]]
     known = f"say which task it is for: task={' or task='.join(fit)}" if fit else "leave task out"
     raise UserError(
-        f"{PATH}{folder}: a {origin} {'is for no task alone' if task is None else f'is not for {task}'}; {known}"
+        f"model.path={folder}: a {origin} {'is for no task alone' if task is None else f'is not for {task}'}; {known}"
     )
 
 
@@ -100,7 +105,7 @@ def _decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
     yield f"model.size.{'depth' if place == 'model' else 'decoder_depth'}={args['depth']}"
     if "prefix" in args:
         yield "model/fusion=prefix"
-        yield from _plain(f"{place}.prefix", args["prefix"]["args"], ("dim", "context_dim"))
+        yield from _plain("model.fusion", args["prefix"]["args"], ("dim", "context_dim"))
     if "vocabulary_head" in args:
         yield f"++{place}.vocabulary_head._target_=vlm.models.heads.VocabularyHead"
         yield from _plain(f"{place}.vocabulary_head", args["vocabulary_head"]["args"], ("vocab_size",))

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from vlm.checkpoint.stored import contained, thaw
 from vlm.config import target
 from vlm.config.compose import override
+from vlm.config.tree import resolve
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
@@ -21,6 +21,7 @@ from vlm.training.step.task import Task
 
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
+TRAINING |= {"resume", "trust"}
 HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
@@ -130,8 +131,9 @@ def evaluation_of(
         target.trust(trust)
     loaded = ckpt.read(path)
     with refusing(path):
-        config = contained(thaw(loaded["vlm"]["config"]), ckpt.locate(path).resolve().parent.parent)
-    config = override(config, overrides, verify=partial(check_effective, unread=unread))
+        saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
+    config = override(saved.tree, overrides)
+    check_effective(saved, config, overrides, unread)
     check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size

@@ -4,15 +4,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vlm.config.command import Sweep, report, run
 from vlm.config.compose import compose
-from vlm.config.target import trust
+from vlm.config.tree import Config
 from vlm.errors import UserError
 from vlm.training.config.check import check, check_suited
 from vlm.training.config.overrides import split_option
-from vlm.training.config.pretrained import spell_out
 from vlm.training.run import slurm
 from vlm.training.run.output import readers_may_leave
 from vlm.training.run.processes import broadcast_choice
@@ -29,13 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with readers_may_leave():
         try:
-            package, argv = split_option(argv, "trust")
-            if package:
-                trust(package)
-            resume, overrides = split_option(argv)
-            if resume is not None:
-                return resume_run(resume, overrides)
-            return run(start, spell_out(overrides), check, check_suited, sweep=Sweep(run_job, closing))
+            where, overrides = split_option(argv, "resume")
+            if where is not None:
+                return resume_run(where, overrides)
+            return run(start, overrides, check, check_suited, sweep=Sweep(run_job, closing))
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:
@@ -49,15 +44,12 @@ def fit(overrides: Sequence[str]) -> Path:
         UserError: The config, the data or the machine is at fault.
         KeyboardInterrupt: A signal stopped the run.
     """
-    package, left = split_option(list(overrides), "trust")
-    if package:
-        trust(package)
-    where, left = split_option(left)
+    where, left = split_option(list(overrides), "resume")
     if where is not None:
         folder = find(where).parent.parent
         status = resume_run(where, left)
     else:
-        config = compose(spell_out(left), check, check_suited)
+        config = compose(left, check, check_suited)
         folder = Path(broadcast_choice(lambda: str(new_folder(config))))
         status = train(config, folder=folder)
     if status:
@@ -65,7 +57,7 @@ def fit(overrides: Sequence[str]) -> Path:
     return folder
 
 
-def start(config: dict[str, Any]) -> int:
-    """Trains as the config says, or goes on with the run that a requeued job began; returns the exit status."""
-    begun = slurm.begun(config)
+def start(config: Config) -> int:
+    """Trains as the config says, or goes on with a run: the config's, or that of a requeued job; returns the status."""
+    begun = config.get("resume") or slurm.begun(config)
     return train(config) if begun is None else resume_run(str(begun), [])

@@ -6,8 +6,10 @@ from typing import Any
 
 from vlm.checkpoint.runs import LAST, RUNS, run_folders
 from vlm.checkpoint.stored import thaw
+from vlm.config import target
+from vlm.config.tree import Config
 from vlm.errors import UserError
-from vlm.training.config.overrides import check_resume_overrides
+from vlm.training.config.overrides import check_resume_overrides, split_option
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
 from vlm.training.run.run_folder import check_same_run, lock
 
@@ -27,6 +29,8 @@ def resume_run(where: str, overrides: list[str]) -> int:
     from vlm.training.config.check import check
     from vlm.training.run.train import train
 
+    package, overrides = split_option(overrides, "trust")
+    target.trust(*filter(None, [package]))
     path = Path(broadcast_choice(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
@@ -41,7 +45,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
         reached(loaded, saved)
     config = check_resume_overrides(overrides, saved)
     check(config)
-    check_steps(loaded, config)
+    check_steps(loaded, saved, config)
     if is_rank_zero():
         check_same_run(folder, saved)
     if (ends := reached(loaded, config)) and any(folder.glob("evaluation/*/report.html")):
@@ -110,14 +114,14 @@ def last_of(folder: Path) -> Path:
     raise UserError(f"{folder}: no checkpoint to go on from ({reasons})")
 
 
-def check_steps(loaded: dict[str, Any], config: dict[str, Any]) -> None:
+def check_steps(loaded: dict[str, Any], saved: Config, config: Config) -> None:
     """Refuses what would make other optimiser steps of the same batches, and an end that is passed already.
 
     Raises:
         UserError: It names the key and both values.
     """
-    saved, limits = loaded["vlm"]["config"]["trainer"], config["trainer"]
-    before, now = (values.get("accumulate_grad_batches", 1) for values in (saved, limits))
+    limits = config["trainer"]
+    before, now = (values.get("accumulate_grad_batches", 1) for values in (saved["trainer"], limits))
     if before != now:
         raise UserError(
             f"trainer.accumulate_grad_batches: the run has {before}, a resumed one cannot have {now}; "

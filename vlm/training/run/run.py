@@ -14,8 +14,8 @@ from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.base import ADAPTERS
 from vlm.checkpoint.stored import contained, freeze
 from vlm.config.build import build, spec
-from vlm.config.links import walk
 from vlm.config.target import arguments, find, trusted
+from vlm.config.tree import walk
 from vlm.data.features.fingerprint import check_split
 from vlm.data.fields import Field
 from vlm.data.records import Source
@@ -189,7 +189,7 @@ class Run:
         self.data = self._open_data(loaded)
         model, spec, adapted = self._model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
-        self.task.about = {"model": spec, "config": freeze(config), "data": self.data.fingerprint()}
+        self.task.about = {"model": spec, "config": freeze(config.tree), "data": self.data.fingerprint()}
         if adapted:
             self.task.about[ADAPTERS], self.task.left_out = adapted
         callbacks = self._callbacks()

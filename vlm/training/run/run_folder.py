@@ -9,10 +9,11 @@ from typing import IO, Any
 
 import yaml
 
-from vlm.checkpoint.stored import freeze
+from vlm.checkpoint.stored import freeze, interpolated
+from vlm.config.tree import Config, resolve
 from vlm.errors import UserError
 from vlm.io.atomic import remove_unfinished
-from vlm.training.config.overrides import resumable
+from vlm.training.config.overrides import differences
 
 CONFIG = "config.yaml"
 
@@ -60,15 +61,15 @@ def _creating(folder: Path) -> Iterator[None]:
         ) from fault
 
 
-def create(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the config of a new run into its folder, and locks the run.
+def create(folder: Path, config: Config) -> None:
+    """Writes the config of a new run, with its interpolations, into its folder, and locks the run.
 
     Raises:
         UserError: It cannot be written.
     """
     with _creating(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(config.tree, sort_keys=False, allow_unicode=True)
         (folder / CONFIG).write_text(text, encoding="utf-8")
     _empty.pop(folder, None)
     lock(folder)
@@ -106,7 +107,7 @@ def leave() -> None:
                 folder.rmdir()
 
 
-def check_same_run(folder: Path, config: dict[str, Any]) -> None:
+def check_same_run(folder: Path, config: Config) -> None:
     """Refuses a folder whose own config is not that of the checkpoint: a run would be continued in another's folder.
 
     Args:
@@ -124,25 +125,14 @@ def check_same_run(folder: Path, config: dict[str, Any]) -> None:
     try:
         own = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_content(own)
-    except (OSError, yaml.YAMLError, RecursionError, ValueError) as fault:
+        own = resolve(interpolated(freeze(own)))
+    except (OSError, yaml.YAMLError, RecursionError, ValueError, UserError) as fault:
         raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
-    for key, (here, there) in differences(freeze(own), freeze(config)).items():
+    for key, (here, there) in differences(own, freeze(config)).items():
         raise UserError(
             f"{folder}: is the folder of another run, with {key}={here}; the checkpoint's has {key}={there}. "
             "Resume it in its own folder"
         )
-
-
-def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """Keys that differ between two configs, less those that may, with both values."""
-    if resumable(key) or one == other:  # it may have been changed since the folder's config was written
-        return {}
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return {key: (one, other)}
-    differing: dict[str, tuple[Any, Any]] = {}
-    for name in dict.fromkeys([*one, *other]):
-        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
-    return differing
 
 
 def clean(folder: Path) -> None:
