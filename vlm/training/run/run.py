@@ -268,7 +268,7 @@ class Run:
     def fit(self) -> None:
         """Trains to the end."""
         if self.trainer.is_global_zero and self.checkpoint is None:
-            create(self.folder, self.config)
+            create(self.folder, self.config.tree)
             slurm.mark(self.folder)
         elif self.trainer.is_global_zero:
             clean(self.folder)

@@ -61,7 +61,7 @@ def _creating(folder: Path) -> Iterator[None]:
         ) from fault
 
 
-def create(folder: Path, config: Config) -> None:
+def create(folder: Path, tree: dict[str, Any]) -> None:
     """Writes the config of a new run, with its interpolations, into its folder, and locks the run.
 
     Raises:
@@ -69,7 +69,7 @@ def create(folder: Path, config: Config) -> None:
     """
     with _creating(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config.tree, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
         (folder / CONFIG).write_text(text, encoding="utf-8")
     _empty.pop(folder, None)
     lock(folder)
