@@ -17,7 +17,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "div": lambda whole, part: whole // part if part else whole,
 }
 MISSING = "???"
-MAX_VALUES = 1_000_000  # of a resolved config, the characters of strings put together among them
+MAX_VALUES = 100_000  # of a resolved config, the characters of strings put together among them
 MAX_DEPTH = 50  # interpolations of interpolations
 
 _KEY = r"[A-Za-z_]\w*(?:\.\w+)*"
