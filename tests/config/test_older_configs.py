@@ -1,6 +1,7 @@
 """Configs of older checkpoints, which were stored resolved with the keys that fed others beside them."""
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,8 @@ def test_links_of_wrong_kinds_are_refused(links):
 def test_an_older_checkpoint_is_evaluated_on_other_data(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("a red circle is left of a blue cross.\n" * 50)
     common = ["--device", "cpu", "task.sampled_batches=1", "data.max_len=32"]
-    path = str(ROOT / "tests/checkpoint/files/language_modeling.ckpt")
-    assert vlm(["evaluate", "-c", path, "data=text", f"data.path={tmp_path / 'mine.txt'}", *common]) == 0
+    path = shutil.copy(ROOT / "tests/checkpoint/files/language_modeling.ckpt", tmp_path)
+    assert vlm(["evaluate", "-c", str(path), "data=text", f"data.path={tmp_path / 'mine.txt'}", *common]) == 0
     assert "bits_per_byte" in capsys.readouterr().out
 
 
