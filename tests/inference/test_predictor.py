@@ -17,17 +17,26 @@ from vlm.inference.tasks import TASKS, resolve
 COMMANDS = sorted({command.name for task in TASKS.values() for command in task.commands})
 ROOT = Path(__file__).parents[2]
 PACKAGE = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from vlm.inference.options import Option, Options
 from vlm.inference.predictor import Predictor
+
+@dataclass(kw_only=True)
+class CountingOptions(Options):
+    times: Annotated[int, Option("What the count is multiplied by.", least=1)] = 1
 
 class Counter(Predictor):
     task = "outside.Counting"
     fields = ("text", "count")
+    options = CountingOptions
 
     def restore(self, about):
         self.unit = about["unit"]
 
     def predict(self, batch, options):
-        return map(len, batch)
+        return [len(text) * options.times for text in batch]
 
     def record(self, source, result, options, *, form="jsonl"):
         return [{"text": source, "count": result, "unit": self.unit}]
@@ -78,6 +87,19 @@ def test_predict_uses_a_task_of_ones_own_package(counting, capsys):
     assert capsys.readouterr().out == "one\t3\nthree\t5\n"
     assert run(["predict", "a,b", "-c", counting, "--trust", "outside", "--format", "csv"]) == 0
     assert capsys.readouterr().out == 'text,count,unit\n"a,b",3,letters\n'
+
+
+def test_predict_offers_the_options_of_a_task_of_ones_own(counting, capsys):
+    own = ["-c", counting, "--trust", "outside"]
+    assert run(["predict", "one", "--times", "3", *own]) == 0
+    assert capsys.readouterr().out == "one\t9\n"
+    assert run(["predict", "--help", *own]) == 0 and "--times" in capsys.readouterr().out
+    for wrong, said in (
+        (["--times", "0"], "--times"),
+        (["--top", "2"], "--top: a model for outside.Counting takes none"),
+    ):
+        assert run(["predict", "one", *wrong, *own]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--trust", "other"], ["--trust", "out"]])

@@ -22,7 +22,7 @@ class ImagePredictor(Predictor):
     arguments: ClassVar[type[Arguments]] = ImageArguments
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)  # type: ignore[safe-super]  # of the class beside this one
+        super().restore(about)
         self.preprocess = Preprocess.from_state(about["preprocess"])
 
     @classmethod

@@ -52,6 +52,7 @@ from vlm.inference.tasks import TASKS, commands_of, resolve, task_name
 from vlm.models.pretrained.folder import is_folder
 from vlm.nn.step.packed import prepack
 
+Rows = Sequence[Mapping[str, Any]]  # records of a result
 # Is shown the place of an input and the tokens of its texts so far; returns False where nobody wants them any more.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
@@ -102,9 +103,9 @@ class Predictor(ABC):
                 with torch.inference_mode():
                     self.check()
 
-    @abstractmethod
     def restore(self, about: Mapping[str, Any]) -> None:
         """Takes what a checkpoint holds beside the model, as the task's `description` wrote it."""
+        return None
 
     def check(self) -> None:
         """Refuses a model whose outputs do not fit the rest of the checkpoint.
@@ -160,7 +161,7 @@ class Predictor(ABC):
         return result
 
     @abstractmethod
-    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Rows:
         """The records of a result.
 
         Args:

@@ -11,17 +11,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
 from vlm.errors import UserError
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import MANY_TEXTS, DecodingOptions, WritingOptions, stored_options
-from vlm.inference.predictor import Predictor, Watch
-from vlm.inference.text.words import rules_of_words
+from vlm.inference.predictor import Rows, Watch
+from vlm.inference.text_predictor import TextPredictor
 from vlm.io.output import Output
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
@@ -81,7 +80,7 @@ def _tokens(tokenizer: Tokenizer, decoding: Decoding, tokens: Sequence[int]) -> 
     return [token for token in [*decoding.rules.prefix, *tokens] if token != tokenizer.eos_id]
 
 
-class Writer(Predictor):
+class Writer(TextPredictor):
     """A trained encoder-decoder, ready to write; arguments as in Predictor.
 
     Attributes:
@@ -94,13 +93,9 @@ class Writer(Predictor):
     model: EncoderDecoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.max_tokens = int(about["max_tokens"])
         self.decoding = stored_options(about)
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Context:
@@ -109,10 +104,6 @@ class Writer(Predictor):
     @abstractmethod
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         """Keys of prepared sources by which texts of them are drawn: their content, wherever it is stored."""
-
-    def rules(self, **options: Any) -> Rules:
-        """Rules with words as people write them, as in `rules_of_words`."""
-        return rules_of_words(self.tokenizer, **options)
 
     def searching(self, options: WritingOptions) -> Decoding:
         """The search of some options; what they leave open is as the checkpoint comes with it.
@@ -189,7 +180,7 @@ class Writer(Predictor):
     def answer(self, result: list[Text], options: WritingOptions) -> Any:
         return one_or_list(result, options)
 
-    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Rows:
         scores = [{"logprob": text.logprob, "confidence": text.confidence} for text in result]
         name = {self.names[0]: self.name_of(source)}
         return [
@@ -207,10 +198,6 @@ class Writer(Predictor):
         if more or rows > 1:
             prepack(self.model.encoder)
             prepack_for_decoding(self.model.decoder, rows=rows)
-
-    def write(self, inputs: Sequence[Any]) -> list[Text]:
-        """The likeliest text of each of a batch of prepared sources."""
-        return likeliest(self.model, self.tokenizer, self.encode(inputs), Decoding(max_tokens=self.max_tokens))
 
 
 def one_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:

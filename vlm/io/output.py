@@ -229,17 +229,6 @@ def _escaped(text: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
-class RecordList(Records):
-    """Records in memory, in the form of JSON lines."""
-
-    def __init__(self) -> None:
-        self.form = "jsonl"
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        self.rows.append(dict(record))
-
-
 def text_line(cells: Iterable[Any]) -> str:
     """Cells between tabs, none of which can break the line."""
     return "\t".join(printable(str(cell)) for cell in cells) + "\n"

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from vlm.cli.main import run
+from vlm.inference.text.words import rules_of_words
 from vlm.nn.precision import has_bfloat16
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
@@ -76,9 +77,9 @@ def test_bfloat16_says_almost_the_same(caption):
 def test_autocast_does_not_reach_decoding(checkpoint):
     captioner = Captioner(checkpoint)
     pixels = [captioner.pixels(Image.effect_noise((32, 32), 80).convert("RGB"))]
-    plain = captioner.write(pixels)
+    plain = list(captioner.results([pixels], captioner.options()))
     with torch.autocast("cpu", torch.bfloat16):
-        assert captioner.write(pixels) == plain
+        assert list(captioner.results([pixels], captioner.options())) == plain
 
 
 def test_an_unknown_precision_is_refused(checkpoint, capsys):
@@ -137,10 +138,10 @@ def test_words_are_begun_with_banned_and_required(caption):
 def test_a_word_is_banned_in_all_its_forms(checkpoint):
     captioner = Captioner(checkpoint)
     encode = captioner.tokenizer.encode
-    banned = captioner.rules(ban=["red"]).banned
+    banned = rules_of_words(captioner.tokenizer, ban=["red"]).banned
     assert set(banned) == {tuple(encode(form)) for form in ("red", " red", "Red", " Red")}
-    assert captioner.rules(ban=["Red"]).banned == banned
-    names = captioner.rules(ban=["iPod"]).banned
+    assert rules_of_words(captioner.tokenizer, ban=["Red"]).banned == banned
+    names = rules_of_words(captioner.tokenizer, ban=["iPod"]).banned
     assert set(names) == {tuple(encode(form)) for form in ("iPod", " iPod", "IPod", " IPod")}
 
 

@@ -1,5 +1,6 @@
 """Continuing prompts by search and under rules, with a small model that was never trained."""
 
+import json
 from itertools import product
 
 import pytest
@@ -14,8 +15,9 @@ from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
+from vlm.inference.text.words import rules_of_words
 from vlm.inference.use import write_results
-from vlm.io.output import RecordList
+from vlm.io.output import Output, Records
 from vlm.models.decoder import Decoder
 from vlm.tasks.language_modeling.predict import TextGenerator, generate, search_prompts
 
@@ -79,7 +81,7 @@ def test_beams_find_the_most_probable_text_of_all(generator, prompt):
 
 def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
     def written(prompt="ab", **rules):
-        (found,) = search(generator, prompt, Decoding(max_tokens=9, rules=generator.rules(**rules)))
+        (found,) = search(generator, prompt, Decoding(max_tokens=9, rules=rules_of_words(generator.tokenizer, **rules)))
         return found.text
 
     assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
@@ -103,7 +105,9 @@ def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
 )
 def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(generator, decoding, batch_size):
     options = {"max_tokens": 6} | {name: value for name, value in decoding.items() if hasattr(Decoding(), name)}
-    rules = generator.rules(**{name: value for name, value in decoding.items() if name not in options})
+    rules = rules_of_words(
+        generator.tokenizer, **{name: value for name, value in decoding.items() if name not in options}
+    )
     plan = Decoding(**options, rules=rules)
     generator.model.double()
     prompts = ["a", "", "cab d", "abcdabcdabcd", "dd", "a"]
@@ -141,10 +145,10 @@ def test_draws_repeat_with_the_seed_alone(generator):
 
 
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
-    (found,) = search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=12)))
+    (found,) = search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=12)))
     assert len(found.text) == 16 - len("bcab") == 12
     with pytest.raises(UserError, match=r"--min-tokens: .* 13 tokens"):
-        search(generator, "abcab", Decoding(beam=2, rules=generator.rules(min_tokens=13)))
+        search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
         search(generator, "abcd" * 5, Decoding(beam=2))
 
@@ -162,8 +166,8 @@ def test_predict_goes_on_as_the_command_does(tmp_path, capsys):
 
 def test_fewer_results_than_asked_for_are_named(generator, capsys):
     options = generator.options(beam=9, results=9, max_tokens=1)  # there are fewer texts of a letter than 9
-    records = RecordList()
+    records = Records(form="jsonl", fields=(), output=Output(None))
     assert write_results(generator, ["a", "d"], options, records) == 0
     printed = capsys.readouterr()
-    assert {record["prompt"] for record in records.rows} == {"a", "d"}
+    assert {json.loads(line)["prompt"] for line in printed.out.splitlines()} == {"a", "d"}
     assert printed.err.startswith("note: fewer texts than --results 9 for 2 of 2 inputs;")

@@ -9,13 +9,13 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
-from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageArguments
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import find_images, open_image
 from vlm.inference.options import ImageOptions, Language, ModelOptions, Option, OutputOptions, WritingOptions, refuse
 from vlm.inference.predictor import check_outputs, normalized
+from vlm.inference.text_predictor import TextPredictor
 from vlm.inference.use import Observer, write_results
 from vlm.inference.writing import Trace, Writer
 from vlm.io.files import listed
@@ -40,11 +40,10 @@ class CaptionOptions(WritingOptions, ImageOptions):
     language: Language = None
 
 
-class ImageTextPredictor(ImagePredictor):
+class ImageTextPredictor(ImagePredictor, TextPredictor):
     """A trained model that reads images and writes text; arguments as in Predictor."""
 
     model: VisionLanguageModel
-    tokenizer: Tokenizer
 
     def check(self) -> None:
         blank = self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlm.data.images.image import Preprocess
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.options import ImageOptions, Top
-from vlm.inference.predictor import check_outputs, normalized
+from vlm.inference.predictor import Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
 
@@ -62,5 +62,5 @@ class ImageClassifier(ImagePredictor):
         """Probabilities (B, C) of a batch of images that `pixels` made."""
         return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
 
-    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
         return [ranked_record(form, {"image": self.name_of(source)}, result)]

@@ -14,15 +14,13 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
-from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
 from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import ImageOptions, Option, Top, as_list, refuse_undecoded
-from vlm.inference.predictor import check_outputs, normalized
+from vlm.inference.predictor import Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.inference.text.text_rows import encoded_rows
+from vlm.inference.text_predictor import TextPredictor
 from vlm.models.dual_encoder import DualEncoder
 
 PLACE = "{}"  # of a class in a prompt
@@ -66,7 +64,7 @@ class LabelOptions(ImageOptions):
         return [] if self.labels is None else [self.labels]
 
 
-class DualPredictor(ImagePredictor):
+class DualPredictor(ImagePredictor, TextPredictor):
     """A trained dual encoder of images and texts; arguments as in Predictor."""
 
     task = "contrastive"
@@ -74,7 +72,6 @@ class DualPredictor(ImagePredictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.embedded = lru_cache(KEPT)(self.embed_texts)
 
     def check(self) -> None:
@@ -82,17 +79,12 @@ class DualPredictor(ImagePredictor):
         blank = self.pixels(Image.new("RGB", (1, 1)))
         check_outputs(self.embed_images([blank]), self.embed_texts(("a",)).shape[-1], "values of an embedding")
 
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
-        yield from super().describe(about)
-
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embeddings (T, E) of texts, as far as the model reads them."""
         max_len = self.model.text_encoder.max_len
         rows = [[encode_text(self.tokenizer, max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
-        embeddings = [embed_rows(self.model, encoded_rows(part, self.tokenizer.pad_id, self.device)) for part in parts]
+        embeddings = [embed_rows(self.model, self.encoded(part)) for part in parts]
         return torch.cat(embeddings)
 
     def embed_images(self, pixels: Sequence[Tensor]) -> Tensor:
@@ -145,7 +137,7 @@ class DualClassifier(DualPredictor):
         means = self.embedded(texts).unflatten(0, (len(classes), len(prompts))).mean(1)
         return F.normalize(means, dim=-1)
 
-    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
         return [ranked_record(form, {"image": self.name_of(source)}, result)]
 
 
@@ -184,7 +176,5 @@ class ImageRetriever(DualPredictor):
             best = [sources[place][0] for place in places.tolist()]
             yield text, list(zip(best, values.tolist(), strict=True))
 
-    def record(
-        self, source: str, result: list[tuple[Any, float]], options: Any, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    def record(self, source: str, result: list[tuple[Any, float]], options: Any, *, form: str = "jsonl") -> Rows:
         return [{"text": source, "image": str(image), "similarity": round(value, 4)} for image, value in result]

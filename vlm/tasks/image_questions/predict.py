@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
-from vlm.inference.info import tokenizer_line
 from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Question, questions_of
+from vlm.inference.predictor import Rows
 from vlm.inference.text.text_rows import note_cut
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -85,13 +85,7 @@ class ImageQuestionAnswerer(ImageTextPredictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.max_tokens = int(about["max_tokens"])
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
-        yield from super().describe(about)
 
     @property
     def images(self) -> int:
@@ -122,9 +116,7 @@ class ImageQuestionAnswerer(ImageTextPredictor):
     def name_of(self, source: tuple[tuple[Any, ...], list[str]]) -> str:
         return " ".join(map(str, source[0]))
 
-    def record(
-        self, source: Any, result: list[ImageAnswer], options: Any, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Any, result: list[ImageAnswer], options: Any, *, form: str = "jsonl") -> Rows:
         image = {"image": self.name_of(source)}
         return [
             {**image, "question": question, "answer": one.text, "logprob": one.logprob}

@@ -7,20 +7,18 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.decoding.constraints import Rules
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, read_texts
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import DecodingOptions, Option, Options, stored_options
-from vlm.inference.predictor import Predictor, Watch, check_outputs
+from vlm.inference.predictor import Rows, Watch, check_outputs
 from vlm.inference.text.terminal import Continuation, TerminalWriter
 from vlm.inference.text.text_rows import note_cut
-from vlm.inference.text.words import rules_of_words
+from vlm.inference.text_predictor import TextPredictor
 from vlm.inference.writing import note_width, one_or_list, ranks
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack_for_decoding
@@ -111,7 +109,7 @@ class GenerationOptions(DecodingOptions, Options):
     """Options of writing text that goes on from prompts."""
 
 
-class TextGenerator(Predictor):
+class TextGenerator(TextPredictor):
     """A trained language model, ready to write text that goes on from prompts; arguments as in Predictor."""
 
     task = "language_modeling"
@@ -121,20 +119,12 @@ class TextGenerator(Predictor):
     model: Decoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.decoding = stored_options(about)
 
     def check(self) -> None:
         hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
-
-    def rules(self, **options: Any) -> Rules:
-        """Rules with words as people write them, as in `rules_of_words`."""
-        return rules_of_words(self.tokenizer, **options)
 
     def planned(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
         """The way of writing that some options ask for, token by token or the best of a search; and these, resolved."""
@@ -175,9 +165,7 @@ class TextGenerator(Predictor):
     def answer(self, result: list[Continuation], options: GenerationOptions) -> Any:
         return one_or_list(result, options)
 
-    def record(
-        self, source: str, result: list[Continuation], options: Any, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    def record(self, source: str, result: list[Continuation], options: Any, *, form: str = "jsonl") -> Rows:
         return [
             {"prompt": source, **rank, "text": one.text, "logprob": one.logprob}
             for rank, one in zip(ranks(result, options), result, strict=True)

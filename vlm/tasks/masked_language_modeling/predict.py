@@ -1,6 +1,6 @@
 """Filling in the gaps of texts with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,13 +9,12 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
-from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import Arguments, read_texts
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Option, Options
-from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.predictor import Rows, check_outputs
 from vlm.inference.text.text_rows import encoded_rows
+from vlm.inference.text_predictor import TextPredictor
 from vlm.models.masked_language_model import MaskedLanguageModel
 
 GAP = "[MASK]"
@@ -76,7 +75,7 @@ class FillOptions(Options):
     top: Annotated[int, Option("Words of a gap, the likeliest first.", least=1)] = 1
 
 
-class GapFiller(Predictor):
+class GapFiller(TextPredictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
     task = "masked_language_modeling"
@@ -86,7 +85,7 @@ class GapFiller(Predictor):
     model: MaskedLanguageModel
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.max_len = int(about["max_len"])
         if (mask_id := self.tokenizer.mask_id) is None:
             raise UserError("the checkpoint's tokenizer has no id for gaps; use another checkpoint")
@@ -94,10 +93,6 @@ class GapFiller(Predictor):
 
     def check(self) -> None:
         check_outputs(self.probabilities([self.encode(GAP)]), self.tokenizer.vocab_size, "tokens")
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
 
     @classmethod
     def columns(cls, options: FillOptions) -> tuple[str, ...]:
@@ -111,7 +106,7 @@ class GapFiller(Predictor):
         gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
         return [self._filled(row, [next(gaps) for _ in row.places]) for row in batch]
 
-    def record(self, source: str, result: Filled, options: Any, *, form: str = "jsonl") -> Sequence[Mapping[str, Any]]:
+    def record(self, source: str, result: Filled, options: Any, *, form: str = "jsonl") -> Rows:
         tops = "  ".join(f"{word} {value:.4f}" for gap in result.gaps for word, value in gap.items())
         return [{"text": source, "filled": result.text, "gaps": list(result.gaps) if form == "jsonl" else tops}]
 

@@ -11,13 +11,12 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Place, Window, encode_passage, word_places
-from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.arguments import FileArguments
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Options, Question, questions_of
-from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text.text_rows import encoded_rows, note_cut
+from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.text.text_rows import note_cut
+from vlm.inference.text_predictor import TextPredictor
 from vlm.io.files import progress
 from vlm.models.context import Context
 from vlm.models.text_classifiers import TokenClassifier
@@ -108,7 +107,7 @@ class SpanOptions(Options):
     question: Question
 
 
-class SpanAnswerer(Predictor):
+class SpanAnswerer(TextPredictor):
     """Answers questions about each text by a part of it; arguments as in Predictor."""
 
     task = "span_answering"
@@ -118,7 +117,7 @@ class SpanAnswerer(Predictor):
     model: TokenClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
         self.abstains = bool(about["abstains"])
         self.marks_shared = bool(about.get("marks_shared"))  # checkpoints of before do not have it
@@ -130,7 +129,7 @@ class SpanAnswerer(Predictor):
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
+        yield from super().describe(about)
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
@@ -164,7 +163,7 @@ class SpanAnswerer(Predictor):
         return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
 
     def _spans(self, windows: Sequence[Window]) -> list[Span]:
-        rows = encoded_rows([[window.row] for window in windows], self.tokenizer.pad_id, self.device)
+        rows = self.encoded([[window.row] for window in windows])
         return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
 
     def answer(self, result: list[SpanAnswer], options: SpanOptions) -> Any:
@@ -172,7 +171,7 @@ class SpanAnswerer(Predictor):
 
     def record(
         self, source: tuple[str | Path, list[str]], result: list[SpanAnswer], options: Any, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    ) -> Rows:
         text, questions = source
         name = {"text" if isinstance(text, str) else "file": str(text)}
         return [

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
-from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.words import split_words
 from vlm.inference.arguments import TextArguments
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Option, Options
-from vlm.inference.predictor import Predictor, check_outputs
-from vlm.inference.text.text_rows import encoded_rows
+from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
 
 ROWS = 128  # of a long text that are read at a time, at least
@@ -43,7 +41,7 @@ class TaggingOptions(Options):
     words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False
 
 
-class Tagger(Predictor):
+class Tagger(TextPredictor):
     """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
     task = "tagging"
@@ -53,7 +51,7 @@ class Tagger(Predictor):
     model: TokenClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.max_len = int(about["max_len"])
         self.classes = ["".join(name) for name in about["classes"]]
 
@@ -63,7 +61,7 @@ class Tagger(Predictor):
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
+        yield from super().describe(about)
         yield f"tags        {', '.join(about['classes'])}"
 
     def prepare(self, source: str, options: TaggingOptions) -> list[str]:
@@ -82,13 +80,11 @@ class Tagger(Predictor):
     def probabilities(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (T, C) of the tags of all words of some sentences."""
         rows = [row for words in sentences for row in encode_words(self.tokenizer, self.max_len, words)]
-        size, pad_id = max(len(sentences), ROWS), self.tokenizer.pad_id
-        parts = (encoded_rows([rows[at : at + size]], pad_id, self.device) for at in range(0, len(rows), size))
+        size = max(len(sentences), ROWS)
+        parts = (self.encoded([rows[at : at + size]]) for at in range(0, len(rows), size))
         return torch.cat([tag_probabilities(self.model, part).cpu() for part in parts])
 
-    def record(
-        self, source: str, result: list[Tagged], options: TaggingOptions, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    def record(self, source: str, result: list[Tagged], options: TaggingOptions, *, form: str = "jsonl") -> Rows:
         words, tags = [one.word for one in result], [one.tag for one in result]
         if form == "text":
             return [{"tagged": " ".join(f"{one.word}/{one.tag}" for one in result)}]

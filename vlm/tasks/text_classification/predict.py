@@ -10,14 +10,13 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
-from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import TextArguments
-from vlm.inference.info import tokenizer_line
 from vlm.inference.options import Option, Options, Top, as_list, refuse_undecoded
-from vlm.inference.predictor import Predictor, check_outputs
+from vlm.inference.predictor import Rows, check_outputs
 from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.inference.text.text_rows import encoded_rows, note_cut
+from vlm.inference.text.text_rows import note_cut
+from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import SequenceClassifier
 
 Sample = tuple[str | None, ...]  # the texts of a sample; None for one that is missing
@@ -40,7 +39,7 @@ class TextClassOptions(Options):
     top: Top = 1
 
 
-class TextClassifier(Predictor):
+class TextClassifier(TextPredictor):
     """A trained classifier of texts or of pairs of texts: the likeliest classes of each; arguments as in Predictor."""
 
     task = "text_classification"
@@ -50,7 +49,7 @@ class TextClassifier(Predictor):
     model: SequenceClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        super().restore(about)
         self.max_len, self.pairs = int(about["max_len"]), None if about["pairs"] is None else bool(about["pairs"])
         self.classes = ["".join(name) for name in about["classes"]]
 
@@ -61,7 +60,7 @@ class TextClassifier(Predictor):
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
+        yield from super().describe(about)
         yield f"classes     {', '.join(about['classes'])}{', of pairs of texts' if about['pairs'] else ''}"
 
     def sources(self, inputs: Sequence[str], options: TextClassOptions) -> list[Sample]:
@@ -92,11 +91,9 @@ class TextClassifier(Predictor):
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Probabilities (B, C) of texts, or of pairs of them."""
         samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
-        return text_probabilities(self.model, encoded_rows(samples, self.tokenizer.pad_id, self.device)).cpu()
+        return text_probabilities(self.model, self.encoded(samples)).cpu()
 
-    def record(
-        self, source: Sequence[str], result: Classes, options: Any, *, form: str = "jsonl"
-    ) -> Sequence[Mapping[str, Any]]:
+    def record(self, source: Sequence[str], result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
         named = {"text": " | ".join(source)} if form == "text" else dict(zip(("text", "pair"), source, strict=False))
         return [ranked_record(form, named, result)]
 

@@ -13,7 +13,6 @@ from vlm.errors import UserError
 from vlm.inference.arguments import LineArguments
 from vlm.inference.options import WritingOptions
 from vlm.inference.predictor import check_outputs
-from vlm.inference.text.text_rows import encoded_rows
 from vlm.inference.writing import Writer
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextToText
@@ -57,7 +56,7 @@ class Translator(Writer):
     def rows(self, texts: Sequence[str]) -> InputRows:
         """Texts as the encoder reads them, on the model's device."""
         samples = [[encode_text(self.tokenizer, self.max_len, one_line(text, keep_no_break=True))] for text in texts]
-        return encoded_rows(samples, self.tokenizer.pad_id, self.device)
+        return self.encoded(samples)
 
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         return inputs
