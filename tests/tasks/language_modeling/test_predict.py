@@ -147,7 +147,7 @@ def test_draws_repeat_with_the_seed_alone(generator):
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
     (found,) = search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=12)))
     assert len(found.text) == 16 - len("bcab") == 12
-    with pytest.raises(UserError, match=r"--min-tokens: .* 13 tokens"):
+    with pytest.raises(UserError, match="--min-tokens: 13 tokens"):
         search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
         search(generator, "abcd" * 5, Decoding(beam=2))
