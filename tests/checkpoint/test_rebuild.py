@@ -133,7 +133,7 @@ def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
     write(tmp_path / "model.ckpt", whole)
     assert (tmp_path / "model.ckpt").stat().st_size < 100_000
     refused_quickly(whole)
-    with pytest.raises(UserError, match=r"model\.ckpt: is damaged or is no checkpoint of vlm \("):
+    with pytest.raises(UserError, match=r"model\.ckpt: is damaged or not a checkpoint of vlm \("):
         ckpt.read(tmp_path / "model.ckpt")
 
 

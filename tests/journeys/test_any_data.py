@@ -114,4 +114,4 @@ def test_a_record_that_lacks_a_value_is_named(own, workers, tmp_path, capsys):
     (tmp_path / "lacking_pictures.py").write_text(text)
     overrides = [*own, "data.source._target_=lacking_pictures.Pictures", f"++data.num_workers={workers}"]
     assert train("classification", tmp_path / "runs", *overrides) != 0
-    assert "data: 15 has no label; give data that do, or another task" in capsys.readouterr().err
+    assert "data: 15 has no label; use data that has it, or another task" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
     path.write_bytes(data[:-512])
     assert vlm(["check-data", *own]) == 2  # no other shard has anything to train on
     assert "000000.tar" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"000000\.tar: has .* bytes where shards.json says"):
+    with pytest.raises(UserError, match=r"000000\.tar: has .* bytes instead of"):
         build_data(compose(own))
 
 

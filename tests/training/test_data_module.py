@@ -300,7 +300,7 @@ class Half(Source):
 
 def test_a_value_that_a_record_lacks_is_named():
     message = refusal(data(Half()).fingerprint)
-    assert message == "data: 3.jpg has no label; give data that do, or another task"
+    assert message == "data: 3.jpg has no label; use data that has it, or another task"
     assert refusal(Half().split("train").record(0).image) == (
-        "data: 3.jpg has no image; give data that do, or another task"
+        "data: 3.jpg has no image; use data that has it, or another task"
     )

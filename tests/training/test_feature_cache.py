@@ -178,7 +178,7 @@ def test_a_projection_that_learns_shares_the_features_of_its_backbone(root, tmp_
         (ClassAugment(image_size=8, min_ratio=0.75), "min_ratio=0.75"),
         (ClassAugment(image_size=8, policy="randaugment"), "policy=randaugment"),
         (ClassAugment(image_size=8, pad_crop=1, erase=0.1), "pad_crop=1, erase=0.1"),
-        (type("Own", (Augment,), {})(image_size=8), "Own has no `drawn` of its own"),
+        (type("Own", (Augment,), {})(image_size=8), "Own"),
     ],
 )
 def test_random_transforms_are_refused(augment, said):
@@ -206,5 +206,5 @@ def test_images_that_are_never_the_same_are_refused():
     with pytest.raises(UserError, match="records have no read_stamp"):
         check_split(split)
     split.fresh = True
-    with pytest.raises(UserError, match=r"new images in every epoch; data.train_samples"):
+    with pytest.raises(UserError, match=r"new images in every epoch; .*data.train_samples"):
         check_split(split)

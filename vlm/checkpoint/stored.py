@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.checkpoint.verify import check_sizes
 from vlm.config import names
 from vlm.config.target import arguments, find
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
@@ -47,6 +46,8 @@ def thaw(stored: Any) -> Config:
     tree = interpolated(stored)
     config = resolve(tree)
     try:
+        from vlm.checkpoint.verify import check_sizes  # torch loads with it
+
         check_sizes({"config": config})
     except ValueError as fault:
         raise UserError(f"{fault}; use another checkpoint") from fault

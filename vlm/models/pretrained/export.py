@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Export, known_architectures, load_architecture
-from vlm.models.pretrained.fields import Field, Fields
+from vlm.models.pretrained.fields import Entry, Fields
 from vlm.models.pretrained.sizes import sizes_built
 from vlm.models.pretrained.stack import Names, Stack, Weight, weight_map
 
@@ -44,7 +44,7 @@ def export_stack(stack: Stack, module: Any, key: str = "model.encoder") -> Expor
     config: dict[str, Any] = {"model_type": stack.model_type}
     faults = [f"{key}.{name} is set" for name in UNKNOWN if getattr(module, name, None) is not None]
     for name, field in stack.sizes.items():
-        if isinstance(field, Field) and name in sizes:
+        if isinstance(field, Entry) and name in sizes:
             try:
                 config[field.name] = field.write(sizes[name])
             except ValueError as fault:

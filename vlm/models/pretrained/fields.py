@@ -10,7 +10,7 @@ REQUIRED: Any = object()  # default of a field that a file has to state
 
 
 @dataclass(frozen=True)
-class Field:
+class Entry:
     """A value of a file.
 
     Args:
@@ -28,15 +28,15 @@ class Field:
     write: Callable[[Any], Any] = lambda value: value
 
 
-def integer(name: str, default: Any = None, low: int = 1, high: int = 2**20) -> Field:
-    return Field(name, default, f"a whole number from {low} to {high}", lambda value: _within(value, (int,), low, high))
+def integer(name: str, default: Any = None, low: int = 1, high: int = 2**20) -> Entry:
+    return Entry(name, default, f"a whole number from {low} to {high}", lambda value: _within(value, (int,), low, high))
 
 
-def number(name: str, default: Any = None, low: float = 0, high: float = 1) -> Field:
-    return Field(name, default, f"a number from {low:g} to {high:g}", lambda v: _within(v, (int, float), low, high))
+def number(name: str, default: Any = None, low: float = 0, high: float = 1) -> Entry:
+    return Entry(name, default, f"a number from {low:g} to {high:g}", lambda v: _within(v, (int, float), low, high))
 
 
-def numbers(name: str, default: Any, count: int, low: float, high: float) -> Field:
+def numbers(name: str, default: Any, count: int, low: float, high: float) -> Entry:
     """A list of `count` numbers."""
 
     def read(values: Any) -> list[float]:
@@ -44,23 +44,23 @@ def numbers(name: str, default: Any, count: int, low: float, high: float) -> Fie
             raise ValueError
         return [_within(value, (int, float), low, high) for value in values]
 
-    return Field(name, default, f"a list of {count} numbers from {low:g} to {high:g}", read)
+    return Entry(name, default, f"a list of {count} numbers from {low:g} to {high:g}", read)
 
 
-def flag(name: str, default: Any = None) -> Field:
-    return Field(name, default, "true or false", lambda value: _within(value, (bool,), False, True))
+def flag(name: str, default: Any = None) -> Entry:
+    return Entry(name, default, "true or false", lambda value: _within(value, (bool,), False, True))
 
 
-def text(name: str, default: Any = None) -> Field:
+def text(name: str, default: Any = None) -> Entry:
     def read(value: Any) -> str:
         if type(value) is not str:
             raise ValueError
         return value
 
-    return Field(name, default, "a text", read)
+    return Entry(name, default, "a text", read)
 
 
-def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Field:
+def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
     """One of several values, each with its name of ours; of two that mean the same, the first is written."""
     back = {ours: theirs for theirs, ours in reversed([*options.items()])}
 
@@ -69,10 +69,10 @@ def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Field:
             raise ValueError(f"not one of {', '.join(dict.fromkeys(options.values()))}")
         return back[value]
 
-    return Field(name, default, f"one of {', '.join(map(str, options))}", options.__getitem__, write)
+    return Entry(name, default, f"one of {', '.join(map(str, options))}", options.__getitem__, write)
 
 
-def square(name: str, default: Any) -> Field:
+def square(name: str, default: Any) -> Entry:
     """The side of a square, stated as one number or as two."""
 
     def read(value: Any) -> int:
@@ -81,7 +81,7 @@ def square(name: str, default: Any) -> Field:
             raise ValueError
         return sides[0]
 
-    return Field(name, default, "the side of a square, from 1 to 4096", read)
+    return Entry(name, default, "the side of a square, from 1 to 4096", read)
 
 
 def _within(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:
@@ -109,7 +109,7 @@ class Fields:
         """The object with other values."""
         return Fields({**self.values, **values}, self.file, self.within)
 
-    def read(self, field: Field) -> Any:
+    def read(self, field: Entry) -> Any:
         """The value of a field, in our terms.
 
         Raises:

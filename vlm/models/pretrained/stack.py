@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.pretrained.fields import Field, Fields, choice, integer, number, square
+from vlm.models.pretrained.fields import Entry, Fields, choice, integer, number, square
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -170,7 +170,7 @@ class Stack:
             UserError: A value is not what it should be, or asks for what our layers do not do.
         """
         config.require(self.needed, f"our {self.kind.__name__}")
-        read = {name: config.read(one) if isinstance(one, Field) else one for name, one in self.sizes.items()}
+        read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
         sizes = PLAIN | read
         hidden = sizes.pop("hidden", None)
         sizes.setdefault("mlp_ratio", 4.0 if hidden is None else hidden / sizes["dim"])
