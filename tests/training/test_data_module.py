@@ -302,5 +302,5 @@ def test_a_value_that_a_record_lacks_is_named():
     message = refusal(data(Half()).fingerprint)
     assert message == "data: 3.jpg has no label; use data that has it, or another task"
     assert refusal(Half().split("train").record(0).image) == (
-        "data: 3.jpg has no image; use data that has it, or another task"
+        "data: 3.jpg has no image; use data that has one, or another task"
     )
