@@ -1,6 +1,7 @@
 """Process settings that must precede torch's import: spinning threads, memory allocation, standard streams."""
 
 import ctypes
+import logging
 import os
 import platform
 import sys
@@ -18,6 +19,7 @@ def tune() -> None:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns about a home that is read-only
     limit_threads()
     keep_freed_memory()
     open_streams()

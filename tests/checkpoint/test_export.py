@@ -1,6 +1,8 @@
 """Folders for others: transformers computes with its own classes what we compute, and we read them again."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import hugging
@@ -34,6 +36,7 @@ TEXTS = [
     "zwei Männer – 東京 \U0001f642 naïve",
     "  two  spaces\tand\nlines ",
 ]
+SHIPPED = str(Path(__file__).parents[2] / "data" / "sample" / "captioner.ckpt")
 BLOCK = {"dim": 24, "num_heads": 3, "mlp_ratio": 2.0, "activation": "gelu", "norm_eps": 1e-5}
 IMAGES = {"image_size": 24, "patch_size": 8, "depth": 2, **BLOCK}
 
@@ -314,3 +317,29 @@ def test_a_training_may_start_from_an_exported_folder_with_its_own_tokenizer(tmp
     check_tokens(Folder(folder), tokenizer(kind))
     with pytest.raises(UserError, match="choose the tokenizer that the weights were trained with"):
         check_tokens(Folder(folder), CharTokenizer(lowercase=False).fit(["zyx"]))
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_can_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        assert command(["export", str(tmp_path / "out"), "-c", SHIPPED]) == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~mask}
+
+
+@pytest.mark.parametrize("size", ["4k", "300k"])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, size: str, capsys) -> None:
+    """There is no room for the small files, or for the weights alone."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    if subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        assert command(["export", str(disk / "out"), "-c", SHIPPED]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {disk / 'out'}: cannot be written (")
+        assert list((disk / "out").iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +122,28 @@ def _json(content: Any) -> str:
 
 
 def _written(folder: Path, files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Writes all files, the weights last: a folder without them is no model.
+    """Writes all files, the weights last; leaves none of them if one cannot be written.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    part = folder / f"{WEIGHTS}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: is not empty; choose another folder, or empty it")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        part = folder / f"{WEIGHTS}.part"
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
+        shutil.copymode(folder / next(iter(files)), part)  # the library makes files that their owner alone can read
         os.replace(part, folder / WEIGHTS)
-    except OSError as fault:
-        raise UserError(f"{folder}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
+    except (OSError, SafetensorError) as fault:
+        with suppress(OSError):
+            for path in (part, *(folder / name for name in files)):
+                path.unlink(missing_ok=True)
+        reason = getattr(fault, "strerror", None) or fault
+        raise UserError(f"{folder}: cannot be written ({reason}); choose another folder", 1) from fault
     return [*files, WEIGHTS]

@@ -1,14 +1,13 @@
 """Base of all tokenizers: caching, checkpoint state, and decoding by the bytes of each id."""
 
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.errors import UserError, excerpt
+from vlm.errors import UserError, excerpt, print_error
 from vlm.io.atomic import atomic_write
 
 Row = tuple[bytes, str]  # the bytes of an id, and its printable form
@@ -194,7 +193,7 @@ class Tokenizer(ABC):
                 cached.write(self.fingerprint.encode() + b"\n" + self._require_fit())
         except OSError as error:
             # Not an error, because the tokenizer itself is complete.
-            warnings.warn(f"{file}: the tokenizer could not be cached ({error})", stacklevel=3)
+            print_error(f"{file}: the tokenizer could not be cached ({error.strerror})", "warning")
 
 
 def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:

@@ -21,6 +21,10 @@ from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.task import TaskOptions
 
+LEGEND = [
+    "distinct: share of different captions; novelty: share of captions that train lacks",
+    "vocabulary: number of different words; length_ratio: length of captions / that of references",
+]
 LOOKED_AT = 3  # captions of a report with pictures of the model's attention
 
 
@@ -101,7 +105,7 @@ class Captioning(ImageTextTask):
         return self.metrics.note
 
     def notes(self) -> list[str]:
-        remark = [f"({self.remark})"] if self.remark else []
+        remark = [f"({line})" for line in (*LEGEND, self.remark) if line]
         return [*remark, *(line for finding in self._findings for line in finding.lines())]
 
     def findings(self) -> list[Finding]:
