@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+LONGEST = 1500  # characters of a line of a message
 _MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 
 
@@ -24,7 +25,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 2) -> None:
-        super().__init__(printable_lines(message))
+        super().__init__("\n".join(map(_shortened, printable_lines(message).split("\n"))))
         self.status = status
 
 
@@ -92,6 +93,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def did_you_mean(name: str) -> str:
     """The end of a message, if there is a similar name."""
     return f"; did you mean {name}?" if name else ""
+
+
+def _shortened(line: str) -> str:
+    """Removes the middle of a very long line, as of one that quotes a damaged file; the remedy is at its end."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
 
 
 def excerpt(text: str) -> str:

@@ -1,0 +1,93 @@
+"""Every command in a poor environment: no network, no or a read-only home, the C locale, a checkout of another user's,
+a path with spaces and letters that are not ASCII, little room in the folder of temporary files."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FEW = ["trainer.max_epochs=-1", "data.batch_size=8", "data.source.train_scenes=64"]
+FEW += ["data.source.val_scenes=8", "data.source.test_scenes=8"]
+OTHER = 65534  # the number of a user who is not this one
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["no home", "read-only home"])
+def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess]]:
+    """Runs Python there, as root without the right to write everywhere."""
+    alone = ["unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    small, home, code, here = (tmp_path / name for name in ("small", "home", "code", "bilder für 狗"))
+    for folder in (small, home, code, here):
+        folder.mkdir()
+    if shutil.which("setpriv") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not give up its rights and network")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    for name in ("vlm", "conf", "data/sample"):
+        shutil.copytree(ROOT / name, code / name)
+    shutil.copy(ROOT / "train.py", code)
+    for path in (home, code, *code.rglob("*")):
+        os.chown(path, OTHER, OTHER)
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TMPDIR": str(small), "PYTHONPATH": str(code)}
+    environment |= {"HOME": str(home)} if request.param == "read-only home" else {}
+
+    def run(*command: str) -> subprocess.CompletedProcess:
+        program = [*alone, sys.executable, *command]
+        done = subprocess.run(program, cwd=here, env=environment, capture_output=True, text=True, encoding="utf-8")
+        assert "Traceback" not in done.stderr and "atplotlib" not in done.stderr, done.stderr
+        return done
+
+    run.code, run.here, run.root = code, here, tmp_path  # type: ignore[attr-defined]
+    yield run
+    subprocess.run(["umount", str(small)], check=True)
+
+
+def test_every_command_works(run) -> None:
+    captioner = str(run.code / "data" / "sample" / "captioner.ckpt")
+    shutil.copytree(run.code / "data" / "sample", run.here / "meine Fotos ü")
+    (run.here / "é.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "b"}]')
+    (run.here / "w.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "c"}]')
+    for command in (
+        [str(run.code / "train.py"), "trainer.max_steps=2", *FEW],
+        [str(run.code / "train.py"), "resume=last", "trainer.max_steps=4"],
+        ["-m", "vlm", "evaluate", "-c", "last", "--out", "auswertung é"],
+        ["-m", "vlm", "caption", "meine Fotos ü", "-c", captioner, "--out", "texte ü.txt", "--attention", "schau 狗"],
+        [str(run.code / "train.py"), "task=classification", "trainer.max_steps=2", *FEW, "runs=läufe"],
+        ["-m", "vlm", "check-data", "--limit", "8", "--out", "seite ü"],
+        ["-m", "vlm", "score", "é.json", "w.json", "--out", "werte.txt"],
+        ["-m", "vlm", "export", "ausfuhr é", "-c", captioner],
+        ["-m", "vlm", "info", "-c", captioner],
+        ["-m", "vlm", "doctor"],
+    ):
+        done = run(*command)
+        assert done.returncode == 0, (command, done.stderr)
+    assert not list(run.here.rglob("*.part"))
+    (checkpoint,) = run.here.glob("läufe/*/*/checkpoints/best.ckpt")
+    done = run("-m", "vlm", "classify", "meine Fotos ü", "-c", str(checkpoint))
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == len(
+        list((run.here / "meine Fotos ü").glob("*.png"))
+    )
+
+
+def test_a_full_disk_is_told_in_a_line(run) -> None:
+    captioner, full = str(run.code / "data" / "sample" / "captioner.ckpt"), run.root / "small" / "full"
+    full.mkdir()
+    with (full / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
+        while file.write(bytes(2**12)):
+            pass
+    sample = str(run.code / "data" / "sample")
+    for command in (
+        ["caption", sample, "-c", captioner, "--out", f"{full}/texts.txt"],
+        ["caption", sample, "-c", captioner, "--attention", f"{full}/looked"],
+        ["check-data", "--limit", "8", "--out", f"{full}/page"],
+        ["export", f"{full}/out", "-c", captioner],
+        ["train", "trainer.max_steps=2", *FEW, f"runs={full}/runs"],
+    ):
+        done = run("-m", "vlm", *command)
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert done.returncode == 1 and len(errors) == 1 and "No space left" in errors[0], (command, done.stderr)
