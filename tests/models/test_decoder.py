@@ -27,6 +27,7 @@ V, MAX_LEN, D, DEPTH, N = 31, 20, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]])
 MODERN = {"norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1}
+LONG = RotaryPositions(head_dim=10, scaling="llama3", factor=8.0, trained_len=16)
 VARIANTS = {
     "learned": dict,
     "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
@@ -43,6 +44,12 @@ VARIANTS = {
     "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
     "grouped": lambda: {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5},
     "modern": lambda: MODERN | {"positions": RotaryPositions(head_dim=D // N)},
+    "qwen": lambda: MODERN | {"qkv_bias": True, "qk_norm": "rms", "head_dim": 10, "positions": LONG},
+    "gemma": lambda: (
+        MODERN
+        | {"norm": "rms_plus_one", "activation": "geglu_tanh", "hidden_dim": 40, "embed_scale": D**0.5}
+        | {"positions": RotaryPositions(head_dim=D // N, scaling="linear", factor=4.0)}
+    ),
     "cosine": lambda: MODERN | {"qk_norm": True, "positions": RotaryPositions(head_dim=D // N)},
     "cosine_relative": lambda: {"qk_norm": True, "positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
     "prefix": lambda: prefix(),

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
+from transformers import GemmaConfig, LlamaConfig
 from transformers.activations import ACT2FN
+from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from vlm.models.decoder import Decoder
-from vlm.nn.blocks import ACTIVATIONS, MLP, Block, BlockConfig, DecoderBlock, DropPath, SwiGLU
+from vlm.nn.blocks import ACTIVATIONS, MLP, Block, BlockConfig, DecoderBlock, DropPath, GatedMLP
 
 D, N, CONTEXT = 12, 3, 12
 NAMES = {  # ours -> torch's, for what both kinds of layer have
@@ -66,8 +67,18 @@ def test_decoder_block_equals_torch(scramble, pre_norm, activation):
 
 def test_swiglu_equals_llama(scramble):
     theirs = scramble(LlamaMLP(LlamaConfig(hidden_size=D, num_attention_heads=N, intermediate_size=20)))
-    ours = SwiGLU(dim=D, hidden_dim=20, bias=False)
+    ours = GatedMLP(dim=D, hidden_dim=20, bias=False)
     weights = theirs.state_dict()
+    fc1 = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
+    ours.load_state_dict({"fc1.weight": fc1, "fc2.weight": weights["down_proj.weight"]})
+    x = torch.randn(2, 5, D)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
+
+
+def test_a_gate_of_gelu_equals_gemma(scramble):
+    theirs = scramble(GemmaMLP(GemmaConfig(hidden_size=D, intermediate_size=20)))
+    weights = theirs.state_dict()
+    ours = BlockConfig(dim=D, num_heads=N, hidden_dim=20, bias=False, activation="geglu_tanh").make_mlp()
     fc1 = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
     ours.load_state_dict({"fc1.weight": fc1, "fc2.weight": weights["down_proj.weight"]})
     x = torch.randn(2, 5, D)
@@ -98,6 +109,16 @@ def test_rms_norm_equals_llama(scramble, eps):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 5, D)
     torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_by_one_plus_w_equals_gemma(scramble, dtype):
+    theirs = scramble(GemmaRMSNorm(D)).to(dtype)
+    ours = BlockConfig(dim=D, num_heads=N, norm="rms_plus_one", norm_eps=1e-6).make_norm()
+    assert not ours.weight.any()
+    ours.to(dtype).load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, D).to(dtype)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])

@@ -126,6 +126,32 @@ def test_rotary_positions_equal_llama(base, positions):
         torch.testing.assert_close(ours, truth, rtol=0, atol=1e-5)
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"scaling": "linear", "factor": 3.0}, {"rope_type": "linear", "factor": 3.0}),
+        (
+            {"scaling": "llama3", "trained_len": 64, **LLAMA3},
+            {"rope_type": "llama3", "original_max_position_embeddings": 64, **LLAMA3},
+        ),
+    ],
+    ids=["linear", "llama3"],
+)
+def test_scaled_rotary_positions_equal_llama(ours, theirs):
+    rope = {"rope_theta": 500.0, **theirs}
+    config = LlamaConfig(hidden_size=48, num_attention_heads=3, max_position_embeddings=512, rope_parameters=rope)
+    q, positions = torch.randn(1, 3, 300, 16), torch.arange(300)
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
+    truth, _ = apply_rotary_pos_emb(q, q, cos, sin)
+    found = RotaryPositions(head_dim=16, base=500.0, **ours).place(positions, keys=300).rotate(q)
+    torch.testing.assert_close(found, truth, rtol=0, atol=300 * 4e-6)  # the angles' own rounding
+    plain = RotaryPositions(head_dim=16, base=500.0).place(positions, keys=300).rotate(q)
+    assert (plain - truth).abs().max() > 0.5
+
+
 def test_only_distances_matter_to_rotated_products():
     rotary, q, k = RotaryPositions(head_dim=8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, Unpack, cast
+from typing import Annotated, Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Injected
+from vlm.errors import Count, Injected, Range
 from vlm.models.context import Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
@@ -37,6 +37,7 @@ class Decoder(nn.Module):
         positions: Position encoding; default learned vectors.
         vocabulary_head: Output head; default the transposed token embedding (Press and Wolf 2017).
         embed_norm: Whether to normalise embeddings before the first block, as BERT and GIT do.
+        embed_scale: Factor of the token embeddings, not applied where the head reuses them (Gemma).
         block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
@@ -57,13 +58,14 @@ class Decoder(nn.Module):
         positions: Positions | None = None,
         vocabulary_head: VocabularyHead | None = None,
         embed_norm: bool = False,
+        embed_scale: Annotated[float, Range(above=0)] = 1.0,
         **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
         if context_dim is not None and prefix is not None:
             raise ValueError("context_dim is for cross-attention, prefix for a prefix; set one of them to null")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
-        self.max_len, self.context_dim = max_len, context_dim
+        self.max_len, self.context_dim, self.embed_scale = max_len, context_dim, embed_scale
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
@@ -129,6 +131,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
+        if self.embed_scale != 1:
+            x = x * self.embed_scale
         return self.dropout(self.embed_norm(x if added is None else x + added.to(x.dtype)))  # (B, L, D)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected
-from vlm.nn.blocks import ACTIVATIONS, Activation
+from vlm.nn.blocks import ACTIVATIONS, GATES, Activation
 from vlm.nn.vocabulary_loss import Head
 
 
@@ -36,8 +36,8 @@ class VocabularyHead(nn.Module):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        if transform == "swiglu":
-            raise ValueError("transform=swiglu is not supported; choose relu, gelu, gelu_tanh or quick_gelu")
+        if transform in GATES:
+            raise ValueError(f"transform={transform} is not supported; choose one of {', '.join(ACTIVATIONS)}")
         self.own = None if tied else nn.Linear(dim, vocab_size, bias=bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if tied and bias else None
         self.activation = None if transform is None else ACTIVATIONS[transform]

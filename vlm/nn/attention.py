@@ -169,7 +169,48 @@ class CosineScale(nn.Module):
         return F.normalize(k, dim=-1)
 
 
-class SelfAttention(nn.Module):
+class HeadNorm(nn.Module):
+    """Query-key normalisation by RMSNorm over each head, before positions rotate it (Dehghani et al. 2023; Qwen 3).
+
+    Args:
+        head_dim: Width K of a head.
+        eps: Added to the mean square before its root is taken.
+    Shapes:
+        q (B, N, L, K), k (B, N, S, K) -> the same
+    """
+
+    def __init__(self, *, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.q, self.k = nn.RMSNorm(head_dim, eps=eps), nn.RMSNorm(head_dim, eps=eps)
+
+    def queries(self, q: Tensor) -> Tensor:
+        return self.q(q.to(self.q.weight.dtype)).to(q.dtype)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return self.k(k.to(self.k.weight.dtype)).to(k.dtype)
+
+
+class QueryKeyNorm:
+    """The query-key normalisation of an attention layer, of which it has one kind at most."""
+
+    cosine: CosineScale | None
+    head_norm: HeadNorm | None
+
+    def make_qk_norm(self, kind: "bool | str", num_heads: int, head_dim: int, eps: float) -> None:
+        self.cosine = CosineScale(num_heads=num_heads) if kind is True else None
+        self.head_norm = HeadNorm(head_dim=head_dim, eps=eps) if kind == "rms" else None
+
+    @property
+    def qk_norm(self) -> CosineScale | HeadNorm | None:
+        return self.cosine if self.cosine is not None else self.head_norm
+
+    @property
+    def scale(self) -> float | None:
+        """Factor of the products; None for 1 / √K."""
+        return None if self.cosine is None else 1.0
+
+
+class SelfAttention(nn.Module, QueryKeyNorm):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
     Args:
@@ -179,7 +220,9 @@ class SelfAttention(nn.Module):
         num_kv_heads: Number of heads of keys and values, each shared by a group of query heads; default N.
         dropout: Probability of dropping an attention weight.
         bias: Whether the four projections have biases.
-        qk_norm: Whether to normalise queries and keys and learn a scale (CosineScale).
+        qkv_bias: Whether the query, key and value projections have biases; default `bias`.
+        qk_norm: Kind of query-key normalisation, see BlockConfig.
+        norm_eps: Epsilon of qk_norm="rms".
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
@@ -193,15 +236,18 @@ class SelfAttention(nn.Module):
         num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
-        qk_norm: bool = False,
+        qkv_bias: bool | None = None,
+        qk_norm: bool | str = False,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
         self.head_dim = width_of_head(dim, num_heads, head_dim)
         self.dropout = dropout
-        self.qkv = nn.Linear(dim, (num_heads + 2 * self.num_kv_heads) * self.head_dim, bias=bias)
-        self.cosine = CosineScale(num_heads=num_heads) if qk_norm else None
+        width = (num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = nn.Linear(dim, width, bias=bias if qkv_bias is None else qkv_bias)
+        self.make_qk_norm(qk_norm, num_heads, self.head_dim, norm_eps)
         self.proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
         self.attend = attention
 
@@ -214,8 +260,8 @@ class SelfAttention(nn.Module):
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, heads of all three, L, K)
         q, k, v = position.add(qkv).split(heads, dim=1)
-        if self.cosine is not None:
-            q, k = self.cosine.queries(q), self.cosine.keys(k)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm.queries(q), self.qk_norm.keys(k)
         q, k = position.rotate(q), position.rotate(k)
         x = self.attend(
             q,
@@ -223,13 +269,13 @@ class SelfAttention(nn.Module):
             v,
             mask=mask,
             bias=position.bias,
-            scale=None if self.cosine is None else 1.0,
+            scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
         )
         return self.proj(x.transpose(1, 2).flatten(2))  # (B, N, L, K) -> (B, L, D)
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(nn.Module, QueryKeyNorm):
     """Attention of text to context (Vaswani et al. 2017, 3.2.3). Keys and values are computed once per context.
 
     Args:
@@ -251,7 +297,8 @@ class CrossAttention(nn.Module):
         num_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -261,23 +308,23 @@ class CrossAttention(nn.Module):
         inner = num_heads * self.head_dim
         self.q = nn.Linear(dim, inner, bias=bias)
         self.kv = nn.Linear(context_dim, 2 * self.num_kv_heads * self.head_dim, bias=bias)
-        self.cosine = CosineScale(num_heads=num_heads) if qk_norm else None
+        self.make_qk_norm(qk_norm, num_heads, self.head_dim, norm_eps)
         self.proj = nn.Linear(inner, dim, bias=bias)
         self.attend = attention
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(states).unflatten(-1, (2, self.num_kv_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return (k if self.cosine is None else self.cosine.keys(k)), v  # each (B, num_kv_heads, S, K)
+        return (k if self.qk_norm is None else self.qk_norm.keys(k)), v  # each (B, num_kv_heads, S, K)
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         k, v = keys_values
         q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, N, L, K)
         out = self.attend(
-            q if self.cosine is None else self.cosine.queries(q),
+            q if self.qk_norm is None else self.qk_norm.queries(q),
             k,
             v,
             mask=None if mask is None else mask[:, None, None, :],  # (B, 1, 1, S)
-            scale=None if self.cosine is None else 1.0,
+            scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
         )
         return self.proj(out.transpose(1, 2).flatten(2))  # (B, L, D)

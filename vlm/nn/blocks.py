@@ -14,8 +14,9 @@ from vlm.nn.dropout import Dropout
 from vlm.nn.mask import Mask
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
-Norm = Literal["layer", "rms"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+Norm = Literal["layer", "rms", "rms_plus_one"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh"]
+QueryKeyNorm = bool | Literal["rms"]
 
 
 class BlockOptions(TypedDict, total=False):
@@ -24,12 +25,14 @@ class BlockOptions(TypedDict, total=False):
     head_dim: Count | None
     num_kv_heads: Count | None
     mlp_ratio: Annotated[float, Range(above=0)]
+    hidden_dim: Count | None
     activation: Activation
     norm: Norm
     norm_eps: float
     pre_norm: bool
-    qk_norm: bool
+    qk_norm: QueryKeyNorm
     bias: bool
+    qkv_bias: bool | None
     dropout: Rate
 
 
@@ -42,15 +45,17 @@ class BlockConfig:
         num_heads: Number N of heads.
         head_dim: Width K of a head; default D / N.
         num_kv_heads: Number of heads of keys and values, each shared by a group of query heads; default N.
-        mlp_ratio: Hidden width of the MLP divided by D.
-        activation: Activation of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's, "swiglu" a gated
-            unit with the same number of parameters.
-        norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
+        mlp_ratio: Hidden width of the MLP divided by D; a gated MLP has two thirds of it. Unused with hidden_dim.
+        hidden_dim: Hidden width of the MLP; default from mlp_ratio.
+        activation: Activation of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's. "swiglu", "geglu"
+            and "geglu_tanh" are gated units.
+        norm: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019), or "rms_plus_one", which scales by 1 + w.
         norm_eps: Added to the variance for numerical stability.
         pre_norm: Whether to normalise the input of a branch (Xiong et al. 2020), else the stream after each branch
             (Vaswani et al. 2017).
-        qk_norm: Whether attention uses cosines with a learned scale.
+        qk_norm: Whether attention uses cosines with a learned scale; "rms" for RMSNorm of each head's queries and keys.
         bias: Whether linear layers and norms have biases.
+        qkv_bias: Whether the query, key and value projections have biases; default `bias`.
         dropout: Dropout rate of branch outputs and attention weights.
     """
 
@@ -59,32 +64,39 @@ class BlockConfig:
     head_dim: int | None = None
     num_kv_heads: int | None = None
     mlp_ratio: float = 4.0
+    hidden_dim: int | None = None
     activation: Activation = "gelu"
     norm: Norm = "layer"
     norm_eps: float = 1e-5
     pre_norm: bool = True
-    qk_norm: bool = False
+    qk_norm: QueryKeyNorm = False
     bias: bool = True
+    qkv_bias: bool | None = None
     dropout: float = 0.0
 
     def make_norm(self) -> nn.Module:
-        if self.norm == "rms":
-            return nn.RMSNorm(self.dim, eps=self.norm_eps)
+        if self.norm != "layer":
+            kind = nn.RMSNorm if self.norm == "rms" else RMSNormPlusOne
+            return kind(self.dim, eps=self.norm_eps)
         return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
 
     def make_final_norm(self) -> nn.Module:
         """The norm after the last block; an identity for post-norm."""
         return self.make_norm() if self.pre_norm else nn.Identity()
 
-    def make_mlp(self) -> nn.Module:
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the MLP."""
         hidden = int(self.dim * self.mlp_ratio)
-        if self.activation == "swiglu":
-            return SwiGLU(dim=self.dim, hidden_dim=round(hidden * 2 / 3), bias=self.bias)
-        return MLP(dim=self.dim, hidden_dim=hidden, bias=self.bias, activation=self.activation)
+        return self.hidden_dim or (round(hidden * 2 / 3) if self.activation in GATES else hidden)
+
+    def make_mlp(self) -> nn.Module:
+        kind = GatedMLP if self.activation in GATES else MLP
+        return kind(dim=self.dim, hidden_dim=self.hidden, bias=self.bias, activation=self.activation)
 
     def attention_options(self) -> dict[str, Any]:
         """Options that self-attention and cross-attention share."""
-        names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm")
+        names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm", "norm_eps")
         return {name: getattr(self, name) for name in names}
 
 
@@ -104,6 +116,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
 }
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": gelu_tanh}
+
+
+class RMSNormPlusOne(nn.RMSNorm):
+    """RMSNorm by 1 + w, w starting from zero: weight decay pulls the scale to one (Gemma, 2024)."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.normalized_shape, 1 + self.weight.float(), self.eps).to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -125,23 +148,26 @@ class MLP(nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
-class SwiGLU(nn.Module):
-    """A gated feed-forward network (Shazeer 2020, equation 6): W2 (silu(x W) * x V).
+class GatedMLP(nn.Module):
+    """A gated feed-forward network (Shazeer 2020, equation 6): W2 (g(x W) * x V).
 
     With three matrices, it has as many parameters as an MLP at two thirds of its hidden width.
 
+    Args:
+        activation: "swiglu", "geglu", or "geglu_tanh" by GPT-2's approximation of GELU.
     Shapes:
         x (B, L, D) -> (B, L, D)
     """
 
-    def __init__(self, *, dim: int, hidden_dim: int, bias: bool = True) -> None:
+    def __init__(self, *, dim: int, hidden_dim: int, bias: bool = True, activation: str = "swiglu") -> None:
         super().__init__()
+        self.gate = GATES[activation]
         self.fc1 = nn.Linear(dim, 2 * hidden_dim, bias=bias)  # gate and value
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(F.silu(gate) * value)
+        return self.fc2(self.gate(gate) * value)
 
 
 class DropPath(nn.Module):
@@ -174,9 +200,9 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
-        self.pre_norm = config.pre_norm
+        self.config, self.pre_norm = config, config.pre_norm
         self.norm1 = config.make_norm()
-        self.attn = SelfAttention(**config.attention_options())
+        self.attn = SelfAttention(qkv_bias=config.qkv_bias, **config.attention_options())
         self.norm2 = config.make_norm()
         self.mlp = config.make_mlp()
         self.dropout = Dropout(config.dropout)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -216,7 +216,7 @@ class SinusoidalPositions(Positions):
         self.dim = dim
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        cos, sin = _waves(positions, self.dim, 10_000.0)  # each (..., L, D / 2)
+        cos, sin = _waves(positions, _frequencies(self.dim, 10_000.0, positions.device))  # each (..., L, D / 2)
         return torch.stack([sin, cos], dim=-1).flatten(-2) * self.dim**-0.5  # (..., L, D)
 
 
@@ -226,20 +226,53 @@ class RotaryPositions(Positions):
     Args:
         head_dim: Width K of a head, even.
         base: Wavelengths run from 2π to 2π base.
+        scaling: How a model reads longer texts than it was first trained with: "linear" makes all angles smaller (Chen
+            et al. 2023), "llama3" those of long waves (Llama 3.1, 2024).
+        factor: By which angles are divided.
+        low_freq_factor, high_freq_factor: For "llama3", how often a wave fits into trained_len, below which it is
+            divided wholly, and above which not at all.
+        trained_len: Length of the texts that it was first trained with.
     Raises:
         ValueError: head_dim is odd.
     """
 
-    def __init__(self, *, head_dim: Count, base: Annotated[float, Range(above=0)] = 10_000.0) -> None:
+    def __init__(
+        self,
+        *,
+        head_dim: Count,
+        base: Annotated[float, Range(above=0)] = 10_000.0,
+        scaling: Literal["linear", "llama3"] | None = None,
+        factor: Annotated[float, Range(1)] = 1.0,
+        low_freq_factor: Annotated[float, Range(above=0)] = 1.0,
+        high_freq_factor: Annotated[float, Range(above=0)] = 4.0,
+        trained_len: Count = 8192,
+    ) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim {head_dim} is odd; rotary positions need pairs")
-        self.head_dim, self.base = head_dim, base
+        self.head_dim, self.base, self.scaling, self.factor = head_dim, base, scaling, factor
+        self.low_freq_factor, self.high_freq_factor, self.trained_len = low_freq_factor, high_freq_factor, trained_len
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        waves = _waves(positions, self.head_dim, self.base)
+        waves = _waves(positions, self._scaled(_frequencies(self.head_dim, self.base, positions.device)))
         cos, sin = waves if positions.ndim == 1 else (wave[:, None] for wave in waves)  # (L, K/2) or (B, 1, L, K/2)
         return PositionInfo(rotation=(cos, sin))
+
+    def _scaled(self, frequencies: Tensor) -> Tensor:
+        if self.scaling is None:
+            return frequencies
+        if self.scaling == "linear":
+            return frequencies / self.factor
+        turns = self.trained_len * frequencies / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that it was built with."""
+        long = ("low_freq_factor", "high_freq_factor", "trained_len") if self.scaling == "llama3" else ()
+        names = ("head_dim", "base", *(("scaling", "factor", *long) if self.scaling else ()))
+        return {name: getattr(self, name) for name in names}
 
 
 class RelativeBias(Positions):
@@ -267,8 +300,12 @@ class RelativeBias(Positions):
         return PositionInfo(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
 
 
-def _waves(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions (..., L) at frequencies from 1 down to almost 1 / base, each (..., L, dim / 2)."""
-    frequencies = base ** -(torch.arange(0, dim, 2, device=positions.device) / dim)
+def _frequencies(dim: int, base: float, device: torch.device) -> Tensor:
+    """Frequencies from 1 down to almost 1 / base, (dim / 2,)."""
+    return base ** -(torch.arange(0, dim, 2, device=device) / dim)
+
+
+def _waves(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions (..., L) at some frequencies (F,), each (..., L, F)."""
     angles = positions[..., None] * frequencies
     return angles.cos(), angles.sin()

@@ -10,7 +10,7 @@ from vlm.models.pretrained.architectures.clip import CLIP_TEXT
 from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION
 from vlm.models.pretrained.fields import integer
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.specification import NO_ARGUMENTS
+from vlm.models.pretrained.specification import arguments_of
 from vlm.models.pretrained.stack import prefixed, weight_map
 from vlm.models.vit import ViT
 
@@ -54,12 +54,11 @@ def load_clip(folder: Folder) -> Clip:
     if folder.config.values.get("model_type") != "clip" or folder.origin not in ("CLIPModel", "clip"):
         raise UserError(f"{folder}: holds no CLIPModel; give a folder of one, such as openai/clip-vit-base-patch32")
     configs = {name: folder.config.part(f"{name}_config") for name in TOWERS}
-    sizes = {name: stack.arguments(configs[name]) for name, stack in TOWERS.items()}
+    sizes = {name: arguments_of(stack, configs[name]) for name, stack in TOWERS.items()}
     dim = folder.config.read(integer("projection_dim", 512))
     try:
         with torch.device("meta"):
-            args = {name: {k: v for k, v in one.items() if k not in NO_ARGUMENTS} for name, one in sizes.items()}
-            towers = {name: stack.kind(**args[name]) for name, stack in TOWERS.items()}
+            towers = {name: stack.kind(**sizes[name]) for name, stack in TOWERS.items()}
             model = Clip(**towers, dim=dim)  # type: ignore[arg-type]
         stored = folder.weights()
         weights = weight_map(PROJECTIONS, model.state_dict())

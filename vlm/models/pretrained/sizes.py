@@ -7,42 +7,47 @@ from torch import nn
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import ViT
-from vlm.nn.blocks import ACTIVATIONS, SwiGLU
-from vlm.nn.position import GridPositions, LearnedPositions
+from vlm.nn.blocks import GATES
+from vlm.nn.position import GridPositions, LearnedPositions, RotaryPositions
 from vlm.nn.stems import PatchEmbed
+
+OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "bias")
+
+
+def plain(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes with None for what is as it is by default, and the hidden width as a ratio where the MLP has no gate."""
+    dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
+    defaults = {"head_dim": dim // heads, "num_kv_heads": heads, "qkv_bias": sizes["bias"]}
+    sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value and dim % heads == 0}
+    if sizes["activation"] in GATES:
+        return sizes | {"hidden_dim": hidden}
+    return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
 
 
 def sizes_built(stack: ViT | Decoder | TextEncoder) -> dict[str, Any]:
     """The arguments that a stack was built with, as far as those of Hugging Face have a say in them."""
     block: Any = stack.blocks[0]
-    attn, mlp = block.attn, block.mlp
-    gated, dim = isinstance(mlp, SwiGLU), attn.proj.out_features
-    learned = type(stack.positions) in (LearnedPositions, GridPositions)
-    sizes = {
-        "dim": dim,
-        "depth": len(stack.blocks),
-        "num_heads": attn.num_heads,
-        "num_kv_heads": None if attn.num_kv_heads == attn.num_heads else attn.num_kv_heads,
-        "head_dim": None if attn.num_heads * attn.head_dim == dim else attn.head_dim,
-        "mlp_ratio": mlp.fc2.in_features * (1.5 if gated else 1) / dim,
-        "activation": "swiglu" if gated else next(name for name, f in ACTIVATIONS.items() if f is mlp.activation),
-        "norm": "rms" if isinstance(block.norm1, nn.RMSNorm) else "layer",
-        "norm_eps": block.norm1.eps,
-        "pre_norm": block.pre_norm,
-        "qk_norm": attn.cosine is not None,
-        "bias": attn.qkv.bias is not None,
-        "positions": "learned" if learned else type(stack.positions).__name__,
-        "embed_norm": not isinstance(stack.embed_norm, nn.Identity),
-    }
+    sizes = {name: getattr(block.config, name) for name in (*OF_BLOCKS, "qkv_bias")}
+    sizes |= {"head_dim": block.attn.head_dim, "num_kv_heads": block.attn.num_kv_heads, "hidden": block.config.hidden}
+    sizes = plain(sizes) | {"depth": len(stack.blocks), "positions": _positions(stack.positions)}
+    sizes["embed_norm"] = not isinstance(stack.embed_norm, nn.Identity)
     if isinstance(stack, ViT):
-        return sizes | _image_sizes(stack, learned)
+        return sizes | _image_sizes(stack)
     sizes |= {"vocab_size": stack.token_embed.num_embeddings, "max_len": stack.max_len}
     if isinstance(stack, TextEncoder):
-        sizes["token_types"] = None if stack.type_embed is None else stack.type_embed.num_embeddings
-    return sizes
+        return sizes | {"token_types": None if stack.type_embed is None else stack.type_embed.num_embeddings}
+    return sizes | {"embed_scale": stack.embed_scale}
 
 
-def _image_sizes(vit: ViT, learned: bool) -> dict[str, Any]:
+def _positions(positions: nn.Module) -> Any:
+    """The kind of an encoding of positions, of a rotary one its specification."""
+    if type(positions) in (LearnedPositions, GridPositions):
+        return "learned"
+    name = type(positions).__name__
+    return {"name": name, "args": positions.options} if isinstance(positions, RotaryPositions) else name
+
+
+def _image_sizes(vit: ViT) -> dict[str, Any]:
     sizes: dict[str, Any] = {
         "class_token": vit.class_token is not None,
         "distillation_token": vit.distillation_token is not None,
@@ -50,7 +55,7 @@ def _image_sizes(vit: ViT, learned: bool) -> dict[str, Any]:
     }
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]
-        if learned:  # else a ViT takes images of any size
+        if _positions(vit.positions) == "learned":  # else a ViT takes images of any size
             sizes["image_size"] = sizes["patch_size"] * grid_side(vit)
     return sizes
 

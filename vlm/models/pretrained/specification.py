@@ -1,13 +1,12 @@
 """The model that a folder describes, as checkpoints specify it, and the task that it is for."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vlm.models.pretrained.architecture import Spec, spec_of
+from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.stack import Part
-
-NO_ARGUMENTS = ("stem", "positions")  # what a ViT, an encoder of text and a decoder of ours have by default
+from vlm.models.pretrained.stack import Part, Stack
 
 
 class Specified(NamedTuple):
@@ -41,11 +40,19 @@ def specify(folder: Folder, *, image_size: int | None = None) -> Specified:
 
 def _spec(part: Part, image_size: int | None) -> Spec:
     stack, config, _ = part
-    sizes = {name: value for name, value in stack.arguments(config).items() if name not in NO_ARGUMENTS}
-    sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
+    sizes = arguments_of(stack, config)
+    if "mlp_ratio" in sizes:
+        sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
     if stack.regrids and image_size is not None:
         sizes["image_size"] = image_size
     return spec_of(stack.kind.__name__, **sizes)
+
+
+def arguments_of(stack: Stack, config: Fields) -> dict[str, Any]:
+    """The arguments that a stack of ours is built with."""
+    sizes = stack.arguments(config)
+    sizes.pop("stem", None)  # of plain patches by default, as positions are learned
+    return {name: value for name, value in sizes.items() if (name, value) != ("positions", "learned")}
 
 
 def _ratio(hidden: int, dim: int) -> float:

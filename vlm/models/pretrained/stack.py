@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
+from vlm.models.decoder import Decoder
 from vlm.models.pretrained.fields import Entry, Fields, choice, integer, number, square
+from vlm.models.pretrained.sizes import plain
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -26,6 +28,7 @@ PLAIN: dict[str, Any] = {
     "pre_norm": True,
     "qk_norm": False,
     "bias": True,
+    "qkv_bias": None,
     "positions": "learned",
     "embed_norm": False,
 }
@@ -171,14 +174,14 @@ class Stack:
         """
         config.require(self.needed, f"our {self.kind.__name__}")
         read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
-        sizes = PLAIN | read
-        hidden = sizes.pop("hidden", None)
-        sizes.setdefault("mlp_ratio", 4.0 if hidden is None else hidden / sizes["dim"])
+        sizes = PLAIN | ({"embed_scale": 1.0} if self.kind is Decoder else {}) | read
         if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:
             raise config.fault(self.sizes["num_heads"].name, f"which does not divide the width of {sizes['dim']}")
+        if sizes["num_kv_heads"] is not None and sizes["num_heads"] % sizes["num_kv_heads"]:
+            raise config.fault(self.sizes["num_kv_heads"].name, f"which does not divide {sizes['num_heads']} heads")
         if sizes.get("image_size", 0) % sizes.get("patch_size", 1):
             raise config.fault("patch_size", f"which does not divide image_size={sizes['image_size']}")
-        return sizes | self.more(sizes, config)
+        return plain(sizes | self.more(sizes, config))
 
     def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
         """The weights of a stack of ours.

@@ -61,8 +61,7 @@ class StepBlock:
         self.attn, self.cross = attn, cross
         self.qkv, self.proj = bare(attn.qkv), bare(attn.proj)
         self.heads = (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads)
-        self.head_dim, self.cosine = attn.head_dim, attn.cosine
-        self.scale = None if attn.cosine is None else 1.0
+        self.head_dim, self.qk_norm, self.scale = attn.head_dim, attn.qk_norm, attn.scale
         if cross is not None:
             self.norm_cross, self.cross_q, self.cross_proj = bare(block.norm_cross), bare(cross.q), bare(cross.proj)
 
@@ -97,8 +96,8 @@ class StepBlock:
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
         q, k, v = position.add(qkv).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
-        if self.cosine is not None:
-            q, k = self.cosine.queries(q), self.cosine.keys(k)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm.queries(q), self.qk_norm.keys(k)
         if position.rotation is not None:
             q, k = position.rotate(q), position.rotate(k)
         if beams > 1 and length > 1:  # the cache is ordered by step, then by beam
@@ -114,8 +113,8 @@ class StepBlock:
         k, v = context
         queries = x.shape[0] // max(1, k.shape[0])  # explicit, because -1 fails for a batch without rows
         q = self.cross_q(x).view(k.shape[0], queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
-        if self.cross.cosine is not None:
-            q = self.cross.cosine.queries(q)
+        if self.cross.qk_norm is not None:
+            q = self.cross.qk_norm.queries(q)
         out = self.cross.attend(q, k, v, bias=bias, scale=self.scale)
         return self.cross_proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
