@@ -1,9 +1,11 @@
 """The search by which the evaluations of a task write texts."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
+from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, likeliest
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
@@ -32,6 +34,17 @@ class TextSearch:
     def __init__(self, task: Writes, *, max_tokens: int, beam: int, length_penalty: float) -> None:
         self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
         self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+
+    def follow(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Takes the options that a folder of Hugging Face decodes with, as the commands do.
+
+        Args:
+            stored: As a checkpoint has them.
+            config: The task's, whose own options go first.
+        """
+        own = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
+        chosen = DecodingOptions().resolve({**stored, **own})
+        self.search = chosen.search(chosen.rules(self.task.tokenizer), sample=False)
 
     def begin(self) -> None:
         self.pool = StepperPool()  # a GPU records a decode step once for all batches

@@ -15,6 +15,7 @@ from vlm.config.tree import resolve
 from vlm.errors import UserError, print_error, printable
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.training.config.foreign import foreign_config
 from vlm.training.config.overrides import check_effective
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
@@ -130,11 +131,15 @@ def evaluation_of(
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
-    with refusing(path):
-        saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
-    config = override(saved.tree, overrides)
-    check_effective(saved, config, overrides, unread)
-    check(config)
+    foreign = "config" not in loaded["vlm"]  # no run of ours trained it
+    if foreign:
+        config = foreign_config(path, loaded["vlm"], overrides)
+    else:
+        with refusing(path):
+            saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
+        config = override(saved.tree, overrides)
+        check_effective(saved, config, overrides, unread)
+        check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["test"] = True  # the run may have left it unread
@@ -148,6 +153,8 @@ def evaluation_of(
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
+    if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that writes
+        search.follow(loaded["vlm"].get("decoding", {}), config["task"])
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate(trainer, task, data, split)
     if not results:

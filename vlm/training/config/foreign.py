@@ -1,0 +1,47 @@
+"""The config that evaluates a model which no run of ours trained: a Hugging Face folder, or what was imported."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vlm.config.compose import compose
+from vlm.errors import UserError
+from vlm.training.config.check import check
+
+LONGEST = 1024  # tokens of a text that is scored, where a model reads more
+
+
+def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The task's own config with the sizes of the model; others go after them.
+
+    Args:
+        path: The checkpoint.
+        about: What it holds beside the weights.
+        overrides: They choose the data, and the task if they name one.
+    Raises:
+        UserError: The model is for another task, or an override is at fault.
+    """
+    task = str(about["task"])
+    if asked := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
+        raise UserError(f"{asked[0]}: {path} holds a model for {task}; leave the override out")
+    own = [text for text in overrides if not text.startswith("task=")]
+    return compose([f"task={task}", *_sizes(about), *own], check)
+
+
+def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
+    if "preprocess" in about:
+        yield f"data.image_size={about['preprocess']['image_size']}"
+    lengths = [*_found(about["model"], "max_len")]
+    if lengths:
+        yield f"data.max_len={min(about.get('max_len', LONGEST), LONGEST, *lengths)}"
+    stored = about.get("decoding", {})
+    if "max_tokens" in stored:
+        yield f"task.max_tokens={stored['max_tokens']}"
+        yield from (f"task.{name}={stored[name]}" for name in ("beam", "length_penalty") if name in stored)
+
+
+def _found(spec: Any, name: str) -> Iterator[int]:
+    """Yields the values of an argument in all parts of a specification."""
+    for key, value in spec.items() if isinstance(spec, Mapping) else ():
+        if key == name and type(value) is int:
+            yield value
+        yield from _found(value, name)
