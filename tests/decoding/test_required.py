@@ -48,7 +48,7 @@ def test_tokens_are_left_by_which_a_text_can_still_hold_all(required, room):
     for step in tokens:
         words.append(step, None)
     scores = torch.randn(ROWS * BEAMS, V)
-    found = words.constrain(scores.clone(), torch.full((ROWS,), room), eos_id=6)
+    found = words.constrain(scores.clone(), torch.full((ROWS,), room), ends=(6,))
     for place, text in enumerate(tokens.flatten(1).T.tolist()):
         lacking, allowed = missing(text, required), set(range(V))
         if lacking:

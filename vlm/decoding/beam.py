@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam_row import BeamLimits, BeamRow
+from vlm.decoding.constraints import within
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.required import RequiredWords
 from vlm.decoding.token_history import TokenHistory
@@ -39,9 +40,11 @@ class Beam:
         totals (R, G): sums of scores, -inf for missing beams; ages (R,): steps taken
     """
 
-    def __init__(self, decoding: Decoding, *, steps: int, limit: int, eos_id: int, traced: bool = False) -> None:
-        self.limits = BeamLimits(decoding=decoding, steps=steps, limit=limit, eos_id=eos_id, traced=traced)
-        self.decoding, self.eos_id, self.width = decoding, eos_id, self.limits.width
+    def __init__(
+        self, decoding: Decoding, *, steps: int, limit: int, ends: tuple[int, ...], traced: bool = False
+    ) -> None:
+        self.limits = BeamLimits(decoding=decoding, steps=steps, limit=limit, ends=ends, traced=traced)
+        self.decoding, self.ends, self.width = decoding, ends, self.limits.width
         self.prefix = decoding.rules.prefix
         self.required: RequiredWords | None = None
         self.rows: list[BeamRow] = []
@@ -78,10 +81,10 @@ class Beam:
         """Returns the next tokens of the beams and their parent beams: logits (R * G, V) -> two of (R, G)."""
         beams, vocab = self.decoding.beam, logits.shape[-1]
         logprobs = logits.log_softmax(-1)
-        scores = logprobs if history is None else history.constrain(logprobs.clone(), self.eos_id)
+        scores = logprobs if history is None else history.constrain(logprobs.clone(), self.ends)
         if self.required is not None:
             room = self.limits.limit - (self.ages - len(self.prefix)) - 1
-            scores = self.required.constrain(scores.clone() if history is None else scores, room, self.eos_id)
+            scores = self.required.constrain(scores.clone() if history is None else scores, room, self.ends)
         scores, logprobs = (part.view(len(self.rows), beams, vocab) for part in (scores, logprobs))
         candidates: list[tuple[Tensor, Tensor]] = []
         going: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -114,13 +117,13 @@ class Beam:
         Args:
             before: Tokens, parents and totals of the earlier groups at this step.
         Shapes:
-            scores and logprobs (R, W, V) -> places (R, 2W), beam * V + token; values (3, R, 2W): totals,
+            scores and logprobs (R, W, V) -> places (R, n), beam * V + token; values (3, R, n): totals,
             log-probabilities and ranking scores
         """
         columns, vocab = slice(group * self.width, (group + 1) * self.width), scores.shape[-1]
         totals = scores + self.totals[:, columns, None]
         ranked = self._less_alike(totals, before)
-        places = best(ranked.flatten(1), min(2, vocab) * self.width)
+        places = best(ranked.flatten(1), min(1 + len(self.ends), vocab) * self.width)
         if self.required is None:
             return places, torch.stack([part.flatten(1).gather(1, places) for part in (totals, logprobs, ranked)])
         places, new = self._with_required(self.required, places, columns, vocab)
@@ -146,7 +149,9 @@ class Beam:
             order                       0    4 + 1    2      3      the two smallest: cat, dog
         """
         tokens, parents = places % vocab, places // vocab + group * self.width
-        goes_on = (tokens != self.eos_id) & (values[2] > -torch.inf)
+        goes_on = values[2] > -torch.inf
+        for end in self.ends:
+            goes_on = goes_on & (tokens != end)
         order = torch.arange(places.shape[1], device=places.device)
         if self.required is not None:
             order = self._shared_out(self.required, tokens, parents, torch.where(goes_on, values[0], -torch.inf))
@@ -199,9 +204,9 @@ class Beam:
     ) -> tuple[Tensor, Tensor]:
         """Indices of the best continuations and of those for required words, and whether each is new: (R, n)."""
         wanted, tokens = required.wanted()[:, columns], required.tokens
-        if 0 <= self.eos_id < vocab:
+        for end in within(self.ends, vocab):
             wanted = torch.cat([wanted, required.met[:, columns].all(-1, keepdim=True)], 2)
-            tokens = torch.cat([tokens, tokens.new_full((1,), self.eos_id)])
+            tokens = torch.cat([tokens, tokens.new_full((1,), end)])
         first = vocab * torch.arange(self.width, device=places.device)[:, None]
         asked = (first + tokens).flatten().expand(len(places), -1)
         new = wanted.flatten(1) & (asked[:, :, None] != places[:, None]).all(2)

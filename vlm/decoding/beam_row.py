@@ -44,13 +44,14 @@ class BeamLimits:
     Args:
         steps: Maximum number of tokens chosen for a text, end token included.
         limit: Number of tokens at which an unfinished text is cut.
+        ends: Tokens that end a text.
         traced: Whether to store all candidates of each step.
     """
 
     decoding: Decoding
     steps: int
     limit: int
-    eos_id: int
+    ends: tuple[int, ...]
     traced: bool = False
 
     @property
@@ -124,12 +125,12 @@ class BeamRow:
         """Finishes and continues hypotheses of a group."""
         limits, width = self.limits, self.limits.width
         last, required = self.age - len(limits.prefix) + 1 == limits.steps, limits.decoding.rules.required
-        going = [] if last else [node for node in candidates if node.token != limits.eos_id]
+        going = [] if last else [node for node in candidates if node.token not in limits.ends]
         if last and limits.steps > limits.limit:
             ended = self._cut(group, candidates)
         else:
             ranked = [node for rank, node in enumerate(candidates) if rank < width or required]
-            ended = [node for node in ranked if last or node.token == limits.eos_id]
+            ended = [node for node in ranked if last or node.token in limits.ends]
         finished = self.finished[group]
         for node in ended:
             finished.append((node.total / max(1, node.depth) ** limits.decoding.length_penalty, node))
@@ -155,7 +156,7 @@ class BeamRow:
         texts = []
         for node in (node for node in self.group(group) if node is not None):
             after = best.get(id(node))
-            texts.append(after if after is not None and after.token == self.limits.eos_id else node)
+            texts.append(after if after is not None and after.token in self.limits.ends else node)
         return texts
 
     def _share_out(self, going: list[Node]) -> list[Node]:

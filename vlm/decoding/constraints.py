@@ -61,6 +61,11 @@ class Rules:
         return bool(texts or self.banned)
 
 
+def within(ends: Sequence[int], vocab: int) -> list[int]:
+    """The tokens that end a text, but for those that a vocabulary lacks."""
+    return [end for end in ends if 0 <= end < vocab]
+
+
 def allow_end(scores: Tensor, eos_id: int) -> None:
     """Allows the end token, in place, in rows where the constraints allow no token: scores (R, V)."""
     if 0 <= eos_id < scores.shape[1]:

@@ -33,6 +33,7 @@ def continue_texts(
     max_tokens: int,
     eos_id: int,
     seed: int,
+    ends: Sequence[int] = (),
     context: Context | None = None,
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
@@ -42,6 +43,7 @@ def continue_texts(
 
     Args:
         prompts: Token ids, at least one each.
+        ends: Tokens that end a text besides the end token.
         context: One row per prompt; None for a decoder without context.
     Yields:
         The tokens of each step, for every unfinished text.
@@ -77,7 +79,7 @@ def continue_texts(
         for item in drawn:
             texts[item.prompt].append(item.token)
         yield drawn
-        ended |= {item.prompt for item in drawn if item.token == eos_id}
+        ended |= {item.prompt for item in drawn if item.token in (eos_id, *ends)}
         going = [place for place, row in enumerate(rows) if row not in ended]
         if len(going) < len(rows) and not replay.replayed(device):  # a recorded step has a fixed number of rows
             rows, begins = [rows[place] for place in going], [begins[place] for place in going]

@@ -127,7 +127,7 @@ class _Loop:
         prompts: Sequence[Sequence[int]],
         watch: Watch | None,
     ) -> None:
-        self.decoder, self.decoding, self.bos_id, self.eos_id = decoder, decoding, bos_id, eos_id
+        self.decoder, self.decoding, self.bos_id = decoder, decoding, bos_id
         self.room = max(1, min(rows, TEXTS // decoding.columns))
         self.device, self.trees, self.pool, self.watch = device, trees, pool, watch
         if len(prompts) > self.room:
@@ -137,7 +137,8 @@ class _Loop:
         prefix, limit = len(decoding.rules.prefix), decoding.longest_text(room)
         # The last step is for the end token only, unless it counts.
         self.max_len = min(limit + (not decoding.end_counts), room)
-        options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix, "eos_id": eos_id}
+        options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix}
+        options["ends"] = (eos_id, *decoding.ends)
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
         )

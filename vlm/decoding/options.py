@@ -26,6 +26,7 @@ class Decoding:
         seed: Seed of sampling; a draw depends on it and the input's id only.
         logprobs: Whether to compute log-probabilities where a search does not need them; it costs a pass over the
             logits.
+        ends: Tokens that end a text besides the end token.
         end_counts: Whether the end token counts in max_tokens, as in Hugging Face's lengths.
         early_stopping: "never" searches until no hypothesis can enter the results. As in Hugging Face's search, False
             stops when all beams have finished texts and no continuing one would rank higher if it ended now; True stops
@@ -46,6 +47,7 @@ class Decoding:
     max_tokens: int | None = None
     seed: int = 0
     logprobs: bool = True
+    ends: tuple[int, ...] = ()
     end_counts: bool = False
     early_stopping: bool | Literal["never"] = "never"
     prune: bool = True

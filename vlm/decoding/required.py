@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import Required, Words
+from vlm.decoding.constraints import Required, Words, within
 
 
 def missing(text: Sequence[int], required: Required) -> list[Sequence[Words]]:
@@ -122,7 +122,7 @@ class RequiredWords:
         """The tokens that begin or continue a missing requirement of each text: bool (R, G, K)."""
         return (self.useful[self.node] & ~self.met[..., None]).any(2)
 
-    def constrain(self, scores: Tensor, room: Tensor, eos_id: int) -> Tensor:
+    def constrain(self, scores: Tensor, room: Tensor, ends: Sequence[int]) -> Tensor:
         """Masks scores in place, with -inf, for tokens after which the missing requirements no longer fit.
 
         Args:
@@ -131,8 +131,8 @@ class RequiredWords:
             scores (R * G, V), room (R,)
         """
         left = room[:, None].expand_as(self.node)
-        if 0 <= eos_id < scores.shape[1]:
-            scores[:, eos_id].masked_fill_(~self.met.all(-1).flatten(), -torch.inf)
+        for end in within(ends, scores.shape[1]):
+            scores[:, end].masked_fill_(~self.met.all(-1).flatten(), -torch.inf)
         lacking = (self.lengths * ~self.met).sum(-1)
         tight = ((lacking > left) & (lacking > 0)).flatten()[:, None]  # (R * G, 1)
         node = self.goto[self.node][..., :-1]  # (R, G, K)

@@ -34,8 +34,8 @@ class Stepwise:
         draws (R, G, steps): all random numbers of a text; ages (R,): steps taken
     """
 
-    def __init__(self, decoding: Decoding, *, steps: int, limit: int, eos_id: int) -> None:
-        self.decoding, self.steps, self.limit, self.eos_id = decoding, steps, limit, eos_id
+    def __init__(self, decoding: Decoding, *, steps: int, limit: int, ends: tuple[int, ...]) -> None:
+        self.decoding, self.steps, self.limit, self.ends = decoding, steps, limit, ends
         self.prefix = decoding.rules.prefix
         self.rows: list[_Row] = []
         self.draws: Tensor | None = None
@@ -75,12 +75,12 @@ class Stepwise:
         columns, sampling = self.decoding.columns, self.decoding.sampling
         raw = logits
         if history is not None:
-            logits = history.constrain(logits.clone(), self.eos_id)
+            logits = history.constrain(logits.clone(), self.ends)
         if self.required is not None:
             room = self.limit - (self.ages - len(self.prefix)) - 1
-            logits = self.required.constrain(logits.clone() if history is None else logits, room, self.eos_id)
+            logits = self.required.constrain(logits.clone() if history is None else logits, room, self.ends)
         if logits is not raw:
-            allow_end(logits, self.eos_id)
+            allow_end(logits, self.ends[0])
         tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform())
         logprobs = None
         if self.decoding.logprobs:
@@ -126,12 +126,12 @@ class Stepwise:
             row.tokens[column].append(token)
             if logprobs is not None:
                 row.logprobs[column].append(logprobs[column])
-            row.ended[column] = token == self.eos_id or len(row.tokens[column]) == self.steps
+            row.ended[column] = token in self.ends or len(row.tokens[column]) == self.steps
 
     def _hypotheses(self, row: _Row) -> list[Hypothesis]:
         texts = []
         for tokens, logprobs in zip(row.tokens, row.logprobs, strict=True):
-            end = len(tokens) if tokens[-1:] == [self.eos_id] else self.limit
+            end = len(tokens) if tokens and tokens[-1] in self.ends else self.limit
             texts.append(Hypothesis(tokens[:end], logprobs[:end], sum(logprobs[:end])))
         return texts
 

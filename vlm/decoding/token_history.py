@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import Rules, follows, penalise, repeats
+from vlm.decoding.constraints import Rules, follows, penalise, repeats, within
 
 
 class TokenHistory:
@@ -49,7 +49,7 @@ class TokenHistory:
     def select(self, rows: Tensor) -> None:
         self.tokens, self.lengths, self.begun = self.tokens[rows], self.lengths[rows], self.begun[rows]
 
-    def constrain(self, scores: Tensor, eos_id: int) -> Tensor:
+    def constrain(self, scores: Tensor, ends: Sequence[int]) -> Tensor:
         """Applies all constraints except required words to scores (R * G, V); forbidden tokens get -inf.
 
         Changes its argument. Masks apply to all rows, because indexing by a bool mask would wait for the device.
@@ -65,6 +65,6 @@ class TokenHistory:
             scores.masked_fill_(repeats(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:
             scores[:, token].masked_fill_(follows(texts, lengths, before), -torch.inf)
-        if rules.min_tokens and 0 <= eos_id < scores.shape[1]:
-            scores[:, eos_id].masked_fill_(chosen < rules.min_tokens, -torch.inf)
+        for end in within(ends, scores.shape[1]) if rules.min_tokens else ():
+            scores[:, end].masked_fill_(chosen < rules.min_tokens, -torch.inf)
         return scores

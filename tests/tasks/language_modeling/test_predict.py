@@ -25,7 +25,7 @@ from vlm.tasks.language_modeling.predict import TextGenerator, generate, search_
 class Letters:
     """A tokenizer of so few tokens that all texts can be tried."""
 
-    bos_id, eos_id, vocab_size = 0, 1, 7
+    bos_id, eos_id, vocab_size, starts = 0, 1, 7, ()
 
     def encode(self, text):
         return [2 + "abc d".index(char) for char in text.lower() if char != "^"]

@@ -51,20 +51,31 @@ class Grown(NamedTuple):
 
 
 def stream(
-    model: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *, max_tokens: int, seed: int, sampling: Sampling
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    seed: int,
+    sampling: Sampling,
+    ends: Sequence[int] = (),
 ) -> Iterator[list[Grown]]:
     """Continues prompts; yields after each token the texts that have got one.
 
     An empty prompt starts a document; any other is taken as it stands, in the middle of one.
+
+    Args:
+        ends: Tokens that end a text beside the end token.
     """
+    all_ends = (tokenizer.eos_id, *ends)
     ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
     tokens, logprobs = [list[int]() for _ in prompts], [0.0] * len(prompts)
     options: Any = {"sampling": sampling, "max_tokens": max_tokens, "eos_id": tokenizer.eos_id, "seed": seed}
-    for drawn in continue_texts(model, ids, **options):
+    for drawn in continue_texts(model, ids, ends=ends, **options):
         for item in drawn:
             logprobs[item.prompt] += item.logprob
-            tokens[item.prompt] += [] if item.token == tokenizer.eos_id else [item.token]
-        at = [(item.prompt, item.token == tokenizer.eos_id) for item in drawn]
+            tokens[item.prompt] += [] if item.token in all_ends else [item.token]
+        at = [(item.prompt, item.token in all_ends) for item in drawn]
         yield [Grown(place, tokens[place], logprobs[place], end) for place, end in at]
 
 
@@ -152,6 +163,7 @@ class TextGenerator(TextPredictor):
             else:
                 seen = None if watch is None else _from(watch, done)
                 drawing: Any = {"max_tokens": chosen.max_tokens, "seed": chosen.seed, "sampling": plan}
+                drawing["ends"] = self.decoding.get("ends", ())
                 steps = stream(self.model, self.tokenizer, batch, **drawing)
                 for place, text in ended(steps, self.tokenizer, batch, watch=seen):
                     yield done + place, [text]
@@ -194,7 +206,7 @@ def _from(watch: Watch, first: int) -> Watch:
 
 def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The tokens of a prompt; an empty one is the begin of a document."""
-    return tokenizer.encode(prompt) or [tokenizer.bos_id]
+    return [*tokenizer.starts, *tokenizer.encode(prompt)] or [tokenizer.bos_id]
 
 
 def room_after(model: Decoder, prompt: Sequence[int]) -> int:
@@ -249,10 +261,10 @@ def _search(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding
         )
         for number, best in decoded:
             place = places[number]
-            texts[place] = [_found(tokenizer, prompts[place], text) for text in best]
+            texts[place] = [_found(tokenizer, prompts[place], text, decoding.ends) for text in best]
     return [texts[place] for place in range(len(prompts))]
 
 
-def _found(tokenizer: Tokenizer, prompt: str, text: Hypothesis) -> Continuation:
-    tokens = [token for token in text.tokens if token != tokenizer.eos_id]
+def _found(tokenizer: Tokenizer, prompt: str, text: Hypothesis, ends: Sequence[int]) -> Continuation:
+    tokens = [token for token in text.tokens if token not in (tokenizer.eos_id, *ends)]
     return Continuation(prompt, tokenizer.decode(tokens), sum(text.logprobs), tokens)
