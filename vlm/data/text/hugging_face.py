@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
@@ -11,6 +12,9 @@ from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
 # Supported values of tokenizer.json, by name; the first one is the default.
+MODELS = ("tokenizer.model", "spiece.model")  # of SentencePiece
+PLAIN_FILES = ("vocab.json", "vocab.txt")
+# What GPT-2's BPE may say; anything else is read by the library itself.
 BPE: dict[str, tuple] = {
     "dropout": (None,),
     "unk_token": (None, "<|endoftext|>"),  # not needed by byte-level BPE
@@ -20,7 +24,6 @@ BPE: dict[str, tuple] = {
     "byte_fallback": (False,),
     "ignore_merges": (False,),
 }
-SKIPPED = ("type", "vocab", "merges", "trim_offsets")
 
 
 @dataclass
@@ -50,9 +53,19 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     if own := folder.own("tokenizer"):
         return tokenizer_from_state(own)
     added = () if ids is not None else folder.architecture.added
+    rows = None if ids is not None else _rows_of_weights(folder)
     ids = folder.special_ids if ids is None else ids
     try:
-        pieces = _read(folder)
+        if "auto_map" in (settings := _values(folder, "tokenizer_config.json") or {}):
+            raise ValueError("it needs custom code (auto_map), which is never run")
+        whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
+        if whole is not None and not _is_plain(whole):
+            return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids))
+        if whole is None and model is not None and not any(folder.file(name).is_file() for name in PLAIN_FILES):
+            known = {name: id for name, id in ids.items() if id is not None}
+            starts = [known["bos"]] if settings.get("add_bos_token", True) and "bos" in known else []
+            return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, **known)
+        pieces = _read(folder, whole, settings)
         for piece in added:
             pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
         listed = [""] * len(pieces.vocab)
@@ -60,16 +73,22 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
             if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
                 raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
             listed[id] = piece
-        options = pieces.options | _special_ids(pieces, ids)
+        options = pieces.options | _special_ids(pieces.vocab, ids)
         return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
-    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
         reason = f"no {fault}" if isinstance(fault, KeyError) else fault
         raise UserError(f"the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
 
 
-def _special_ids(pieces: _Pieces, ids: Mapping[str, int | None]) -> dict[str, int]:
+def _rows_of_weights(folder: Folder) -> int | None:
+    *_, part = folder.parts.values()
+    return part.stack.arguments(part.config).get("vocab_size")
+
+
+def _special_ids(vocab: Any, ids: Mapping[str, int | None]) -> dict[str, int]:
     named = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
-    bare = {name: pieces.vocab.get(named[name]) if id is None else id for name, id in ids.items()}
+    known = vocab if isinstance(vocab, Mapping) else {}
+    bare = {name: known.get(named[name]) if id is None else id for name, id in ids.items()}
     if lacking := [name for name, id in bare.items() if id is None]:
         raise ValueError(f"neither the tokenizer nor the config has an id for {', '.join(lacking)}")
     return {name: id for name, id in bare.items() if id is not None}
@@ -80,10 +99,7 @@ def _values(folder: Folder, name: str) -> dict[str, Any] | None:
     return None if file is None else dict(file.values)
 
 
-def _read(folder: Folder) -> _Pieces:
-    whole, settings = _values(folder, "tokenizer.json"), _values(folder, "tokenizer_config.json") or {}
-    if "auto_map" in settings:
-        raise ValueError("it needs custom code (auto_map), which is never run")
+def _read(folder: Folder, whole: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> _Pieces:
     if whole is not None:
         pieces = _from_whole(whole)
         _agree(folder, pieces)
@@ -92,7 +108,7 @@ def _read(folder: Folder) -> _Pieces:
     elif (lines := folder.text("vocab.txt")) is not None:
         pieces = _from_lines(lines, settings)
     else:
-        raise ValueError("there is no tokenizer.json, vocab.json or vocab.txt")
+        raise ValueError("there is no tokenizer.json, tokenizer.model, vocab.json or vocab.txt")
     for name, content in (_values(folder, "added_tokens.json") or {}).items() if whole is None else ():
         pieces.vocab.setdefault(name, content)
         pieces.special.add(content)
@@ -108,19 +124,27 @@ def _agree(folder: Folder, pieces: _Pieces) -> None:
         raise ValueError(f"its files disagree on the id of {other!r:.40}")
 
 
+def _is_plain(whole: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json is GPT-2's byte-level BPE or BERT's WordPiece, without anything more."""
+    model, pre, normal = (whole.get(name) or {} for name in ("model", "pre_tokenizer", "normalizer"))
+    if not all(token.get("special") for token in whole.get("added_tokens") or ()):
+        return False
+    if model.get("type") == "BPE":
+        usual = all(value in BPE[name] for name, value in model.items() if name in BPE)
+        return usual and not normal and pre.get("type") == "ByteLevel" and pre.get("use_regex", True) is True
+    kinds = (model.get("type"), pre.get("type"), normal.get("type"))
+    usual = model.get("continuing_subword_prefix", "##") == "##"
+    return usual and kinds == ("WordPiece", "BertPreTokenizer", "BertNormalizer")
+
+
 def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
     model, vocab = whole["model"], dict(whole["model"]["vocab"])
-    kind, pre = model.get("type"), whole.get("pre_tokenizer") or {}
-    if kind == "BPE" and pre.get("type") == "ByteLevel" and whole.get("normalizer") is None:
-        _refuse_unknown(model, BPE)
-        _refuse_unknown(pre, {"add_prefix_space": (True, False), "use_regex": (True,)})
+    if model["type"] == "BPE":
         merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
-        options = {"merges": merges, "prefix_space": pre.get("add_prefix_space", True)}
+        options = {"merges": merges, "prefix_space": whole["pre_tokenizer"].get("add_prefix_space", True)}
         pieces = _Pieces(BytePairTokenizer, vocab, options)
-    elif kind == "WordPiece" and pre.get("type") == "BertPreTokenizer":
-        normal = whole.get("normalizer") or {}
-        if normal.get("type") != "BertNormalizer" or model.get("continuing_subword_prefix", "##") != "##":
-            raise ValueError("its normalizer or continuation mark is not BERT's")
+    else:
+        normal = whole["normalizer"]
         options = {
             "unk": vocab[model.get("unk_token", "[UNK]")],
             "clean_text": normal.get("clean_text", True),
@@ -131,22 +155,12 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
             "mask": vocab.get("[MASK]"),
         }
         pieces = _Pieces(WordPieceTokenizer, vocab, options)
-    else:
-        raise ValueError(f"a {kind} with {pre.get('type')} is neither GPT-2's byte-level BPE nor BERT's WordPiece")
     for token in whole.get("added_tokens") or ():
-        if not token.get("special"):
-            raise ValueError(f"the added token {token.get('content')!r:.40} is not special, which is not supported")
         pieces.vocab.setdefault(token["content"], token["id"])
         if pieces.vocab[token["content"]] != token["id"]:
             raise ValueError(f"it has two ids for {token['content']!r:.40}")
         pieces.special.add(token["id"])
     return pieces
-
-
-def _refuse_unknown(part: Mapping[str, Any], known: Mapping[str, tuple]) -> None:
-    for name, value in part.items():
-        if name not in SKIPPED and value not in known.get(name, ()):
-            raise ValueError(f"{name}={value!r:.40} is not supported")
 
 
 def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Pieces:

@@ -65,7 +65,7 @@ class SubwordTokenizer(Tokenizer):
         parts = {"vocab": list(vocab), "special": sorted(set(special)), **options}
         tokenizer = cls()
         tokenizer._rows = tokenizer._assembled(parts)
-        tokenizer._learned = _packed(parts | {"probe": tokenizer._probe()})
+        tokenizer._learned = packed(parts | {"probe": tokenizer._probe()})
         return tokenizer
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
@@ -210,7 +210,8 @@ def _raw(piece: str) -> bytes:
         raise ValueError(f"{piece[fault.start]!r} is not one of GPT-2's characters for bytes") from None
 
 
-def _packed(parts: Mapping[str, Any]) -> bytes:
+def packed(parts: Mapping[str, Any]) -> bytes:
+    """What a tokenizer has learned, as a checkpoint holds it."""
     return json.dumps(parts, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
 
 

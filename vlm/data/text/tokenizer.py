@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer, sentencepiece_row
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, fingerprint_of, printable_piece
 from vlm.errors import Count, Share, UserError
@@ -161,7 +162,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._model = model
         spelled = [model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         self._mark: list[int] = spelled if model.is_byte(spelled[0]) else [model.unk_id()]
-        return [_sentencepiece_row(model, id) for id in range(model.get_piece_size())]
+        return [sentencepiece_row(model, id) for id in range(model.get_piece_size())]
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
@@ -170,7 +171,8 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
     Raises:
         UserError: The state is damaged, or its class is unknown.
     """
-    kinds = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer, BytePairTokenizer, WordPieceTokenizer)
+    ours = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)
+    kinds = (*ours, BytePairTokenizer, WordPieceTokenizer, JsonTokenizer, PieceModelTokenizer)
     classes: dict[str, type[Tokenizer]] = {kind.__name__: kind for kind in kinds}
     try:
         name, options, learned = state["class"], state["options"], state["learned"].encode("latin1")
@@ -185,15 +187,3 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint's tokenizer is damaged ({error!r}); use another copy of it") from None
     return tokenizer
-
-
-def _sentencepiece_row(model: Any, id: int) -> Row:
-    piece: str = model.id_to_piece(id)
-    if model.is_control(id):
-        return b"", piece
-    if model.is_unknown(id):
-        return "\ufffd".encode(), piece
-    if model.is_byte(id):
-        return bytes([int(piece[1:-1], 16)]), piece
-    text = piece.replace(SPACE, " ")
-    return text.encode(), printable_piece(text)

@@ -22,6 +22,7 @@ class Tokenizer(ABC):
     Attributes:
         pad_id, bos_id, eos_id: Ids of padding, begin and end; they decode to nothing.
         unk_id: Id of unknown text; None if everything can be encoded.
+        starts: Ids that a prompt begins with; of tokenizers that came with weights.
     Args:
         lowercase: Whether to convert texts to lower case first; nothing else is normalised.
         mask: Whether to add a mask id, the last one, for masked language models.
@@ -31,6 +32,7 @@ class Tokenizer(ABC):
     bos_id: int = 1
     eos_id: int = 2
     unk_id: int | None = None
+    starts: Sequence[int] = ()
 
     def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
         self._options: dict[str, Any] = {"lowercase": lowercase} | ({"mask": True} if mask else {})

@@ -1,0 +1,166 @@
+"""Tokenizers of published kinds, trained here with their exact parts: ids and texts as `transformers` has them."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hugging import TEXTS
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.library import PATTERNS, JsonTokenizer
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
+
+LLAMA3 = next(one for one in PATTERNS if r"\p{N}{1,3}|" in one)
+QWEN = next(one for one in PATTERNS if r"\p{L}+|\p{N}| ?" in one)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+IDS = {"pad": 0, "bos": 1, "eos": 2}
+LINES = [
+    *TEXTS,
+    "A man's 2 dogs don't run 12345 times; they'LL WAIT...",
+    "  two  spaces\ttab\r\nlines\n\n",
+    "Zürich naïve Ελλάδα Привет 東京 العربية हिन्दी \U0001f642\u200d e\u0301 ﬁ",
+    "",
+    "x" * 50,
+]
+
+
+def bpe(pre, normalizer=None, decoder=None, alphabet=True, **options):
+    made = Tokenizer(models.BPE(**options))
+    made.pre_tokenizer = pre
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.decoder = decoder or decoders.ByteLevel()
+    start = pre_tokenizers.ByteLevel.alphabet() if alphabet else []
+    special = ["<pad>", "<s>", "</s>", *(["<unk>", *(f"<0x{b:02X}>" for b in range(256))] if not alphabet else [])]
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=start, special_tokens=special, show_progress=False)
+    made.train_from_iterator(LINES * 3, trainer)
+    if not alphabet:  # bytes are pieces of the model, none that is special
+        content = json.loads(made.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
+        made = Tokenizer.from_str(json.dumps(content))
+    return made
+
+
+def llama3():
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    made = bpe(pre_tokenizers.Sequence([split, BYTES]))
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+def qwen():
+    split = pre_tokenizers.Split(Regex(QWEN), "isolated")
+    return bpe(pre_tokenizers.Sequence([split, BYTES]), normalizers.NFC())
+
+
+def smollm():
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return bpe(pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+
+
+def llama2():
+    join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    normal = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    pre, options = pre_tokenizers.Sequence([]), {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    made = bpe(pre, normal, decoders.Sequence(join), alphabet=False, **options)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+def gemma():
+    join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    pre = pre_tokenizers.Split(" ", "merged_with_previous")
+    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    return bpe(pre, normalizers.Replace(" ", "\u2581"), decoders.Sequence(join), alphabet=False, **options)
+
+
+def unigram():
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(LINES * 3, trainer)
+    return made
+
+
+KINDS = {"llama3": llama3, "qwen": qwen, "smollm": smollm, "llama2": llama2, "gemma": gemma, "unigram": unigram}
+
+
+def varied(count: int):
+    """Lines of words, numbers, spaces and characters of many scripts."""
+    chance, words = random.Random(0), " ".join(LINES).split(" ")
+    for _ in range(count):
+        parts = chance.choices(
+            [*words, "\n", "  ", str(chance.randrange(10**6)), chr(chance.randrange(32, 0x2FFF))], k=8
+        )
+        yield " ".join(parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    made = KINDS[kind]()
+    made.add_tokens([AddedToken("<tool>", normalized=False), "zebra"])  # found in texts, and no special ones
+    theirs = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    theirs.save_pretrained(tmp_path)
+    ours = read_tokenizer(Folder(tmp_path), IDS)
+    assert isinstance(ours, JsonTokenizer)
+    again = tokenizer_from_state(ours.state())
+    assert again.fingerprint == ours.fingerprint and ours.vocab_size == len(theirs)
+    lines = [*LINES, *varied(400), "a <tool> in a zebra<tool>"]
+    for line in lines:
+        ids = theirs(line, add_special_tokens=False).input_ids
+        assert ours.encode(line) == again.encode(line) == ids
+        assert ours.decode([1, *ids, 2]) == theirs.decode([1, *ids, 2], skip_special_tokens=True)
+        assert [*ours.starts, *ids] == theirs(line).input_ids
+    assert kind == "unigram" or b"".join(ours._row(id)[0] for id in ours.encode(LINES[-2])) == LINES[-2].encode()
+
+
+def test_rows_of_weights_that_no_piece_has_decode_to_nothing(tmp_path: Path) -> None:
+    content = json.loads(smollm().to_str())
+    tokenizer = JsonTokenizer.of_file(content, size=700, pad=0, bos=1, eos=2)
+    assert tokenizer.vocab_size == 700 and tokenizer.decode([699, *tokenizer.encode("a man"), 650]) == "a man"
+    assert tokenizer.encode("a </s>") != [*tokenizer.encode("a "), 2]  # a special token in a text is text
+
+
+def test_a_sentencepiece_model_alone(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    options = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True, "pad_id": 3, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    ours = read_tokenizer(Folder(tmp_path), {"pad": 3, "bos": 1, "eos": 2})
+    again, truth = (
+        tokenizer_from_state(ours.state()),
+        sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
+    )
+    for line in [*LINES, *varied(100)]:
+        ids = truth.encode(line)
+        assert ours.encode(line) == again.encode(line) == ids
+        assert ours.decode([1, *ids, 2]) == truth.decode(ids)
+    assert list(ours.starts) == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}}), "not among those"),
+        (lambda c: c["model"].update(type="Neural"), "cannot be used"),
+        (lambda c: c["added_tokens"].append({**c["added_tokens"][0], "id": 2**31, "content": "far"}), "cannot be used"),
+        (lambda c: c.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be used"),
+    ],
+    ids=["pattern", "model", "far id", "map"],
+)
+def test_what_cannot_be_read_is_a_line(tmp_path: Path, change, words: str) -> None:
+    content = json.loads(smollm().to_str())
+    change(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=words) as caught:
+        read_tokenizer(Folder(tmp_path), IDS)
+    assert "\n" not in str(caught.value)

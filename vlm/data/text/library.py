@@ -1,0 +1,185 @@
+"""Tokenizers of other projects: tokenizer.json as the library `tokenizers` reads it, and SentencePiece's own models."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, packed
+from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
+
+# Regular expressions that a file may hold: another could take any time on some text.
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",  # GPT-2
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",  # Llama 3
+    rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",  # Qwen2, Qwen3
+    *(r"\p{N}{1,3}", r"\p{N}", r"\d", r" {2,}", r"\s+", r"\n"),
+}
+UNUSED = "<unused {}>"  # rows of the weights that no piece has
+
+
+class JsonTokenizer(SubwordTokenizer):
+    """A tokenizer.json of any kind: byte-level BPE with its own pattern, BPE with byte fallback, Unigram, WordPiece.
+
+    Special tokens in a text are text; other added tokens are found in it.
+    """
+
+    OPTIONS: ClassVar = {"library": (dict,)}
+    _mask: int | None = None
+
+    @classmethod
+    def of_file(cls, content: Mapping[str, Any], *, size: int | None, **ids: int) -> Self:
+        """The tokenizer of a file's content.
+
+        Args:
+            size: Rows of the model's embedding, which may be more than there are pieces.
+            ids: Ids of pad, bos and eos.
+        Raises:
+            ValueError: The library cannot read it, or it holds a pattern that is not known.
+        """
+        library = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
+        added = [token["id"] for token in library.get("added_tokens") or () if token["special"]]
+        parts = {"library": library, "special": sorted({*added, *ids.values()}), "size": size or 0, **ids}
+        tokenizer = cls()
+        tokenizer._rows = tokenizer._assembled(parts)
+        tokenizer._learned = packed(parts | {"probe": tokenizer._probe()})
+        return tokenizer
+
+    @property
+    def mask_id(self) -> int | None:
+        return self._mask
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text as the file's decoder joins pieces; special and unused ids are skipped."""
+        return self._library.decode([id for id in ids if self._row(id)[0]], skip_special_tokens=False)
+
+    def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
+        size = parts["size"]
+        if type(size) is not int or not 0 <= size <= MAX_PIECES:
+            raise ValueError("its size is out of bounds")
+        self._made = self._library_of(parts["library"])
+        pieces = self._made.get_vocab(with_added_tokens=True)
+        if max(pieces.values(), default=0) >= MAX_PIECES:
+            raise ValueError(f"it has ids from {MAX_PIECES:,} on")
+        vocab = [UNUSED.format(id) for id in range(max(size, 1 + max(pieces.values(), default=0)))]
+        for piece, id in pieces.items():
+            vocab[id] = piece
+        unused = [id for id, piece in enumerate(vocab) if piece not in pieces]
+        rest = {name: value for name, value in parts.items() if name != "size"}
+        return super()._assembled(rest | {"vocab": vocab, "special": sorted({*parts["special"], *unused})})
+
+    def _make(self, parts: Mapping[str, Any]) -> Any:
+        library, self.starts = self._made, _starts(self._made)
+        named = (library.token_to_id(name) for name in ("[MASK]", "<mask>"))
+        self._mask = next((id for id in named if id is not None), None)
+        model = parts["library"]["model"]
+        unknown = model.get("unk_token") if model.get("type") != "Unigram" else None
+        self.unk_id = model.get("unk_id") if unknown is None else library.token_to_id(unknown)
+        self._bytewise = _decodes_bytes(parts["library"].get("decoder"))
+        return library
+
+    @staticmethod
+    def _library_of(content: Mapping[str, Any]) -> Any:
+        """The library's tokenizer of a checked file."""
+        from tokenizers import Tokenizer as Library
+
+        if unknown := next((one for one in _patterns(content) if one not in PATTERNS), None):
+            raise ValueError(f"its pattern {unknown!r:.100} is not among those that are known")
+        try:
+            library = Library.from_str(json.dumps(content))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:  # the library's own, of no class; a panic of Rust is no Exception
+            raise ValueError(str(fault).split("\n")[0]) from fault
+        library.encode_special_tokens = True
+        return library
+
+    def _row_of(self, piece: str) -> Row:
+        if self._bytewise and all(char in BYTE_OF for char in piece):
+            raw = bytes(BYTE_OF[char] for char in piece)
+        elif len(piece) == 6 and piece.startswith("<0x"):
+            raw = bytes([int(piece[3:5], 16)])
+        else:
+            raw = piece.replace(SPACE, " ").encode()
+        text = raw.decode("utf-8", "replace")
+        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
+
+
+class PieceModelTokenizer(Tokenizer):
+    """A SentencePiece model that came with weights (Kudo and Richardson 2018), with that model's normalisation."""
+
+    @classmethod
+    def of_file(cls, model: bytes, *, size: int, starts: Sequence[int], **ids: int) -> Self:
+        """The tokenizer of a model's bytes; arguments as in `JsonTokenizer.of_file`."""
+        tokenizer = cls()
+        head = {"size": size, "starts": list(starts), **ids}
+        tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
+        return tokenizer
+
+    def fit(self, texts: Any, cache: Any = None) -> Self:
+        """Does nothing: the vocabulary is there."""
+        self._require_fit()
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        self._require_fit()
+        return self._model.encode(self._prepare(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._model.decode([id for id in ids if self._row(id)[0]])
+
+    def _build(self, learned: bytes) -> Sequence[Row]:
+        import sentencepiece
+
+        head, _, model = learned.partition(b"\n")
+        parts = json.loads(head)
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
+        rows = [sentencepiece_row(self._model, id) for id in range(self._model.get_piece_size())]
+        rows += [(b"", UNUSED.format(id)) for id in range(len(rows), min(parts["size"], MAX_PIECES))]
+        ids = [*parts["starts"], *(parts[name] for name in ("pad", "bos", "eos"))]
+        if not all(type(id) is int and 0 <= id < len(rows) for id in ids):
+            raise ValueError("an id is outside the vocabulary")
+        self.pad_id, self.bos_id, self.eos_id = (parts[name] for name in ("pad", "bos", "eos"))
+        self.starts, self.unk_id = parts["starts"], self._model.unk_id()
+        return rows
+
+
+def sentencepiece_row(model: Any, id: int) -> Row:
+    """The row of an id of a SentencePiece model."""
+    piece: str = model.id_to_piece(id)
+    if model.is_control(id):
+        return b"", piece
+    if model.is_unknown(id):
+        return "\ufffd".encode(), piece
+    if model.is_byte(id):
+        return bytes([int(piece[1:-1], 16)]), piece
+    text = piece.replace(SPACE, " ")
+    return text.encode(), printable_piece(text)
+
+
+def _starts(library: Any) -> list[int]:
+    """The ids that the file's template puts before a text."""
+    bare, whole = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
+    places = range(len(whole) - len(bare) + 1)
+    return whole[: next((at for at in places if whole[at : at + len(bare)] == bare), 0)]
+
+
+def _patterns(part: Any) -> Iterator[str]:
+    """Yields the regular expressions of a tokenizer.json, but for those in its vocabulary."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            if name == "Regex" and isinstance(value, str):
+                yield value
+            elif name not in ("vocab", "merges", "added_tokens"):
+                yield from _patterns(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _patterns(value)
+
+
+def _decodes_bytes(decoder: Any) -> bool:
+    """Whether pieces are written in GPT-2's characters for bytes."""
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, Mapping) else []
+    return any(isinstance(part, Mapping) and part.get("type") == "ByteLevel" for part in parts)
