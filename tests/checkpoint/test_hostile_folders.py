@@ -189,7 +189,7 @@ def of_texts(kind: Kind) -> Iterator[tuple[str, Case]]:
     yield "no tokenizer", (lambda f: (f / tokens).unlink(), "there is no tokenizer.json")
     yield "vocabularies differ", (other_vocabulary, "disagree on the id of 'a'")
     yield "an id twice", (piece_twice, "not unique")
-    yield "other tokenizer", (lambda f: edit(f, tokens, "model", type="Unigram"), "a Unigram")
+    yield "other tokenizer", (lambda f: edit(f, tokens, "model", type="Unigram"), "tokenizer in .* cannot be used")
     yield "link tokenizer", (lambda f: link_out(f, tokens), "link out of the folder")
 
 
@@ -197,7 +197,8 @@ def of_writing(kind: Kind) -> Iterator[tuple[str, Case]]:
     assert kind.generation is not None
     name, *path = kind.generation
     yield "special out of range", (lambda f: edit(f, name, *path, **{kind.end: 900}), "outside the vocabulary")
-    yield "two ends", (lambda f: edit(f, name, *path, **{kind.end: [1, 2]}), "not one token")
+    yield "an end of many", (lambda f: edit(f, name, *path, **{kind.end: [1, 900]}), "outside the vocabulary")
+    yield "no end", (lambda f: edit(f, name, *path, **{kind.end: "end"}), "not a token or a few")
     yield "strange decoding", (lambda f: edit(f, name, *path, forced_bos_token_id=3), "forced_bos_token_id")
     yield "giant beam", (lambda f: edit(f, name, *path, num_beams=10**9), "num_beams")
 
@@ -210,7 +211,8 @@ def cases() -> Iterator[tuple[str, str, Case]]:
         found |= {} if kind.generation is None else dict(of_writing(kind))
         yield from ((name, what, case) for what, case in found.items())
     other = (lambda f: edit(f, CONFIG, "decoder", model_type="xlnet"), "'xlnet', where gpt2")
-    merging = (lambda f: edit(f, "tokenizer.json", "model", byte_fallback=True), "byte_fallback")
+    pattern = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}
+    merging = (lambda f: edit(f, "tokenizer.json", pre_tokenizer=pattern), "pattern '.a.a...' is not among those")
     vast = (
         lambda f: edit(f, CONFIG, "encoder", image_size=8 * 10**6),
         "image_size is 8000000",

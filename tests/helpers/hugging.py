@@ -1,6 +1,8 @@
 """Small random models of Hugging Face with their tokenizers and processors, in folders that it saves itself."""
 
+import json
 import string
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -23,11 +25,19 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    GemmaConfig,
+    GemmaForCausalLM,
     GitConfig,
     GitForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     SiglipConfig,
     SiglipForImageClassification,
     SiglipImageProcessor,
@@ -235,3 +245,54 @@ def photos(folder, count=8):
         Image.fromarray(cells).resize((30 + 17 * number, 90 - 7 * number), Image.Resampling.BICUBIC).save(path)
         paths.append(str(path))
     return paths
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
+# Decoders of Llama's family: class, config, options of the config.
+DECODERS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
+    "llama3": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": LLAMA3 | {"rope_theta": 500.0}, "tie_word_embeddings": True, "head_dim": 10},
+    ),
+    "linear": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {"head_dim": 16}),
+}
+
+
+def saved_decoder(folder, name, *, tokenizer=None, ends=None, old=False, dtype=None, **options):
+    """A decoder of Llama's family.
+
+    Args:
+        ends: Ids that end a text.
+        old: Whether its config.json is laid out as most published folders have it.
+    """
+    kind, config, own = DECODERS[name]
+    tokenizer = tokenizer or byte_pairs()
+    end = tokenizer.eos_token_id
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 40, "max_position_embeddings": 64, "vocab_size": len(tokenizer)}
+    model = wide(kind(config(**sizes, **own, bos_token_id=end, eos_token_id=ends or end, pad_token_id=end)), std=0.3)
+    with torch.no_grad():
+        for layer in model.modules():
+            if type(layer).__name__.endswith("RMSNorm") and name != "gemma":
+                layer.weight.add_(1)
+    model = model.to(dtype or torch.float32)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder, **options)
+    if old:
+        path = Path(folder) / "config.json"
+        stated = json.loads(path.read_text())
+        rope = stated.pop("rope_parameters")
+        theta, kind_of = rope.pop("rope_theta"), rope.pop("rope_type")
+        scaling = None if kind_of == "default" else {"type" if kind_of == "linear" else "rope_type": kind_of, **rope}
+        path.write_text(json.dumps(stated | {"rope_theta": theta, "rope_scaling": scaling}))
+    return model, tokenizer

@@ -68,14 +68,17 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         config |= {"label2id": {name: n for n, name in enumerate(names)}}
     if "tokenizer" in about:
         tokenizer = tokenizer_from_state(about["tokenizer"])
-        special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        special: dict[str, Any] = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+        special["pad_token_id"] = tokenizer.pad_id
         config |= special
         if "decoder" in config:
             special["decoder_start_token_id"] = config["decoder_start_token_id"] = tokenizer.bos_id
             config["decoder"] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
         # Without a language's token after the begin, which is never predicted, a text would begin by chance.
         first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
-        files["generation_config.json"] = _json(special | first | _generation(about))
+        ends = about.get("decoding", {}).get("ends", ())
+        several = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
+        files["generation_config.json"] = _json(special | several | first | _generation(about))
         files |= tokenizer_files(tokenizer)
     own = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
     return {"config.json": _json(config), **files, OWN: _json(own)}

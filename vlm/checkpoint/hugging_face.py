@@ -120,7 +120,15 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
         if [generation.values.get("forced_bos_token_id")] == tokenizer.begin():
             generation = generation | {"forced_bos_token_id": None}
         about["decoding"] = decoding_defaults(generation, prompted=specified.task == "language_modeling")
+        if more := folder.ends[1:]:
+            about["decoding"]["ends"] = _known(more, tokenizer, folder)
     return about
+
+
+def _known(ends: list[int], tokenizer: Tokenizer, folder: Folder) -> list[int]:
+    if outside := [end for end in ends if end >= tokenizer.vocab_size]:
+        raise folder.generation.fault("eos_token_id", f"of which {outside[0]} is outside the vocabulary")
+    return ends
 
 
 def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:

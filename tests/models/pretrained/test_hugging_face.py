@@ -196,7 +196,7 @@ def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
         f"norm is rms, {path} has layer; set model.norm=layer",
         f"pre_norm is false, {path} has true; set model.pre_norm=true",
         f"qk_norm is true, {path} has false; set model.qk_norm=false",
-        f"positions is RotaryPositions, {path} has learned; choose model/position=learned",
+        f"positions is RotaryPositions(head_dim=4, base=10000.0), {path} has learned; choose model/position=learned",
         f"dim is 16, {path} has 24; set model.size.dim=24",
         f"depth is 3, {path} has 2; set model.size.depth=2",
         f"num_heads is 4, {path} has 3; set model.size.num_heads=3",

@@ -1,12 +1,24 @@
 """Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
 
 import pytest
-from hugging import CAPTIONERS, CLASSIFIERS, ENCODERS, LABELS, saved, saved_bert, saved_captioner, saved_gpt2
+import torch
+from hugging import (
+    CAPTIONERS,
+    CLASSIFIERS,
+    ENCODERS,
+    LABELS,
+    saved,
+    saved_bert,
+    saved_captioner,
+    saved_decoder,
+    saved_gpt2,
+)
 from small import COMMON, TASKS
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
+from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
@@ -127,6 +139,25 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
     save(tmp_path / "theirs")
     with pytest.raises(UserError, match=words):
         Pretrained.overrides(str(tmp_path / "theirs"), task)
+
+
+DECODER = ["trainer.max_steps=2", "test=false", "data.max_len=32"]
+
+
+@pytest.mark.parametrize("name", ["llama3", pytest.param("qwen3", marks=pytest.mark.slow), "gemma"])
+def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_path, name):
+    folder = tmp_path / "theirs"
+    theirs, _ = saved_decoder(folder, name)
+    sizes = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16"]
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", "model/adapt=lora", *DECODER, *sizes)
+    assert vlm(["export", str(tmp_path / "out"), "-c", str(path)]) == 0
+    again = type(theirs).from_pretrained(tmp_path / "out").eval()
+    tokens = torch.randint(len(theirs.get_input_embeddings().weight), (2, 20))
+    ours = load_model(read(path))
+    with torch.no_grad():
+        logits = again(tokens).logits
+        torch.testing.assert_close(ours.head(ours(tokens)), logits, rtol=0, atol=1e-4)
+        assert (theirs(tokens).logits - logits).abs().max() > 1e-3  # they learnt
 
 
 def test_a_language_model_is_fine_tuned_too(tmp_path):

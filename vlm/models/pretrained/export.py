@@ -1,12 +1,14 @@
 """Models of ours as Hugging Face describes and stores them, by the same tables as `load` reads them with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
+from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Export, known_architectures, load_architecture
 from vlm.models.pretrained.fields import Entry, Fields
 from vlm.models.pretrained.sizes import sizes_built
@@ -31,25 +33,33 @@ def described(model: nn.Module) -> Export:
     )
 
 
-def export_stack(stack: Stack, module: Any, key: str = "model.encoder") -> Export:
+def export_stack(
+    stack: Stack,
+    module: Any,
+    key: str = "model.encoder",
+    *,
+    own_head: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> Export:
     """The config and tensors of a stack, without its prefix.
 
     Args:
         key: The stack's key in our config.
+        own_head: Whether theirs may have a plain linear layer as its head.
+        more: Further values for the config.
     Raises:
         UserError: Theirs computes something else; it names each key with its value.
     """
-    sizes = sizes_built(module)
-    sizes["hidden"] = round(sizes["mlp_ratio"] * sizes["dim"])
+    sizes = sizes_built(module) | {"hidden": module.blocks[0].config.hidden}
     config: dict[str, Any] = {"model_type": stack.model_type}
-    faults = [f"{key}.{name} is set" for name in UNKNOWN if getattr(module, name, None) is not None]
+    faults = [f"{key}.{name} is set" for name in UNKNOWN if not _none(getattr(module, name, None), own_head)]
     for name, field in stack.sizes.items():
         if isinstance(field, Entry) and name in sizes:
             try:
                 config[field.name] = field.write(sizes[name])
             except ValueError as fault:
                 faults.append(f"{key}.{name} is {sizes.pop(name)}, {fault}")
-    config |= {**stack.needed, **stack.written}
+    config |= {**stack.needed, **stack.written, **(more or {})}
     faults += _differences(stack.arguments(Fields(config, key)), sizes, key)
     if faults:
         raise UserError(f"{'; '.join(faults)}; no class of Hugging Face computes that: export --to safetensors")
@@ -57,6 +67,13 @@ def export_stack(stack: Stack, module: Any, key: str = "model.encoder") -> Expor
     for name, weight in stack.weights(module).items():
         tensors |= _written(weight, module.state_dict()[name], module, name)
     return config, tensors
+
+
+def _none(part: Any, own_head: bool) -> bool:
+    """Whether a decoder has no such part, or its head is a plain linear layer where it may be."""
+    if part is None or not own_head:
+        return part is None
+    return isinstance(part, VocabularyHead) and part.activation is None and part.parts(torch.empty(0)).bias is None
 
 
 def _differences(theirs: dict[str, Any], built: dict[str, Any], key: str) -> Iterator[str]:
@@ -71,10 +88,11 @@ def _written(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> di
         tensor = weight.write(tensor)
     if len(weight.names) == 1:
         return {weight.names[0]: tensor}
-    attn: Any = module.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
-    heads = [attn.num_heads, attn.num_kv_heads, attn.num_kv_heads][-len(weight.names) :]
-    parts = tensor.split([count * attn.head_dim for count in heads])
-    return dict(zip(weight.names, parts, strict=True))
+    layer: Any = module.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    if not hasattr(layer, "head_dim"):  # the halves of a gated MLP
+        return dict(zip(weight.names, tensor.chunk(len(weight.names)), strict=True))
+    heads = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads][-len(weight.names) :]
+    return dict(zip(weight.names, tensor.split([count * layer.head_dim for count in heads]), strict=True))
 
 
 def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names) -> Export:

@@ -21,6 +21,7 @@ OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preproces
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # names in folders converted long ago
 NEW_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+MOST_ENDS = 64
 IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -88,20 +89,26 @@ class Folder:
 
     @cached_property
     def special_ids(self) -> dict[str, int | None]:
-        """Ids of the tokens that fill a row, begin a text and end it; of an encoder, None for those of its tokenizer.
-
-        Raises:
-            UserError: A text has not one end.
-        """
+        """Ids of the tokens that fill a row, begin a text and end it; None for those of an encoder's tokenizer."""
         if "decoder" not in self.parts:
             return dict.fromkeys(("pad", "bos", "eos"))
-        end = self.generation.values.get("eos_token_id")
-        end = end[0] if isinstance(end, list) and len(end) == 1 else end
-        if type(end) is not int:
-            raise self.generation.fault("eos_token_id", "not one token")
+        end, *_ = self.ends
         start, bos, _, pad = (self.generation.read(integer(name, low=0)) if name != IDS[2] else None for name in IDS)
         begins = next((id for id in (start, bos) if id is not None), end)
         return {"pad": end if pad is None else pad, "bos": begins, "eos": end}
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens each of which ends a text.
+
+        Raises:
+            UserError: There is none.
+        """
+        stated = self.generation.values.get("eos_token_id")
+        ends: list[Any] = stated if isinstance(stated, list) else [stated]
+        if not 1 <= len(ends) <= MOST_ENDS or not all(type(end) is int and end >= 0 for end in ends):
+            raise self.generation.fault("eos_token_id", "not a token or a few")
+        return ends
 
     def own(self, name: str) -> Any:
         """A part of our own that the folder holds, if we exported it."""
@@ -128,13 +135,21 @@ class Folder:
 
     def text(self, name: str) -> str | None:
         """A file of text, its line ends as they are; None where there is no such file."""
+        content = self.bytes(name)
+        try:
+            return None if content is None else content.decode("utf-8")
+        except ValueError as fault:
+            raise UserError(f"{self.path / name} cannot be read ({fault}); restore the file") from fault
+
+    def bytes(self, name: str) -> "bytes | None":
+        """The content of a file beside the weights; None where there is no such file."""
         path = self.file(name)
         if not path.is_file():
             return None
         try:
             if path.stat().st_size > MAX_TEXT:
                 raise ValueError(f"it has more than {MAX_TEXT:,} bytes")
-            return path.read_bytes().decode("utf-8")
+            return path.read_bytes()
         except (OSError, ValueError) as fault:
             raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
 

@@ -122,6 +122,8 @@ class _Placed:
         if POSITIONS in weights:
             weights[POSITIONS] = _fitted(self.module, weights[POSITIONS])
         head = _complete(weight_map(stack.head, self.module.state_dict(), own), own)
+        if "vocabulary_head.own.weight" in head:  # then it is not that of the embedding
+            head.pop("token_embed.weight", None)
         return prefixed(weights, self.ours, prefix + theirs) | prefixed(head, self.ours, prefix)
 
     def foreign(self, stored: Iterable[str], folder: Folder) -> Iterator[str]:
@@ -203,6 +205,8 @@ def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool
 
 
 def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):  # the specification of a part
+        return f"{value['name']}({', '.join(f'{name}={one}' for name, one in value['args'].items())})"
     return value if isinstance(value, str) else json.dumps(value)
 
 

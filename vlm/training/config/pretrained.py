@@ -100,7 +100,11 @@ def _encoder(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
-    yield "model/position=learned"
+    positions = args.get("positions")
+    yield f"model/position={'learned' if positions is None else 'rotary'}"
+    if positions is not None:
+        yield from _plain("model.position", positions["args"], ("head_dim",))
+        yield f"model.position.head_dim={positions['args']['head_dim']}"
     yield from _sizes(args)
     yield f"model.size.{'depth' if place == 'model' else 'decoder_depth'}={args['depth']}"
     if "prefix" in args:
@@ -109,11 +113,11 @@ def _decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
     if "vocabulary_head" in args:
         yield f"++{place}.vocabulary_head._target_=vlm.models.heads.VocabularyHead"
         yield from _plain(f"{place}.vocabulary_head", args["vocabulary_head"]["args"], ("vocab_size",))
-    yield from _plain(place, args, (*INJECTED, *SIZES, "prefix", "vocabulary_head"))
+    yield from _plain(place, args, (*INJECTED, *SIZES, "prefix", "vocabulary_head", "positions"))
 
 
 def _sizes(args: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"model.size.{name}={args[name]}" for name in SIZES)
+    yield from (f"model.size.{name}={args[name]}" for name in SIZES if name in args)
 
 
 def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from vlm.models.pretrained.architecture import Architecture, Export, Model
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import choice, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, Weight, layers, tied
+from vlm.nn.position import RotaryPositions
 
 LAYERS: Paths = {
     "norm1": "ln_1",
@@ -51,7 +52,7 @@ GPT2 = Stack(
 
 
 def export(model: nn.Module) -> Export | None:
-    if type(model) is not Decoder:
+    if type(model) is not Decoder or isinstance(model.positions, RotaryPositions):  # which are Llama's
         return None
     config, tensors = export_stack(GPT2, model, "model")
     named = {f"{GPT2.prefix}{name}": tensor for name, tensor in tensors.items()}

@@ -1,0 +1,172 @@
+"""Decoders of Llama's family, in and out: the same logits and texts as `transformers` has of the same folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hugging import DECODERS, saved_decoder
+
+from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.save import write
+from vlm.cli.main import run as command
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.tasks.language_modeling.predict import TextGenerator, generate
+
+PROMPTS = [
+    "a man in",
+    "the children don't",
+    "two dogs run over the",
+    "a",
+    "a big brown cat is",
+    "table",
+    "rock",
+    "red.",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "theirs")
+
+
+def tokens_of(tokenizer, count: int = 40) -> torch.Tensor:
+    return torch.randint(len(tokenizer), (2, count), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("old", [False, True], ids=["today", "published"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_theirs(folder: str, name: str, old: bool) -> None:
+    torch.manual_seed(1)
+    theirs, tokenizer = saved_decoder(folder, name, old=old, **({"max_shard_size": "20KB"} if old else {}))
+    assert Path(folder, "model.safetensors.index.json").is_file() == old
+    loaded = read(folder)
+    assert loaded["vlm"]["task"] == "language_modeling" and loaded["vlm"]["max_tokens"] == 64
+    ours, tokens = load_model(loaded), tokens_of(tokenizer)
+    truth = theirs(tokens).logits
+    assert truth.std() > 0.3
+    torch.testing.assert_close(ours.head(ours(tokens)), truth, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_texts_are_theirs(folder: str, name: str) -> None:
+    torch.manual_seed(2)
+    theirs, tokenizer = saved_decoder(folder, name)
+    ours = TextGenerator(folder)
+    found = generate(ours.model, ours.tokenizer, PROMPTS, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
+    searched = dict(ours.results([PROMPTS], ours.options(beam=4, max_tokens=12)))
+    for place, (prompt, one) in enumerate(zip(PROMPTS, found, strict=True)):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        for beam, text in ((1, one.text), (4, searched[place][0].text)):
+            row = theirs.generate(ids, max_new_tokens=12, do_sample=False, num_beams=beam)[0, ids.shape[1] :]
+            assert text == tokenizer.decode(row, skip_special_tokens=True), (prompt, beam)
+
+
+def _parts(folder: str):
+    generator = TextGenerator(folder)
+    return generator.model, generator.tokenizer
+
+
+@torch.no_grad()
+def test_any_of_several_ends_ends_a_text(folder: str, tmp_path: Path) -> None:
+    """Greedy, by beams, drawn and under a rule, as `generate` has them; each end comes first somewhere."""
+    torch.manual_seed(4)
+    theirs, tokenizer = saved_decoder(folder, "qwen3")
+    free = generate(*_parts(folder), PROMPTS, max_tokens=9, seed=0, sampling=Sampling(temperature=0.0))
+    ends = [tokenizer.eos_token_id, *{text.tokens[-1] for text in free}]  # what they would write
+    assert len(ends) > 3
+    theirs.generation_config.eos_token_id = ends
+    theirs.generation_config.save_pretrained(folder)
+    ours, seen = TextGenerator(folder), set()
+    for options in ({}, {"num_beams": 4}, {"num_beams": 3, "min_new_tokens": 3}):
+        chosen = {"beam": options.get("num_beams", 1), "min_tokens": options.get("min_new_tokens"), "sample": False}
+        found = dict(ours.results([PROMPTS], ours.options(max_tokens=30, **chosen)))
+        for place, prompt in enumerate(PROMPTS):
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+            row = theirs.generate(ids, max_new_tokens=30, do_sample=False, **options)[0, ids.shape[1] :].tolist()
+            seen |= {token for token in row if token in ends}
+            row = [token for token in row if token not in ends]
+            assert found[place][0].text == tokenizer.decode(row), (options, prompt)
+    assert len(seen) > 2
+    drawn = [texts[0] for _, texts in ours.results([PROMPTS * 4], ours.options(max_tokens=60, sample=True))]
+    assert min(len(text.tokens) for text in drawn) < 59
+    assert not {token for text in drawn for token in text.tokens} & {*ends}
+    assert command(["export", str(tmp_path / "out"), "-c", folder]) == 0
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == ends
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_we_export_is_theirs_again(folder: str, tmp_path: Path, name: str) -> None:
+    torch.manual_seed(3)
+    theirs, tokenizer = saved_decoder(folder, name)
+    out = tmp_path / "out"
+    assert command(["export", str(out), "-c", folder]) == 0
+    again, info = type(theirs).from_pretrained(out, output_loading_info=True)
+    assert not any(info.values())
+    tokens = tokens_of(tokenizer)
+    assert torch.equal(again.eval()(tokens).logits, theirs(tokens).logits)
+    assert transformers.AutoTokenizer.from_pretrained(out)(PROMPTS).input_ids == tokenizer(PROMPTS).input_ids
+    assert read(out)["state_dict"].keys() == read(folder)["state_dict"].keys()
+
+
+@torch.no_grad()
+def test_bfloat16_stays_as_it_is_stored(folder: str) -> None:
+    theirs, tokenizer = saved_decoder(folder, "llama", dtype=torch.bfloat16)
+    loaded = read(folder, dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in loaded["state_dict"].values()} == {torch.bfloat16}
+    embedding = loaded["state_dict"]["model.token_embed.weight"]
+    assert torch.equal(embedding, theirs.model.embed_tokens.weight)
+    ours, tokens = load_model(loaded, dtype=torch.bfloat16), tokens_of(tokenizer)
+    exact = load_model(read(folder))
+    truth = exact.head(exact(tokens))
+    errors = [(found.float() - truth).std() for found in (ours.head(ours(tokens)), theirs(tokens).logits)]
+    assert errors[0] < 1.5 * errors[1]  # as far from float32 as theirs
+
+
+def test_a_language_model_of_ours_goes_out_as_llama(folder: str, tmp_path: Path) -> None:
+    saved_decoder(folder, "llama")
+    loaded = read(folder)
+    args = {"vocab_size": 301, "max_len": 32, "dim": 24, "depth": 1, "num_heads": 3, "num_kv_heads": 1, "norm": "rms"}
+    args |= {"activation": "swiglu", "bias": False}
+    args["positions"] = {"name": "RotaryPositions", "args": {"head_dim": 8}}
+    args["vocab_size"] = len(loaded["state_dict"]["model.token_embed.weight"])
+    loaded["vlm"]["model"] = {"name": "Decoder", "args": args}
+    from vlm.checkpoint.rebuild import rebuild
+
+    torch.manual_seed(0)
+    ours = rebuild(loaded["vlm"]["model"]).eval()
+    loaded["state_dict"] = {f"model.{name}": tensor for name, tensor in ours.state_dict().items()}
+    loaded["vlm"]["max_tokens"] = 32
+    write(tmp_path / "ours.ckpt", loaded)
+    assert command(["export", str(tmp_path / "out"), "-c", str(tmp_path / "ours.ckpt")]) == 0
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = torch.randint(args["vocab_size"], (2, 30))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours.head(ours(tokens)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias is True, which our Decoder does not do"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn', not one of"),
+        ("llama", {"rope_parameters": {"rope_theta": "many"}}, "rope_parameters.rope_theta is 'many', not a number"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide 4"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .* full_attention alone"),
+        ("gemma", {"model_type": "gemma2"}, "of type 'gemma2'; what can be read is bert, .*gemma, .*llama"),
+    ],
+    ids=str,
+)
+def test_what_is_not_ours_is_refused_in_a_line(folder: str, name: str, changes: dict, words: str) -> None:
+    saved_decoder(folder, name)
+    path = Path(folder, "config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=words) as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)

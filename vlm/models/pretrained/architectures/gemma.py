@@ -1,0 +1,41 @@
+"""Gemma (2024): Llama with a gate of GELU, norms by 1 + w and scaled embeddings. Gemma 2 and 3 have other layers."""
+
+from dataclasses import replace
+from typing import Any
+
+from vlm.models.pretrained.architecture import Architecture, Model
+from vlm.models.pretrained.architectures.llama import ACTIVATIONS, LLAMA, export_decoder, rotary_and_head
+from vlm.models.pretrained.fields import Fields, choice, integer
+from vlm.models.pretrained.stack import Part
+
+
+def more(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    sizes = {**sizes, "embed_scale": sizes["dim"] ** 0.5}
+    own = config.read(choice("hidden_activation", None, ACTIVATIONS))  # older folders mean this, whatever hidden_act is
+    return {**sizes, **rotary_and_head(sizes, config, tied=True), **({"activation": own} if own else {})}
+
+
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    sizes={
+        **LLAMA.sizes,
+        "dim": integer("hidden_size", 3072),
+        "depth": integer("num_hidden_layers", 28, high=1000),
+        "num_heads": integer("num_attention_heads", 16),
+        "num_kv_heads": integer("num_key_value_heads", 16),
+        "head_dim": integer("head_dim", 256),
+        "hidden": integer("intermediate_size", 24576),
+        "activation": choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        "norm": "rms_plus_one",
+        "vocab_size": integer("vocab_size", 256000),
+        "max_len": integer("max_position_embeddings", 8192),
+    },
+    more=more,
+    needed={"attention_bias": False, "use_bidirectional_attention": None},
+)
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"decoder": Part(GEMMA, config)},
+    models={"GemmaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    export=lambda model: export_decoder(model, GEMMA, "GemmaForCausalLM", norm="rms_plus_one"),
+)

@@ -1,0 +1,120 @@
+"""Llama (Touvron et al. 2023; Llama 3, 2024), as SmolLM, SmolLM2 and TinyLlama are too; the base of its family."""
+
+from typing import Any
+
+from torch import nn
+
+from vlm.models.decoder import Decoder
+from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of
+from vlm.models.pretrained.export import export_stack
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, layers, tied
+from vlm.nn.position import RotaryPositions
+
+SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
+FREQUENCIES, TRAINED = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
+ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+LAYERS: Paths = {
+    "norm1": "input_layernorm",
+    "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.proj": "self_attn.o_proj",
+    "norm2": "post_attention_layernorm",
+    "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.fc2": "mlp.down_proj",
+}
+
+
+def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
+    """Positions, and a head of its own where it has one."""
+    head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
+    found: dict[str, Any] = {"positions": spec_of("RotaryPositions", head_dim=head_dim, **_rotary(config))}
+    if config.read(flag("tie_word_embeddings", tied)):
+        return found
+    return found | {
+        "vocabulary_head": spec_of("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], tied=False)
+    }
+
+
+def _rotary(config: Fields) -> dict[str, Any]:
+    """Options of positions, of rope_parameters or, as most published folders have it, rope_theta and rope_scaling."""
+    if "rope_parameters" in config:
+        rope = config.part("rope_parameters")
+    else:
+        rope = config.part("rope_scaling") if "rope_scaling" in config else config.part("rope", {})
+        rope |= {"rope_theta": config.values.get("rope_theta", 10_000.0)}
+    if "rope_type" not in rope:
+        rope |= {"rope_type": rope.values.get("type", "default")}
+    rope.require({"partial_rotary_factor": 1.0}, "our RotaryPositions")
+    scaling = rope.read(choice("rope_type", "default", SCALINGS))
+    options = {"base": float(rope.read(number("rope_theta", 10_000.0, 1, 1e12)))}
+    if scaling is None:
+        return options
+    options |= {"scaling": scaling, "factor": float(rope.read(number("factor", 1.0, 1, 1e4)))}
+    if scaling == "llama3":
+        options |= {name: float(rope.read(number(name, 1.0, 1e-3, 1e6))) for name in FREQUENCIES}
+        options["trained_len"] = rope.read(integer(TRAINED, 8192))
+    return options
+
+
+LLAMA = Stack(
+    kind=Decoder,
+    model_type="llama",
+    prefix="model.",
+    sizes={
+        "dim": integer("hidden_size", 4096),
+        "depth": integer("num_hidden_layers", 32, high=1000),
+        "num_heads": integer("num_attention_heads", 32),
+        "num_kv_heads": integer("num_key_value_heads"),
+        "head_dim": integer("head_dim"),
+        "hidden": integer("intermediate_size", 11008),
+        "activation": choice("hidden_act", "silu", ACTIVATIONS),
+        "norm": "rms",
+        "norm_eps": number("rms_norm_eps", 1e-6),
+        "bias": False,
+        "vocab_size": integer("vocab_size", 32000),
+        "max_len": integer("max_position_embeddings", 2048),
+    },
+    more=rotary_and_head,
+    names={"token_embed": "embed_tokens", "norm": "norm", **layers(LAYERS, "layers")},
+    head={
+        "token_embed.weight": Weight(("model.embed_tokens.weight", "lm_head.weight"), tied),
+        "vocabulary_head.own": "lm_head",
+    },
+    needed={"attention_bias": False, "mlp_bias": False},
+)
+
+
+def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any) -> Export | None:
+    """A decoder with rotary positions whose blocks have some options.
+
+    Args:
+        saved_as: Its class.
+    """
+    if type(model) is not Decoder or type(model.positions) is not RotaryPositions:
+        return None
+    block: Any = model.blocks[0]
+    if any(getattr(block.config, name) != value for name, value in options.items()):
+        return None
+    head: Any = model.vocabulary_head
+    own = head is not None and head.own is not None
+    rope = {"rope_theta": model.positions.base, "rope_scaling": _rope_scaling(model.positions.options)}
+    more = {"tie_word_embeddings": not own, **rope}
+    config, tensors = export_stack(stack, model, "model", own_head=True, more=more)
+    named = {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()}
+    return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if own else {})
+
+
+def _rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
+    if "scaling" not in options:
+        return None
+    rope = {"rope_type": options["scaling"], "factor": options["factor"]}
+    if "trained_len" not in options:
+        return rope
+    return rope | {name: options[name] for name in FREQUENCIES} | {TRAINED: options["trained_len"]}
+
+
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"decoder": Part(LLAMA, config)},
+    models={"LlamaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    export=lambda model: export_decoder(model, LLAMA, "LlamaForCausalLM", norm="rms", qk_norm=False, qkv_bias=None),
+)
