@@ -75,7 +75,7 @@ def test_what_does_not_follow_in_a_config_without_links_is_said():
     old = {key: value for key, value in OLD.items() if key in ("data", "task")}
     saved = resolve(interpolated(old | {"task": {}}))
     with pytest.raises(UserError, match=r"^data\.root: changes nothing here, for the checkpoint's own stands"):
-        check_effective(saved, override(saved.tree, ["data.root=/new"]), ["data.root=/new"], unread)
+        check_effective(saved, ["data.root=/new"], unread)
 
 
 @pytest.mark.parametrize("links", [{"fed": 1}, {"fed": {"data": 1}}, {"fed": {"data.root": ["task"]}, "computed": 1}])

@@ -140,13 +140,13 @@ def test_an_override_that_changes_nothing_is_refused(given, said):
     before = resolve(TREE | {"data": TREE["data"] | {"nothing": 0}})
     unread = ("model.", "decoder.", "deep", "data.path", "data.nothing")
     with pytest.raises(UserError, match=re.escape(said)):
-        check_effective(before, override(before.tree, [given]), [given], lambda key: key.startswith(unread))
+        check_effective(before, [given], lambda key: key.startswith(unread))
 
 
 def test_an_override_that_reaches_what_is_read_is_taken():
     before = resolve(TREE)
     for text in ("data.root=/new", "data.max_len=7"):
-        check_effective(before, override(TREE, [text]), [text], lambda key: key in ("data.root", "data.max_len"))
+        check_effective(before, [text], lambda key: key in ("data.root", "data.max_len"))
 
 
 def test_a_resumed_run_changes_nothing_that_is_made_of_what_may_change():

@@ -21,7 +21,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained, resolved
+from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained
 from vlm.config.override import parse, quote
 from vlm.config.tree import Config
 from vlm.config.untrusted import readable
@@ -58,25 +58,24 @@ _OURS = (
 )
 
 
-def run(
-    main: Main, argv: list[str], check: Check | None = None, suit: Check | None = None, *, sweep: Sweep | None = None
-) -> int:
+def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep | None = None) -> int:
     """Runs ``main`` with the config that a command line in Hydra's own form asks for; once for each job of a sweep.
 
     Args:
         main: Takes the config, resolved to plain containers, and returns its exit status, or None for 0.
         argv: The command line, without the program's name.
-        check, suit: As ``compose`` takes them.
-        sweep: Runs the jobs of a sweep in the place of ``main``, and ends it.
+        check: As ``compose`` takes it.
+        sweep: Runs the jobs of a sweep instead of ``main``, and prints its last lines.
     Returns:
-        The exit status, the worst one of a sweep; 2 where the config or the command line is at fault.
+        The exit status, the worst one of a sweep; 2 if the config or the command line is at fault.
     """
 
     def job() -> int | None:
         options = _parse(argv)
-        if _needs_hydra(options):
-            return _run_hydra(main, options, check, suit, prefix=_prefix(argv), sweep=sweep)
-        return main(compose(options.overrides, check, suit, options))
+        flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
+        if flags or any(text.lstrip("+~").startswith(("hydra.", "hydra/")) for text in options.overrides):
+            return _run_hydra(main, options, check, prefix=_prefix(argv), sweep=sweep)
+        return main(compose(options.overrides, check, options))
 
     return _status(job)
 
@@ -89,22 +88,8 @@ def report(fault: UserError) -> int:
     return fault.status
 
 
-def _needs_hydra(options: Namespace) -> bool:
-    flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
-    typed = [text.lstrip("+~") for text in options.overrides]
-    return bool(flags) or any(text.startswith(("hydra.", "hydra/")) for text in typed)
-
-
-def _run_hydra(
-    main: Main,
-    options: Namespace,
-    check: Check | None,
-    suit: Check | None,
-    prefix: list[str],
-    sweep: Sweep | None,
-) -> int:
+def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: list[str], sweep: Sweep | None) -> int:
     sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
-    overrides = [quote(text, sweeps) for text in options.overrides]
     statuses: list[int] = []
     process, typed = os.getpid(), sys.argv
 
@@ -115,7 +100,7 @@ def _run_hydra(
             # What Lightning starts again for each further device is this job, not the sweep.
             command = [*prefix, *_flags(options, *_PLACES), *own.overrides.task]
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
-        whole = partial(resolved, Composed(config, [], []), check, suit)
+        whole = partial(Composed(config, [], []).config, check)
         HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
         with _argv(command):
             if sweeps and sweep:
@@ -134,10 +119,10 @@ def _run_hydra(
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
         stack.enter_context(explained(options))
-        stack.enter_context(readable(overrides))
-        first = composed(options, overrides, sweeps)
+        stack.enter_context(readable(options.overrides))
+        first = composed(options, options.overrides, sweeps)
         if first.faults:
-            resolved(first, check)
+            first.config(check)
         common = {_single(text) for text in first.overrides}
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
         ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]

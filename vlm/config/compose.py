@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import hydra
 import yaml
@@ -21,13 +21,18 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.override import parse, quote, settled, update
+from vlm.config.override import parse, quote, read, settled, update
 from vlm.config.target import find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
 
-Check = Callable[[Config], None]
+
+class Check(Protocol):
+    """Raises a UserError if a config has a fault."""
+
+    def __call__(self, config: Config, *, resolved: bool = True) -> None: ...
+
 
 ROOT = "config"
 VERSION = "1.3"  # of Hydra's behaviour
@@ -41,17 +46,36 @@ for _name, _formula in FORMULAS.items():
 
 
 class Composed(NamedTuple):
-    """A config that was composed.
+    """A composed config.
 
     Args:
-        tree: Its interpolations are not resolved.
-        faults: A line for each override at fault, which is not in it.
-        overrides: Those that it was composed with, among them those of a model that is described elsewhere.
+        tree: The config with its interpolations.
+        faults: A line for each override that cannot be applied; it is not in the tree.
+        overrides: The applied overrides, quoted, including those that `model=pretrained` stands for.
     """
 
     tree: DictConfig
     faults: list[str]
     overrides: list[str]
+
+    def config(self, check: Check | None) -> Config:
+        """Resolves the config and checks it; arguments and faults as in `compose`."""
+        try:
+            config = resolve(settled(self.tree))
+        except UserError as fault:
+            if self.faults:  # the missing key may be one that was misspelt
+                raise UserError("\n".join(self.faults)) from fault
+            if check and isinstance(fault, MissingKey):
+                check(dict(OmegaConf.to_container(self.tree, resolve=False)), resolved=False)  # type: ignore[arg-type]
+            raise
+        try:
+            if check:
+                check(config)
+        except UserError as fault:
+            raise UserError("\n".join([*self.faults, str(fault)])) from fault
+        if self.faults:
+            raise UserError("\n".join(self.faults))
+        return config
 
 
 def conf_dir() -> Path:
@@ -61,48 +85,19 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def compose(
-    overrides: list[str],
-    check: Check | None = None,
-    suit: Check | None = None,
-    options: Namespace = SHIPPED,
-) -> Config:
+def compose(overrides: list[str], check: Check | None = None, options: Namespace = SHIPPED) -> Config:
     """Composes the config with overrides.
 
     Args:
         overrides: KEY=VALUE, as the shell delivers them.
-        check: Raises a UserError for a composed config that is at fault.
-        suit: Raises a UserError where the chosen options do not suit one another, which may be why a key that one
-            refers to is not there; its config is not resolved.
+        check: Raises a UserError if a composed config has a fault. A config in which a key is missing that another
+            refers to is passed with ``resolved=False``: if its options do not suit one another, that is the cause.
         options: Hydra's flags that name folders of configs.
     Raises:
         UserError: With a line for each fault, which names the key that was typed.
     """
-    quoted = [quote(text) for text in overrides]
-    with explained(options):
-        whole = composed(options, quoted)
-    with readable(quoted):
-        return resolved(whole, check, suit)
-
-
-def resolved(whole: Composed, check: Check | None, suit: Check | None = None) -> Config:
-    """Resolves a config and checks it; arguments and faults as in `compose`."""
-    try:
-        config = resolve(settled(whole.tree))
-    except UserError as fault:
-        if whole.faults:  # the missing key may be one that was misspelt
-            raise UserError("\n".join(whole.faults)) from fault
-        if suit and isinstance(fault, MissingKey):
-            suit(dict(OmegaConf.to_container(whole.tree, resolve=False)))  # type: ignore[arg-type]
-        raise
-    try:
-        if check:
-            check(config)
-    except UserError as fault:
-        raise UserError("\n".join([*whole.faults, str(fault)])) from fault
-    if whole.faults:
-        raise UserError("\n".join(whole.faults))
-    return config
+    with readable(overrides):
+        return composed(options, overrides).config(check)
 
 
 def override(tree: dict[str, Any], overrides: list[str]) -> Config:
@@ -115,24 +110,21 @@ def override(tree: dict[str, Any], overrides: list[str]) -> Config:
         UserError: With a line for each that cannot be applied.
     """
     changed = OmegaConf.create(tree)
-    overrides = [quote(text) for text in overrides]
     values, faults = [], []
-    with explained(SHIPPED):
-        for text in overrides:
-            parsed = parse(text)
-            if parsed is None or parsed.is_sweep_override():
-                faults.append(f"{text}: is not of the form KEY=VALUE with one value")
-            elif not _is_option(parsed):
-                values.append(parsed)
-            else:
-                chosen = composed(SHIPPED, [text])
-                faults += chosen.faults
-                key = parsed.key_or_group.replace("/", ".")
-                node = OmegaConf.to_container(OmegaConf.select(chosen.tree, key), resolve=False)
-                OmegaConf.update(changed, key, node, merge=False, force_add=True)
+    for text in overrides:
+        parsed = read(text)
+        if parsed is None or parsed.is_sweep_override():
+            faults.append(f"{text}: is not of the form KEY=VALUE with one value")
+        elif not _is_option(parsed):
+            values.append(parsed)
+        else:
+            chosen = composed(SHIPPED, [text])
+            faults += chosen.faults
+            key = parsed.key_or_group.replace("/", ".")
+            node = OmegaConf.to_container(OmegaConf.select(chosen.tree, key), resolve=False)
+            OmegaConf.update(changed, key, node, merge=False, force_add=True)
     OmegaConf.set_struct(changed, True)
-    faults += update(changed, values)
-    if faults:
+    if faults := faults + update(changed, values):
         raise UserError("\n".join(faults))
     with readable(overrides):
         return resolve(settled(changed))
@@ -155,83 +147,91 @@ def _is_option(override: Override) -> bool:
 
 
 def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -> Composed:
-    """Composes a config with overrides; where an option is unknown, with the nearest one, so that further faults show.
+    """Composes a config with overrides; an unknown option is replaced by the nearest one, so that further faults show.
 
     Args:
         options: Hydra's flags that name folders of configs.
-        overrides: KEY=VALUE, quoted.
+        overrides: KEY=VALUE, as the shell delivers them.
         sweeping: Whether overrides may have several values; the first of each is set.
     Raises:
         UserError: An option is unknown and none is near, or a config file of others sets what only a command line may.
     """
-    values: list[Override] = []
     faults: list[str] = []
-    typed = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    search, name = [*_search(options), *typed], options.config_name or ROOT
-    chosen = list(search)
-    with _hydra(options) as loader:
-        for text in overrides:
-            for place, override in enumerate(_singles(text, sweeping, faults)):
-                options_of = partial(loader.get_group_options, config_name=name, overrides=search)
-                choice = _choice(override, options_of, faults)
+    given = [override for text in overrides if (override := _readable(text, sweeping, faults))]
+    search = [*_search(options), *(text for text in overrides if text.startswith("hydra.searchpath="))]
+    name, chosen, values = options.config_name or ROOT, list(search), []
+    with explained(options), _hydra(options) as loader:
+        options_of = partial(loader.get_group_options, config_name=name, overrides=search)
+        for override in given:
+            for place, single in enumerate(_singles(override)):
+                choice = _choice(single, options_of, faults)
                 if choice is not None and (place == 0 or not choice):
                     chosen.append(choice)
                 elif place == 0:
-                    values.append(override)
+                    values.append(single)
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRAS))]
             _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
-    if others := _stand_in(tree, chosen, values):
-        replaced = {text for text in overrides if (one := parse(text)) and one.key_or_group in ("model", "model.path")}
-        if swept := [text for text in replaced if (one := parse(text)) and one.is_sweep_override()]:
-            raise UserError(f"{swept[0]}: a model that is described elsewhere is swept over alone; give one at a time")
-        own = [text for text in overrides if text not in replaced]
-        return composed(options, [*map(quote, others), *own], sweeping)
+    if target := _stand_in(tree):
+        return composed(options, _expanded(target, tree, chosen, given), sweeping)
     trust(*(str(override.value()) for override in values if override.key_or_group == "trust" and override.value()))
     groups = [group for group in tree.hydra.runtime.choices if not group.startswith("hydra/")]
     with open_dict(tree):
         del tree["hydra"]
-    return Composed(tree, faults + update(tree, values, groups), overrides)
+    return Composed(tree, faults + update(tree, values, groups), [str(override.input_line) for override in given])
 
 
-def _stand_in(tree: DictConfig, chosen: list[str], values: list[Override]) -> list[str]:
-    """The overrides that a model stands for which is described elsewhere, as in a Hugging Face folder.
+def _stand_in(tree: DictConfig) -> str:
+    """The class that stands for a model which is described elsewhere; "" if the config describes its model."""
+    node = tree.get("model")
+    target = str(node.get("_target_")) if isinstance(node, DictConfig) else ""
+    return target if target.startswith(_STANDS_IN) else ""
+
+
+def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
+    """Overrides with those of the model that a Hugging Face folder holds in the place of `model=pretrained`.
 
     Args:
         chosen: Overrides that choose options.
-        values: The other ones.
+        given: All of them.
     """
-    node = tree.get("model")
-    target = node.get("_target_") if isinstance(node, DictConfig) else None
-    if not str(target).startswith(_STANDS_IN):
-        return []
-    paths = [override for override in values if override.key_or_group == "model.path"]
-    path = paths[-1].value() if paths else None if OmegaConf.is_missing(node, "path") else node.path
+    replaced = [override for override in given if override.key_or_group in ("model", "model.path")]
+    if swept := [override.input_line for override in replaced if override.is_sweep_override()]:
+        raise UserError(f"{swept[0]}: a model that is described elsewhere is swept over alone; give one at a time")
+    paths = [override.value() for override in replaced if override.key_or_group == "model.path"]
+    path = paths[-1] if paths else None if OmegaConf.is_missing(tree.model, "path") else tree.model.path
     if not path:
         raise UserError("model.path: has no value; give model.path=FOLDER")
     choices = dict(tree.hydra.runtime.choices)
     if not choices.get("experiment"):  # which chooses for itself
         typed = {text.lstrip("+").partition("=")[0] for text in chosen}
         choices = {group: option for group, option in choices.items() if group in typed}
-    return find(target).overrides(str(path), choices)  # type: ignore[attr-defined]
+    own = [str(override.input_line) for override in given if override not in replaced]
+    return [*find(target).overrides(str(path), choices), *own]  # type: ignore[attr-defined]
 
 
-def _singles(text: str, sweeping: bool, faults: list[str]) -> list[Override]:
-    """An override as those of one value each that a sweep makes of it."""
-    override = parse(text)
+def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
+    """Reads an override; None, with a line in `faults`, if it cannot be read, or has several values without a sweep."""
+    override = read(text, sweeping)
     if override is None:
         faults.append(f"{text}: cannot be read as KEY=VALUE; put quotes around the value where it holds , = ( [ or {{")
-    elif not override.is_sweep_override():
-        return [override]
-    elif not sweeping:
+    elif override.is_sweep_override() and not sweeping:
         faults.append(f"{text}: has several values; add -m to run each, or write [...] around them for a list")
-    elif override.value_type in _LISTED:
-        singles = [parse(f"{override.get_key_element()}={value}") for value in override.sweep_string_iterator()]
-        return [single for single in singles if single]
-    return []
+        return None
+    return override
+
+
+def _singles(override: Override) -> list[Override]:
+    """An override as those of one value each that a sweep makes of it."""
+    if not override.is_sweep_override():
+        return [override]
+    if override.value_type not in _LISTED:
+        return []
+    key = override.get_key_element()
+    return [single for value in override.sweep_string_iterator() if (single := parse(f"{key}={value}"))]
 
 
 def _choice(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:

@@ -33,6 +33,11 @@ def parse(override: str) -> Override | None:
         return None
 
 
+def read(override: str, sweeping: bool = False) -> Override | None:
+    """Reads an override as the shell delivers it; None if it does not follow Hydra's grammar."""
+    return parse(quote(override, sweeping))
+
+
 def quote(override: str, sweeping: bool = False) -> str:
     """Quotes the value of an override where Hydra's grammar would refuse it or read a path as something else.
 

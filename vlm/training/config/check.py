@@ -73,18 +73,30 @@ TYPES = {
 }
 
 
-def check(config: Config) -> None:
-    """Reports every fault of a config at once, before anything is read or written."""
+def check(config: Config, *, resolved: bool = True) -> None:
+    """Reports every fault of a config at once, before anything is read or written.
+
+    Args:
+        resolved: False if the config's interpolations could not be resolved: only data and models that are for another
+            task are reported.
+    """
     from vlm.training.config.nodes import data_node, model_node
     from vlm.training.feature_cache import feature_faults
+    from vlm.training.run.run import check_fit
 
+    if not resolved:
+        _refuse(model_faults(config))
+        return check_fit(config)
     nodes = {"data": data_node(config), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED)
     faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
-    faults += reward_faults(config)
+    _refuse(origins(config.tree, [*faults, *reward_faults(config)]))
+
+
+def _refuse(faults: list[str]) -> None:
     if faults:
-        raise UserError("\n".join(origins(config.tree, faults)))
+        raise UserError("\n".join(faults))
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:
@@ -113,15 +125,6 @@ def reward_faults(config: dict[str, Any]) -> list[str]:
     if config["task"].get("reward") is None or start_places(config):
         return []
     return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
-
-
-def check_suited(config: dict[str, Any]) -> None:
-    """Reports data and models that are for another task; asked where a config cannot be resolved, as it then is."""
-    if faults := model_faults(config):
-        raise UserError("\n".join(faults))
-    from vlm.training.run.run import check_fit
-
-    check_fit(config)
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Overrides that a run, its resumption and its evaluation accept beyond those of a new config."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlm.config.compose import override
-from vlm.config.override import parse, quote
-from vlm.config.tree import Config, select, sources, walk
+from vlm.config.override import parse, read
+from vlm.config.tree import Config, select, sources
 from vlm.errors import UserError
 
 RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
@@ -41,20 +41,20 @@ def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
         raise UserError("\n".join(faults))
     config = override(saved.tree, overrides)
     for place in differences(saved, config):
-        key = next((key for key in sources(config.tree, place) if resumable(key)), place)
+        key = next((key for key in sources(config.tree, place) if _below(key, RESUMABLE)), place)
         raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
     return config
 
 
-def differences(one: Any, other: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """Keys that differ between two configs, less those that may change in a resumed run, with both values."""
-    if resumable(key) or one == other:
+def differences(one: Any, other: Any, key: str = "", keep: Sequence[str] = RESUMABLE) -> dict[str, tuple[Any, Any]]:
+    """Keys that differ between two configs, with both values; by default without those that a resumed run may change."""
+    if one == other or _below(key, keep):
         return {}
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return {key: (one, other)}
     differing: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys([*one, *other]):
-        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
+        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name), keep)
     return differing
 
 
@@ -62,12 +62,12 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
     if text.startswith("-"):
         yield f"{text}: does not go with resume, which takes the saved config as it is"
         return
-    parsed = parse(quote(text))
+    parsed = read(text)
     if parsed is None:
         yield f"{text}: is not of the form KEY=VALUE"
         return
     key = parsed.key_or_group
-    if not resumable(key):
+    if not _below(key, RESUMABLE):
         value = short_text(None if parsed.is_delete() else text.partition("=")[2])
         before = short_text(select(saved, key.replace("/", "."), "not set"))
         yield (
@@ -78,42 +78,37 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
         yield f"{text}: a group cannot be chosen anew in a resumed run; set its values, such as trainer.accelerator=cpu"
 
 
-def resumable(key: str) -> bool:
-    """True for a key that a resumed run may change."""
-    return any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
+def _below(key: str, names: Sequence[str]) -> bool:
+    """Returns True for a key that is one of these names, or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def check_effective(before: Config, after: Config, overrides: list[str], unread: Callable[[str], bool]) -> None:
+def check_effective(saved: Config, overrides: list[str], unread: Callable[[str], bool]) -> None:
     """Refuses overrides that change nothing.
 
     Args:
-        before: The config that was saved.
-        after: The same with the overrides applied.
-        overrides: KEY=VALUE, each of which could be applied.
-        unread: Whether the command does not read a key.
+        saved: The config that was saved.
+        overrides: KEY=VALUE; together they can be applied.
+        unread: Returns True for a key that the command does not read.
     Raises:
         UserError: With a line for each override that changes nothing.
     """
-    ends = [{key: value for key, value in walk(one) if not isinstance(value, dict)} for one in (before, after)]
-    read = [place for place in dict.fromkeys([*ends[0], *ends[1]]) if not unread(place)]
-    come = {place: {*sources(before.tree, place), *sources(after.tree, place)} for place in read}
+    keys = {text: parsed.key_or_group.replace("/", ".") for text in overrides if (parsed := read(text))}
     faults = []
-    keys = [_key(text) for text in overrides]
-    for key in keys:
-        if any(key.startswith(f"{group}.") for group in keys):  # of an option that is chosen anew
+    for text, key in keys.items():
+        if any(key.startswith(f"{group}.") for group in keys.values()):  # of an option that is chosen anew
             continue
-        places = [place for place in read if any(f"{name}.".startswith(f"{key}.") for name in come[place])]
-        if not places:
-            faults.append(f"{key}: changes nothing here, for the checkpoint's own stands; leave it out")
-        elif all(ends[0].get(place, ...) == ends[1].get(place, ...) for place in places):
-            faults.append(f"{key}: is {short_text(select(before, key))} already and changes nothing; leave it out")
+        try:
+            changed = override(saved.tree, [text])
+        except UserError:  # it needs one of the others
+            continue
+        if all(unread(place) for place in differences(saved, changed, keep=())):
+            same = select(saved, key) == select(changed, key)
+            already = f"is {short_text(select(saved, key))} already and changes nothing"
+            reason = already if same else "changes nothing here, for the checkpoint's own stands"
+            faults.append(f"{key}: {reason}; leave it out")
     if faults:
         raise UserError("\n".join(faults))
-
-
-def _key(text: str) -> str:
-    parsed = parse(quote(text))
-    return parsed.key_or_group.replace("/", ".") if parsed else text
 
 
 def short_text(value: Any) -> str:

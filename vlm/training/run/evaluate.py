@@ -138,7 +138,7 @@ def evaluation_of(
         with refusing(path):
             saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
         config = override(saved.tree, overrides)
-        check_effective(saved, config, overrides, unread)
+        check_effective(saved, overrides, unread)
         check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size

@@ -9,7 +9,7 @@ from vlm.config.command import Sweep, report, run
 from vlm.config.compose import compose
 from vlm.config.tree import Config
 from vlm.errors import UserError
-from vlm.training.config.check import check, check_suited
+from vlm.training.config.check import check
 from vlm.training.config.overrides import split_option
 from vlm.training.run import slurm
 from vlm.training.run.output import readers_may_leave
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
             where, overrides = split_option(argv, "resume")
             if where is not None:
                 return resume_run(where, overrides)
-            return run(start, overrides, check, check_suited, sweep=Sweep(run_job, closing))
+            return run(start, overrides, check, sweep=Sweep(run_job, closing))
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:
@@ -49,7 +49,7 @@ def fit(overrides: Sequence[str]) -> Path:
         folder = find(where).parent.parent
         status = resume_run(where, left)
     else:
-        config = compose(left, check, check_suited)
+        config = compose(left, check)
         folder = Path(broadcast_choice(lambda: str(new_folder(config))))
         status = train(config, folder=folder)
     if status:
