@@ -61,6 +61,7 @@ def caption_page(count: int = 30, caption: str = ODD) -> str:
     names = rows[:8]
     cards = [Card(image=name, text=caption, lines=["CIDEr 0.10", name], references=["a", ODD]) for name in names]
     evaluation = Evaluation(
+        task="captioning",
         title="Captioning: " + ODD, split="test", used=count, results=results(),
         sections=[Section(title, [Cards(cards)]) for title in kinds],
         headlines=("cider", "bleu4"), curves=("cider",),
@@ -72,6 +73,7 @@ def class_page() -> str:
     cards = Cards([Card(image=f"{n}.png", text="cat 50%", lines=["right"]) for n in range(9)])
     parts = [Confusion([[6, 3], [0, 0]], ["cat", "dog"]), Table(["class", "accuracy"], [("cat", "70%"), ("dog", ODD)])]
     evaluation = Evaluation(
+        task="captioning",
         title="Classification", split="val", used=9, results={"val/loss": 1.0, "val/accuracy": 0.7},
         sections=[Section("Classes", parts), Section("Random samples", [cards])],
     )  # fmt: skip
@@ -80,6 +82,7 @@ def class_page() -> str:
 
 def text_page() -> str:
     evaluation = Evaluation(
+        task="captioning",
         title="Language", split="val", used=1,
         results={"val/loss": 1.0, "val/bits_per_byte": 1.4, "val/loss@sampled": 1.1},
         sections=[Section("Samples", [Texts(["To " + ODD]), Note(ODD), Pictures([(ODD, b"png")])])],
@@ -107,7 +110,7 @@ def test_what_captions_say_is_shown_as_text() -> None:
 
 def test_a_model_that_ignores_images_is_called_so() -> None:
     bad = {**results(), "test/loss@shuffled": 1.001}
-    made = evaluation_page(Evaluation(title="x", split="test", used=2, results=bad), picture=lambda name: None)
+    made = evaluation_page(Evaluation(title="x", task="", split="test", used=2, results=bad), picture=lambda name: None)
     assert "hardly looks at its image" in made
 
 
@@ -186,12 +189,14 @@ def evaluation(folder: Path, captions: dict[str, str]) -> str:
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"test/loss": 1.0, "test/cider": 0.5}))
     (folder / "details.json").write_text(json.dumps({"images": rows}))
+    (folder / "about.json").write_text(json.dumps({"task": "captioning"}))
     return str(folder)
 
 
-def stored(folder: Path, scores: dict[str, float], **files: object) -> None:
+def stored(folder: Path, task: str, scores: dict[str, float], **files: object) -> None:
     folder.mkdir(exist_ok=True)
-    for name, content in {"metrics": {f"test/{name}": value for name, value in scores.items()}, **files}.items():
+    files |= {"metrics": {f"test/{name}": value for name, value in scores.items()}, "about": {"task": task}}
+    for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -222,10 +227,8 @@ def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, c
     rows = json.loads((tmp_path / "plain" / "details.json").read_text())["images"]
     better = {image: row | {"caption": good[image]} for image, row in rows.items()}
     for name, languages in {"one": {"en": better, "de": rows}, "two": {"de": better}}.items():
-        (tmp_path / name).mkdir()
-        scores = {f"test/cider_{language}": 0.5 for language in languages}
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"test/cider": 0.5} | scores))
-        (tmp_path / name / "details.json").write_text(json.dumps(languages))
+        scores = {"cider": 0.5} | {f"cider_{language}": 0.5 for language in languages}
+        stored(tmp_path / name, "captioning", scores, details=languages)
     folders = [str(tmp_path / name) for name in ("one", "two")]
     assert vlm(["compare", *folders]) == 0
     printed = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -240,7 +243,7 @@ def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> N
     """Of 200 texts, one is right of 100, the other of the same and 30 more."""
     for name, right in (("one", 100), ("two", 130)):
         rows = [{"id": f"line {n}", "label": "a", "predicted": "a" if n < right else "b"} for n in range(200)]
-        stored(tmp_path / name, {"accuracy": right / 200}, predictions=rows)
+        stored(tmp_path / name, "text_classification", {"accuracy": right / 200}, predictions=rows)
     spread = 1.96 * (0.15 * 0.85 / 200) ** 0.5  # of a share of 0.15 of 200
     gain, *ends = compared(tmp_path, capsys)["accuracy"]
     assert gain == 0.15 and ends == pytest.approx([0.15 - spread, 0.15 + spread], abs=0.015)
@@ -251,7 +254,7 @@ def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> No
     scores = np.random.default_rng(0).uniform(0, 0.9, 50)
     for name, gain in (("one", 0.0), ("two", 0.1)):
         rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
-        stored(tmp_path / name, {"f1": scores.mean() + gain}, details={"questions": rows})
+        stored(tmp_path / name, "span_answering", {"f1": scores.mean() + gain}, details={"questions": rows})
     assert compared(tmp_path, capsys)["f1"] == [0.1, 0.1, 0.1]
 
 
@@ -260,7 +263,7 @@ def test_answers_to_images_are_compared_image_by_image(tmp_path: Path, capsys) -
     for name, right in (("one", 20), ("two", 35)):
         asked = [{"image_id": f"{n}.png", "answer": "a", "predicted": "a" if n < right else "b"} for n in range(60)]
         rows = [row | {"question": f"question {number}?"} for row in asked for number in range(4)]
-        stored(tmp_path / name, {"accuracy": right / 60}, details={"questions": rows})
+        stored(tmp_path / name, "image_questions", {"accuracy": right / 60}, details={"questions": rows})
     gain, *ends = compared(tmp_path, capsys)["accuracy"]
     spread = 1.96 * (0.25 * 0.75 / 60) ** 0.5
     assert gain == 0.25 and ends == pytest.approx([0.25 - spread, 0.25 + spread], abs=0.03)
@@ -273,7 +276,7 @@ def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
         rows = [{"id": f"{n}", "words": ["Ada", "ran"], "tags": tags} for n in range(60)]
         rows = [row | {"predicted": tags if n < found else ["O", "O"]} for n, row in enumerate(rows)]
         f1 = 2 * found / (found + 60)
-        stored(tmp_path / name, {"word_accuracy": 0.5 + found / 120, "span_f1": f1}, predictions=rows)
+        stored(tmp_path / name, "tagging", {"word_accuracy": 0.5 + found / 120, "span_f1": f1}, predictions=rows)
     gains = compared(tmp_path, capsys)
     spread = 1.96 * (1 / 3 * 2 / 3 / 60) ** 0.5 / 2  # of half the share of sentences that the other has and one lacks
     assert gains["word accuracy"] == pytest.approx([1 / 6, 1 / 6 - spread, 1 / 6 + spread], abs=0.012)
@@ -295,7 +298,9 @@ def test_translations_are_compared_as_sacrebleu_scores_them(tmp_path: Path, caps
         rows = zip(written, references, strict=True)
         texts = {f"{n}": {"text": "x", "translation": one, "reference": other} for n, (one, other) in enumerate(rows)}
         scores = [metric.corpus_score(written, [references]).score for metric in (BLEU(), CHRF())]
-        stored(tmp_path / name, dict(zip(("bleu", "chrf"), scores, strict=True)), details={"texts": texts})
+        stored(
+            tmp_path / name, "translation", dict(zip(("bleu", "chrf"), scores, strict=True)), details={"texts": texts}
+        )
         truth.append(scores)
     gains = compared(tmp_path, capsys)
     assert gains["BLEU"][0] == pytest.approx(truth[1][0] - truth[0][0], abs=1e-3) and gains["BLEU"][1] > 0
@@ -306,17 +311,15 @@ def test_images_that_find_texts_are_compared_by_the_rank_of_their_own(tmp_path: 
     for name, rank in (("one", 6), ("two", 5)):
         rows = [{"image_id": f"{n}.png", "caption": "a", "rank": rank} for n in range(9)]
         recalls = {"text_recall_1": 0.0, "text_recall_5": float(rank == 5), "text_recall_10": 1.0, "recall": 0.5}
-        stored(tmp_path / name, recalls, predictions=rows)
+        stored(tmp_path / name, "contrastive", recalls, predictions=rows)
     gains = compared(tmp_path, capsys)
     assert [values for name, values in gains.items()] == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
 
 
 def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:
     one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
-    classes = tmp_path / "classes"
-    classes.mkdir()
-    (classes / "metrics.json").write_text(json.dumps({"test/loss": 1.0}))
-    (classes / "predictions.json").write_text(json.dumps([{"image": "x.png", "label": "a", "predicted": "a"}]))
+    classes, rows = tmp_path / "classes", [{"image": "x.png", "label": "a", "predicted": "a"}]
+    stored(classes, "classification", {"loss": 1.0}, predictions=rows)
     for folders in ((one, str(classes)), (str(classes), one)):
         assert vlm(["compare", *folders]) == 1
         captured = capsys.readouterr()
@@ -325,9 +328,8 @@ def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys)
 
 def test_evaluations_without_a_score_in_common_are_status_1(tmp_path: Path, capsys) -> None:
     """Of texts no images are compared."""
-    for name, score in (("one", "test/bits_per_byte"), ("two", "test/bleu")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.json").write_text(json.dumps({score: 1.0}))
+    for name, score in (("one", "bits_per_byte"), ("two", "bleu")):
+        stored(tmp_path / name, "language_modeling", {score: 1.0})
     assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
     captured = capsys.readouterr()
     assert captured.err == "error: one and two: no score in common; compare evaluations of one task\n"

@@ -58,20 +58,21 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
     """The metrics that are known of each sample, compared on those that both have; of captions in each language."""
-    known = [{*chain.from_iterable(side.samples.values())} for side in (one, other)]
+    known = [{*chain.from_iterable(side.compared.samples.values())} for side in (one, other)]
     if any(known) and known[0].isdisjoint(known[1]):
         raise UserError(
             f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
         )
-    if one.scoring is not other.scoring:
+    samples, scoring = [side.compared.samples for side in (one, other)], one.compared.scoring
+    if scoring is None or scoring is not other.compared.scoring:
         return {}
-    if apart := sorted(one.samples.keys() ^ other.samples.keys()):
+    if apart := sorted(samples[0].keys() ^ samples[1].keys()):
         named = ", ".join(language or "one that nobody named" for language in apart)
         where = f"only one of {one.name} and {other.name} has captions in {named}"
         print_error(printable(f"{where}, which are not compared"), "warning")
     differences: dict[str, Difference] = {}
-    for language in (name for name in one.samples if name in other.samples):
-        sides, of = (one.samples[language], other.samples[language]), f" in {language}" if language else ""
+    for language in (name for name in samples[0] if name in samples[1]):
+        sides, of = [side[language] for side in samples], f" in {language}" if language else ""
         if left_out := len(sides[0].keys() ^ sides[1].keys()):
             where = f"{left_out} samples{of} are in only one of {one.name} and {other.name}"
             print_error(printable(f"{where}; the differences are of the others"), "warning")
@@ -79,7 +80,7 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
         if unlike := [name for name in shared if sides[0][name].true != sides[1][name].true]:
             raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
         if len(shared) > 1:
-            (names, before), (_, after) = (one.scoring([side[name] for name in shared]) for side in sides)
+            (names, before), (_, after) = (scoring([side[name] for name in shared]) for side in sides)
             gains = zip(names, paired(before, after, len(shared), seed=seed), strict=True)
             differences |= {f"{name}_{language}" if language else name: gain for name, gain in gains}
     return differences

@@ -38,10 +38,12 @@ class Task:
     Args:
         main: Its command.
         more: Further commands that its models have.
+        compared: "module:name" of the function that says what `vlm compare` compares; None for the scores alone.
     """
 
     main: Command
     more: tuple[Command, ...] = ()
+    compared: str | None = None
 
     @property
     def commands(self) -> tuple[Command, ...]:
@@ -52,27 +54,30 @@ class Task:
         return self.main.predictor
 
 
-def _task(name: str, help: str, predictor: str, *more: Command, function: str | None = None) -> Task:
-    return Task(Command(name, help, predictor, function), more)
+def _task(
+    name: str, help: str, predictor: str, *more: Command, function: str | None = None, like: str | None = None
+) -> Task:
+    """A task whose folder is that of its predictor; evaluations are compared as those of the task `like`."""
+    compared = like and f"vlm.tasks.{like}.compare:compared"
+    return Task(Command(name, help, f"vlm.tasks.{predictor}", function), more, compared)
 
 
-_CAPTION = "vlm.tasks.captioning.predict"
-_CONTRASTIVE = "vlm.tasks.contrastive.predict"
+_RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
+_CAPTIONER = ("caption", CAPTION, "captioning.predict:Captioner")
 TASKS = {
-    "captioning": _task("caption", CAPTION, f"{_CAPTION}:Captioner", function=f"{_CAPTION}:caption"),
-    "classification": _task("classify", CLASSIFY, "vlm.tasks.classification.predict:ImageClassifier"),
-    "contrastive": _task(
-        *("classify", CLASSIFY, f"{_CONTRASTIVE}:DualClassifier"),
-        Command("retrieve", RETRIEVE, f"{_CONTRASTIVE}:ImageRetriever"),
+    "captioning": _task(*_CAPTIONER, function="vlm.tasks.captioning.predict:caption", like="captioning"),
+    "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
+    "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
+    "image_questions": _task("answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", like="image_questions"),
+    "language_modeling": _task("generate", GENERATE, "language_modeling.predict:TextGenerator"),
+    "masked_language_modeling": _task("fill", FILL, "masked_language_modeling.predict:GapFiller"),
+    "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),
+    "span_answering": _task("answer", ANSWER, "span_answering.predict:SpanAnswerer", like="span_answering"),
+    "tagging": _task("tag", TAG, "tagging.predict:Tagger", like="tagging"),
+    "text_classification": _task(
+        "classify", CLASSIFY, "text_classification.predict:TextClassifier", like="classification"
     ),
-    "image_questions": _task("answer", ANSWER, "vlm.tasks.image_questions.predict:ImageQuestionAnswerer"),
-    "language_modeling": _task("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator"),
-    "masked_language_modeling": _task("fill", FILL, "vlm.tasks.masked_language_modeling.predict:GapFiller"),
-    "photo_translation": _task("translate", TRANSLATE, "vlm.tasks.photo_translation.predict:PhotoTranslator"),
-    "span_answering": _task("answer", ANSWER, "vlm.tasks.span_answering.predict:SpanAnswerer"),
-    "tagging": _task("tag", TAG, "vlm.tasks.tagging.predict:Tagger"),
-    "text_classification": _task("classify", CLASSIFY, "vlm.tasks.text_classification.predict:TextClassifier"),
-    "translation": _task("translate", TRANSLATE, "vlm.tasks.translation.predict:Translator"),
+    "translation": _task("translate", TRANSLATE, "translation.predict:Translator", like="translation"),
 }
 # Names that checkpoints of earlier versions hold, with those of today.
 ALIASES: dict[str, str] = {}

@@ -30,6 +30,7 @@ class Evaluation:
 
     Args:
         title: Task and data set.
+        task: Name of the task, by which `vlm compare` finds what it compares.
         split: Name of the split.
         used: Number of evaluated samples.
         results: Scores as split/metric, with controls and intervals.
@@ -42,6 +43,7 @@ class Evaluation:
     """
 
     title: str
+    task: str
     split: str
     used: int
     results: Results

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from vlm.evaluation.report.confusion import confusion_picture
 from vlm.evaluation.report.evaluation import Evaluation, Picture, curves_beside, evaluation_page
@@ -10,7 +11,8 @@ from vlm.io.atomic import file_named_in_errors, write_text
 
 
 def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> None:
-    """Writes metrics.json, predictions.json, report.html and, if the task has them, details.json and confusion.png.
+    """Writes metrics.json, predictions.json, about.json, report.html and, if the task has them, details.json and
+    confusion.png.
 
     Args:
         folder: Output folder; it is created.
@@ -19,7 +21,8 @@ def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> 
         OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"metrics": evaluation.results, "predictions": list(evaluation.predictions)}
+    files: dict[str, Any] = {"metrics": evaluation.results, "predictions": list(evaluation.predictions)}
+    files |= {"about": {"task": evaluation.task}} if evaluation.task else {}
     files |= {"details": evaluation.details} if evaluation.details else {}
     for name, content in files.items():
         write_text(folder / f"{name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")

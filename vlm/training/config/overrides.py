@@ -47,7 +47,7 @@ def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
 
 
 def differences(one: Any, other: Any, key: str = "", keep: Sequence[str] = RESUMABLE) -> dict[str, tuple[Any, Any]]:
-    """Keys that differ between two configs, with both values; by default without those that a resumed run may change."""
+    """Keys that differ between two configs, with both values; those in `keep` are left out."""
     if one == other or _below(key, keep):
         return {}
     if not (isinstance(one, dict) and isinstance(other, dict)):

@@ -21,6 +21,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
     name = (task.name or type(task).__name__).replace("_", " ").capitalize()
     evaluation = Evaluation(
         title=f"{name}: {data.source.name or type(data.source).__name__}",
+        task=task.name,
         split=task.evaluation.split,
         used=task.evaluation.used,
         remark=task.remark,

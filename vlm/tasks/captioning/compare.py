@@ -1,0 +1,27 @@
+"""What two evaluations of captioning are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer
+from vlm.evaluation.metrics.coco import KEYS, References
+from vlm.tasks.shared.stored import Compared, Sample
+
+
+def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
+    """The captions, by language if the data name languages."""
+    by_language = {"" if name == "images" else name: rows for name, rows in details.items() if rows}
+    return Compared(
+        {
+            language: {image: Sample(sorted(row["references"]), row["caption"]) for image, row in rows.items()}
+            for language, rows in by_language.items()
+        },
+        _scores,
+    )
+
+
+def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    names = [f"{place:09}" for place in range(len(samples))]  # which are sorted
+    references = References(dict(zip(names, (sample.true for sample in samples), strict=True)))
+    captions = dict(zip(names, (sample.predicted for sample in samples), strict=True))
+    return KEYS, caption_scorer(references.score(captions))

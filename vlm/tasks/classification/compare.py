@@ -1,0 +1,12 @@
+"""What two evaluations of classification, of images or texts, are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.tasks.shared.stored import Compared, Sample, shares
+
+
+def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+    """The predicted classes."""
+    samples = {row.get("image", row.get("id")): Sample([row["label"]], [row["predicted"]]) for row in predictions}
+    return Compared({"": samples}, shares)

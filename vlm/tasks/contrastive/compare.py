@@ -1,0 +1,21 @@
+"""What two evaluations of image retrieval are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlm.evaluation.metrics.bootstrap import Scorer, mean_scorer
+from vlm.tasks.shared.stored import Compared, Sample
+
+
+def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+    """The rank of each image's own text."""
+    return Compared({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _scores)
+
+
+def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.tasks.contrastive.metrics import DEPTHS  # torchmetrics takes long to import
+
+    hits = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)
+    return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(hits)

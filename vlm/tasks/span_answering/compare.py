@@ -1,0 +1,20 @@
+"""What two evaluations of questions about texts are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlm.evaluation.metrics.bootstrap import Scorer, mean_scorer
+from vlm.tasks.shared.stored import Compared, Sample
+
+
+def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
+    """The scores of each question's answer."""
+    rows = details.get("questions", ())
+    samples = {row["id"]: Sample(row.get("answers"), (row["exact_match"], row["f1"])) for row in rows}
+    return Compared({"": samples}, _scores)
+
+
+def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))

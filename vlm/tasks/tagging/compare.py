@@ -1,0 +1,19 @@
+"""What two evaluations of tagging are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.evaluation.metrics.bootstrap import Scorer
+from vlm.tasks.shared.stored import Compared, Sample
+
+
+def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+    """The tags of each sentence."""
+    samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in predictions}
+    return Compared({"": samples}, _scores)
+
+
+def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.tasks.tagging.metrics import NAMES, tag_scorer  # torchmetrics takes long to import
+
+    return NAMES, tag_scorer([tags for (_, tags), _ in samples], [sample.predicted for sample in samples])

@@ -1,0 +1,21 @@
+"""What two evaluations of translation, of texts alone or with their photos, are compared by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm.evaluation.metrics.bootstrap import Scorer
+from vlm.tasks.shared.stored import Compared, Sample
+
+
+def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
+    """The translations."""
+    texts = details.get("texts", {})
+    samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}
+    return Compared({"": samples}, _scores)
+
+
+def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.tasks.translation.metrics import NAMES, TranslationScores  # torchmetrics takes long to import
+
+    true, predicted = zip(*samples, strict=True)
+    return NAMES, TranslationScores(predicted, true).score
