@@ -1,6 +1,8 @@
 """Batches that cannot be handed over by the process that read them."""
 
+import multiprocessing
 import resource
+import tempfile
 
 import pytest
 import torch
@@ -47,7 +49,12 @@ def test_a_batch_that_does_not_fit_into_shared_memory_ends_in_a_line(workers):
     assert "\n" not in str(said) and said.status == 1
 
 
-def test_batches_come_through_as_they_are():
+@pytest.mark.parametrize("length", [8, 120])
+def test_batches_come_through_as_they_are_whatever_the_path_of_temporary_files(length, tmp_path, monkeypatch):
+    folder = tmp_path / ("t" * length)  # a socket's path may have 107 bytes
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # not yet made
     loader = DataLoader(
         Large(), batch_size=4, collate_fn=whole, num_workers=1, multiprocessing_context=worker_context(), timeout=60
     )

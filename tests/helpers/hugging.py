@@ -165,7 +165,9 @@ def saved_git(folder, *, side=24, tied=False, **options):
 
 CAPTIONERS = {
     "vit_gpt2": saved_captioner,
-    "deit_gpt2": lambda folder, **options: saved_captioner(folder, encoder=deit(), **options),
+    "deit_gpt2": lambda folder, *, side=24, **options: saved_captioner(
+        folder, side=side, encoder=deit(side), **options
+    ),
     "blip": saved_blip,
     "git": saved_git,
     "git_tied": lambda folder, **options: saved_git(folder, tied=True, **options),

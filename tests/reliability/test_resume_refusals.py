@@ -30,7 +30,7 @@ def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path
 def cwd(finished: Path, tmp_path: Path) -> Path:
     """A copy of it, stopped before its end: it was to have two epochs."""
     shutil.copytree(finished, tmp_path / "cwd")
-    change_config(only_run(tmp_path / "cwd"), lambda config: config["trainer"].update(max_epochs=2))
+    change_config(only_run(tmp_path / "cwd" / "runs"), lambda config: config["trainer"].update(max_epochs=2))
     return tmp_path / "cwd"
 
 

@@ -57,7 +57,7 @@ def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp
     said = (tmp_path / "stopped" / "torchrun.log").read_text()
     assert "everything is saved" in said, said
     assert torchrun("resume=last", cwd=tmp_path / "stopped").wait(120) == 0
-    check_same(only_run(tmp_path / "stopped"), only_run(tmp_path / "whole"))
+    check_same(*(only_run(tmp_path / name / "runs") for name in ("stopped", "whole")))
 
 
 @pytest.mark.slow
@@ -99,7 +99,8 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
     job |= {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     job |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NODELIST": "localhost"}
     pid = nursery.start(args, cwd=tmp_path / "job", env=job)
-    while not list((tmp_path / "job").glob("runs/*/*/metrics.csv")) or len(rows(only_run(tmp_path / "job"))) < 9:
+    runs = tmp_path / "job" / "runs"
+    while not list(runs.glob("*/*/metrics.csv")) or len(rows(only_run(runs))) < 9:
         assert nursery.ended(pid) is None
         time.sleep(0.01)
     os.kill(pid, signum)
@@ -110,8 +111,8 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
     assert asked == ("requeue 4711\n" if signum == signal.SIGUSR1 else "")
     again = nursery.run(args, cwd=tmp_path / "job", env={**job, "SLURM_RESTART_COUNT": "1"})
     assert again.status == 0 and "resuming" in again.said, again.said
-    (only_run(tmp_path / "job") / "slurm_job").unlink()
-    check_same(only_run(tmp_path / "job"), only_run(tmp_path / "whole"))
+    (only_run(runs) / "slurm_job").unlink()
+    check_same(*(only_run(tmp_path / name / "runs") for name in ("job", "whole")))
     other = nursery.start(args, cwd=tmp_path / "job", env={**job, "SLURM_JOB_ID": "4712", "SLURM_RESTART_COUNT": "1"})
     os.kill(other, signal.SIGKILL)
     assert nursery.ended(other, 10)

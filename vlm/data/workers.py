@@ -2,7 +2,9 @@
 
 import atexit
 import multiprocessing.util  # before atexit.register: its exit handler would wait for workers that ours kills
+import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from vlm.machine import cores
 MOST = 32  # workers per GPU; more only take memory
 MOST_BESIDE = 8  # workers if training uses the same CPUs
 PATIENCE = 5.0  # seconds to wait for a killed process to end
+SOCKET_PATH = 107  # bytes that the path of a Unix socket may have
 
 _workers: WeakSet[BaseProcess] = WeakSet()
 
@@ -34,6 +37,7 @@ def default_workers() -> int:
 
 def worker_context() -> BaseContext:
     """The default multiprocessing context, for a DataLoader; `end_workers` ends processes started with it."""
+    _make_socket_folder()
     context: Any = copy(multiprocessing.get_context())
     start = context.Process
     context.Queue = lambda maxsize=0: _BatchQueue(maxsize, ctx=context)
@@ -45,6 +49,20 @@ def worker_context() -> BaseContext:
 
     context.Process = process
     return context
+
+
+def _make_socket_folder() -> None:
+    """Makes the folder of the sockets through which workers send batches: one per run, which this process removes.
+
+    It lies below /tmp if TMPDIR is too long a path for a socket, as in Python 3.14.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) + len("/pymp-12345678/listener-12345678") > SOCKET_PATH:
+        tempfile.tempdir = "/tmp"
+    try:
+        multiprocessing.util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
 
 
 class _BatchQueue(Queue):
