@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from vlm.inference.options import Option, Options
-from vlm.inference.predictor import Predictor
+from vlm.inference.predictor import BatchPredictor
 
 @dataclass(kw_only=True)
 class CountingOptions(Options):
     times: Annotated[int, Option("What the count is multiplied by.", least=1)] = 1
 
-class Counter(Predictor):
+class Counter(BatchPredictor):
     task = "outside.Counting"
     fields = ("text", "count")
     options = CountingOptions

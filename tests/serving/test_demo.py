@@ -18,7 +18,7 @@ from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import ModelOptions
-from vlm.inference.predictor import Predictor, load_predictor
+from vlm.inference.predictor import BatchPredictor, load_predictor
 from vlm.serving import demo_html as html
 from vlm.serving.demo_examples import example_images, example_texts, samples_of
 from vlm.serving.demo_uses import Form, Values, form_of
@@ -154,7 +154,7 @@ def test_a_language_model_writes_piece_by_piece():
 def test_a_task_of_ones_own_has_a_form_too():
     """A predictor that says no more than its base: a text in, its record out."""
 
-    class Own(Predictor):
+    class Own(BatchPredictor):
         task, fields = "own", ("text", "length")
 
         def __init__(self):

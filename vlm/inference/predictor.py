@@ -139,22 +139,16 @@ class Predictor(ABC):
         """
         return source
 
+    @abstractmethod
     def results(
         self, batches: Iterable[Sequence[Any] | None], options: Any, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """The place of an input and its result, as soon as it is ready.
+        """Yields the place of an input and its result, as soon as it is ready.
 
         Args:
-            batches: Prepared sources, taken as there is room for more; None where none waits now.
+            batches: Prepared sources, taken as there is room for more; None if none waits now.
             watch: Is shown the texts of each input as they grow, by models that write token by token.
         """
-        # One batch after another; models that take inputs while they write others override this.
-        some = (batch or () for batch in takewhile(bool, batches))
-        yield from enumerate(chain.from_iterable(self.predict(batch, options) for batch in some))
-
-    def predict(self, batch: Sequence[Any], options: Any) -> Iterable[Any]:
-        """The results of a batch of prepared sources."""
-        raise NotImplementedError
 
     def answer(self, result: Any, options: Any) -> Any:
         """A result as Python and clients get it: one text, where one was asked for, and no list of one."""
@@ -215,6 +209,20 @@ class Predictor(ABC):
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         """Lines of `vlm info` about what a checkpoint holds beside the model."""
         yield from ()
+
+
+class BatchPredictor(Predictor):
+    """A predictor that computes one batch after another; arguments as in Predictor."""
+
+    def results(
+        self, batches: Iterable[Sequence[Any] | None], options: Any, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        some = (batch or () for batch in takewhile(bool, batches))
+        yield from enumerate(chain.from_iterable(self.predict(batch, options) for batch in some))
+
+    @abstractmethod
+    def predict(self, batch: Sequence[Any], options: Any) -> Iterable[Any]:
+        """The results of a batch of prepared sources."""
 
 
 def task_of(path: str) -> str:

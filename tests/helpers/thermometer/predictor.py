@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.inference.predictor import Predictor
+from vlm.inference.predictor import BatchPredictor
 
 
-class Reader(Predictor):
+class Reader(BatchPredictor):
     """Temperatures of readings, each four numbers parted by commas."""
 
     task = "thermometer.task.Thermometer"

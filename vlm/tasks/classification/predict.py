@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlm.data.images.image import Preprocess
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.options import ImageOptions, Top
-from vlm.inference.predictor import Rows, check_outputs, normalized
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
 
@@ -35,7 +35,7 @@ class ClassOptions(ImageOptions):
     top: Top = 1
 
 
-class ImageClassifier(ImagePredictor):
+class ImageClassifier(BatchPredictor, ImagePredictor):
     """A trained classifier, ready to use: the likeliest classes of each image; arguments as in Predictor."""
 
     task = "classification"

@@ -1,5 +1,6 @@
 """Comparing images with texts by a trained dual encoder: zero-shot `classify`, and `retrieve`."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.options import ImageOptions, Option, Top, as_list, refuse_undecoded
-from vlm.inference.predictor import Rows, check_outputs, normalized
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.dual_encoder import DualEncoder
@@ -64,7 +65,7 @@ class LabelOptions(ImageOptions):
         return [] if self.labels is None else [self.labels]
 
 
-class DualPredictor(ImagePredictor, TextPredictor):
+class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
     """A trained dual encoder of images and texts; arguments as in Predictor."""
 
     task = "contrastive"
@@ -99,9 +100,9 @@ class DualPredictor(ImagePredictor, TextPredictor):
         for texts, group in groupby(batch, lambda one: one[1]):
             yield from self.compare(self.embed_images([pixels for pixels, _ in group]), texts, options)
 
+    @abstractmethod
     def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Any]:
         """The results of images, by their embeddings (B, E), beside the same texts."""
-        raise NotImplementedError
 
     def name_of(self, source: tuple[Any, Any]) -> str:
         return str(source[0])

@@ -14,7 +14,7 @@ from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
 from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Question, questions_of
-from vlm.inference.predictor import Rows
+from vlm.inference.predictor import BatchPredictor, Rows
 from vlm.inference.text.text_rows import note_cut
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -72,7 +72,7 @@ class QuestionOptions(ImageOptions):
     question: Question
 
 
-class ImageQuestionAnswerer(ImageTextPredictor):
+class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     """Answers questions about each image; arguments as in Predictor.
 
     A model of several images a record answers about so many that follow each other.

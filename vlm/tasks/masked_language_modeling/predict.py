@@ -12,7 +12,7 @@ from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import Arguments, read_texts
 from vlm.inference.options import Option, Options
-from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text.text_rows import encoded_rows
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.masked_language_model import MaskedLanguageModel
@@ -75,7 +75,7 @@ class FillOptions(Options):
     top: Annotated[int, Option("Words of a gap, the likeliest first.", least=1)] = 1
 
 
-class GapFiller(TextPredictor):
+class GapFiller(BatchPredictor, TextPredictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
     task = "masked_language_modeling"

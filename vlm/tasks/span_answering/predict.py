@@ -14,7 +14,7 @@ from vlm.data.text.passages import Place, Window, encode_passage, word_places
 from vlm.errors import UserError
 from vlm.inference.arguments import FileArguments
 from vlm.inference.options import Options, Question, questions_of
-from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.io.files import progress
@@ -107,7 +107,7 @@ class SpanOptions(Options):
     question: Question
 
 
-class SpanAnswerer(TextPredictor):
+class SpanAnswerer(BatchPredictor, TextPredictor):
     """Answers questions about each text by a part of it; arguments as in Predictor."""
 
     task = "span_answering"

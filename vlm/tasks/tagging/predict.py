@@ -13,7 +13,7 @@ from vlm.data.text.inputs import encode_words
 from vlm.data.text.words import split_words
 from vlm.inference.arguments import TextArguments
 from vlm.inference.options import Option, Options
-from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
 
@@ -41,7 +41,7 @@ class TaggingOptions(Options):
     words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False
 
 
-class Tagger(TextPredictor):
+class Tagger(BatchPredictor, TextPredictor):
     """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
     task = "tagging"

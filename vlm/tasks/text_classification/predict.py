@@ -13,7 +13,7 @@ from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import TextArguments
 from vlm.inference.options import Option, Options, Top, as_list, refuse_undecoded
-from vlm.inference.predictor import Rows, check_outputs
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
@@ -39,7 +39,7 @@ class TextClassOptions(Options):
     top: Top = 1
 
 
-class TextClassifier(TextPredictor):
+class TextClassifier(BatchPredictor, TextPredictor):
     """A trained classifier of texts or of pairs of texts: the likeliest classes of each; arguments as in Predictor."""
 
     task = "text_classification"
