@@ -131,7 +131,7 @@ class Run:
         """The scores of the best checkpoint by name: "cider" the model's, "cider@shuffled" a control's.
 
         Args:
-            split: train, val or test; by default test, where there is none val.
+            split: train, val or test; by default test, if there is none val.
             overrides: Config values, as KEY=VALUE.
             device: auto, cpu, cuda or mps.
             batch_size: Inputs at a time.

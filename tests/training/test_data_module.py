@@ -229,8 +229,6 @@ def test_repeats_show_an_image_in_one_batch_each_time_anew(tmp_path):
     ("options", "message"),
     [
         ({"repeats": 3}, "data.repeats=3"),
-        ({"repeats": 0}, "data.repeats=0"),
-        ({"train_samples": 0}, "data.train_samples: 0"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(options, message):

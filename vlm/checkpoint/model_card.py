@@ -33,7 +33,7 @@ def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
     """The card of a checkpoint: use, data, training, scores, sizes, limits.
 
     Args:
-        path: The checkpoint, in the folder of its run where there is one.
+        path: The checkpoint, in the folder of its run if there is one.
         form: Of the export.
     """
     return "\n".join(_lines(loaded, path, form)) + "\n"

@@ -64,7 +64,7 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
 
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Looks at images, and at captions where there are any; gives a line for each fact."""
+    """Looks at images, and at captions if there are any; gives a line for each fact."""
     drawn = data.source.drawn
     limit = FRESH if limit is None and drawn else limit
     lines = [f"{name:<12}{len(split):,} images" for name, split in splits.items()]

@@ -58,7 +58,7 @@ def _root(
 
 
 def _typed() -> Sequence[str]:
-    """The words of the command line that a shell asks to complete; none where none does."""
+    """The words of the command line that a shell asks to complete; none if none does."""
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     return line.split()[1:] if "_VLM_COMPLETE" in os.environ else []
 

@@ -29,7 +29,7 @@ def build(node: Any, path: str, /, **injected: Any) -> Any:
 
 
 def spec(node: dict[str, Any]) -> dict[str, Any]:
-    """Turns a checked node into ``{"name": ..., "args": ...}``, the plain form that checkpoints store.
+    """Converts a checked node to ``{"name": ..., "args": ...}``, the form that checkpoints store.
 
     A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
     signature asks for one, as in ``build``, so that both ways give a class equal arguments.
@@ -38,7 +38,7 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
-    """True where the class of a node takes an argument of this name."""
+    """Returns True if the class of a node has an argument of this name."""
     target = find(node["_target_"])
     return argument in arguments(target) or takes_any(target)
 

@@ -74,7 +74,7 @@ def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection
 
 
 def product(node: Mapping[str, Any]) -> Product:
-    """The kind of object that building a node gives."""
+    """The type of the object that a node builds."""
     target = find(node["_target_"])
     kind = target if inspect.isclass(target) else hints(target).get("return", Any)
     return Product(partial if node.get("_partial_") else kind)

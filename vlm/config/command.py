@@ -31,7 +31,7 @@ Main = Callable[[Config], int | None]
 
 
 class Sweep(NamedTuple):
-    """A way of running the jobs of a sweep, and of ending it.
+    """How the jobs of a sweep are run, and what is printed after them.
 
     Args:
         run: Runs one, of what gives its config, the overrides in which the jobs differ, and the file for its record.
@@ -142,7 +142,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
 
 
 def _single(text: str) -> str:
-    """An override as Hydra writes it for each job of a sweep; of one with several values, the text itself."""
+    """An override as Hydra passes it to each job of a sweep; one with several values is unchanged."""
     override = parse(text)
     if override is None or override.is_sweep_override() or override.is_delete():
         return text
@@ -159,7 +159,7 @@ def _argv(argv: list[str]) -> Iterator[None]:
 
 
 def _status(job: Callable[[], int | None]) -> int:
-    """The exit status of a job; nothing gets past."""
+    """The exit status of a job; catches every exception."""
     try:
         return job() or 0
     except UserError as fault:
@@ -176,7 +176,7 @@ def _status(job: Callable[[], int | None]) -> int:
 
 
 def _parse(argv: list[str]) -> Namespace:
-    """Hydra's flags and the overrides, which may stand in any order."""
+    """Parses Hydra's flags and the overrides, in any order."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -199,7 +199,7 @@ def _parse(argv: list[str]) -> Namespace:
 
 
 def _flags(options: Namespace, *names: str) -> list[str]:
-    """Writes parsed flags out again, all of them or those named."""
+    """Converts parsed flags back to arguments, all of them or those named."""
     chosen = {name: getattr(options, name) for name in names} if names else vars(options)
     flags = []
     for name, value in chosen.items():

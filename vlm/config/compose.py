@@ -131,7 +131,7 @@ def override(tree: dict[str, Any], overrides: list[str]) -> Config:
 
 
 def _is_option(override: Override) -> bool:
-    """True for an override that chooses a shipped option, or tries to.
+    """Returns True for an override that chooses an option of a group, even an unknown one.
 
     Raises:
         UserError: It chooses one that sets keys of the whole config.
@@ -225,7 +225,7 @@ def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
 
 
 def _singles(override: Override) -> list[Override]:
-    """An override as those of one value each that a sweep makes of it."""
+    """Splits a sweep's override into one override per value."""
     if not override.is_sweep_override():
         return [override]
     if override.value_type not in _LISTED:
@@ -235,12 +235,12 @@ def _singles(override: Override) -> list[Override]:
 
 
 def _choice(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
-    """The override by which Hydra chooses an option, the nearest for one that is unknown.
+    """The override that makes Hydra choose an option, the nearest one if it is unknown.
 
     Args:
         options_of: Looks a group up, which takes Hydra a while; a number at a dotted key chooses no option.
     Returns:
-        None where an override chooses no option, and "" where none is near.
+        None if an override chooses no option, and "" if none is near.
     """
     group, text = override.key_or_group, str(override.input_line)
     value = None if override.is_delete() else override.value()
@@ -277,7 +277,7 @@ def _search(options: Namespace) -> list[str]:
 
 
 def _check_strangers(tree: DictConfig) -> None:
-    """Refuses config files of others that trust a package or change how Hydra runs; what was typed may."""
+    """Checks that no config file of others trusts a package or changes how Hydra runs; only the command line may."""
     if tree.get("trust"):
         raise UserError("trust: no config file may set it; give it on the command line")
     GlobalHydra.instance().clear()
@@ -287,7 +287,7 @@ def _check_strangers(tree: DictConfig) -> None:
 
 @contextmanager
 def explained(options: Namespace) -> Iterator[None]:
-    """Turns an error of Hydra about a config into a UserError with the remedy."""
+    """Context that converts Hydra's errors about a config to a UserError with the remedy."""
     try:
         yield
     except UserError:

@@ -20,7 +20,7 @@ _CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULT
 
 @cache
 def modules() -> dict[str, list[str]]:
-    """Name of each class that a file may name -> the modules that define one of this name; one, but for a mistake."""
+    """Maps each class name that a checkpoint may contain to the modules that define it, normally one."""
     root = Path(__file__).parents[1]
     by_name: dict[str, list[str]] = {}
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
@@ -34,7 +34,7 @@ def modules() -> dict[str, list[str]]:
 
 
 def short(target: str) -> str:
-    """The name by which a file names a target: the class's own for one of ours, else the dotted one.
+    """The name of a target in a checkpoint: the class name if it is ours, else the dotted name.
 
     Raises:
         UserError: It is ours, and no class that a file may name.
@@ -48,7 +48,7 @@ def short(target: str) -> str:
 
 
 def full(name: str) -> str:
-    """The dotted name behind the one in a file.
+    """The dotted name for a name in a checkpoint.
 
     Raises:
         UserError: There is no class of this name, or it is a dotted one of ours.

@@ -26,7 +26,7 @@ _FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)
 
 
 def parse(override: str) -> Override | None:
-    """Reads an override by Hydra's grammar; None where it does not follow it."""
+    """Reads an override by Hydra's grammar; None if it does not follow it."""
     try:
         return OverridesParser.create().parse_override(override)
     except Exception:  # the grammar's functions raise whatever their Python does
@@ -39,7 +39,7 @@ def read(override: str, sweeping: bool = False) -> Override | None:
 
 
 def quote(override: str, sweeping: bool = False) -> str:
-    """Quotes the value of an override where Hydra's grammar would refuse it or read a path as something else.
+    """Quotes the value of an override if Hydra's grammar would reject it, or would not read a path as one.
 
     Args:
         override: As the shell delivers it.
@@ -86,7 +86,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
 
 
 def _interpolated(config: Any, key: str) -> str | None:
-    """The key where a value is set that belongs to an interpolated group."""
+    """The key where a value of an interpolated group is set."""
     try:
         return origin(config, key) if reach(config, key)[1] else None
     except KeyError:
@@ -94,13 +94,13 @@ def _interpolated(config: Any, key: str) -> str | None:
 
 
 def _is_one_value(node: Any, argument: str) -> bool:
-    """True where a dict is one of several kinds of value of an argument, and another takes its place whole."""
+    """Returns True if an argument takes a dict or other types, so that a new dict replaces the old one."""
     parameter = arguments_of(node).get(argument)
     return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
 def settled(tree: DictConfig) -> dict[str, Any]:
-    """A config as plain containers that interpolate keys and our formulas; all other interpolations are resolved.
+    """A config as plain containers; only interpolations of keys and of our formulas are left unresolved.
 
     Raises:
         UserError: One of them leads nowhere.
@@ -129,7 +129,7 @@ def _settled(raw: Any, holder: Any, key: Any) -> Any:
 
 
 def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
-    """A line on a key that a config of plain containers does not have, with the nearest that it has."""
+    """The message for an unknown key, with the most similar one."""
     node, parts = config, key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, dict):
@@ -151,7 +151,7 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
 
 
 def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> bool:
-    """True where Hydra reads a value as it was meant."""
+    """Returns True if Hydra reads a value as intended."""
     if parsed is None:
         return False
     exists = os.path.lexists(value)
@@ -170,7 +170,7 @@ def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> 
 
 
 def _literal(value: str) -> str:
-    """Escapes each ``${`` for OmegaConf where it cannot be an interpolation."""
+    """Escapes ``${`` for OmegaConf if it cannot be an interpolation."""
     if _ACTIVE.search(value):
         try:
             OmegaConf.create({"value": value})

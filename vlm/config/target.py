@@ -29,7 +29,7 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def trust(*packages: str) -> None:
-    """Lets ``_target_`` name what these packages define, for the rest of the process."""
+    """Allows ``_target_`` to name classes of these packages, for the rest of the process."""
     _allowed.extend(package for package in packages if package not in _allowed)
 
 
@@ -62,7 +62,7 @@ def find(name: Any) -> Callable[..., Any]:
 
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a target's call, their annotations evaluated; those of ``**options: Unpack[...]`` by name."""
+    """The parameters of a target with evaluated annotations; ``**options: Unpack[...]`` is expanded."""
     annotations = hints(target)
     home = f"{target.__module__}.{target.__qualname__}"
     annotations |= next((limits for package, limits in _limits.items() if home.startswith(package)), {})
@@ -77,7 +77,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _options(options: Any) -> dict[str, inspect.Parameter]:
-    """The keys of a TypedDict as parameters; what takes them has the defaults of those that may be left out."""
+    """The keys of a TypedDict as parameters; optional ones have some default."""
     listed = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         stated = get_origin(hint) if get_origin(hint) in (NotRequired, Required) else None
@@ -99,17 +99,17 @@ def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
-    """True for a target with ``**kwargs``."""
+    """Returns True for a target with ``**kwargs``."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters(target).values())
 
 
 def is_injected(parameter: inspect.Parameter) -> bool:
-    """True for a parameter whose annotation leaves it to the program."""
+    """Returns True for a parameter that the program supplies, by its annotation."""
     return INJECTED in getattr(parameter.annotation, "__metadata__", ())
 
 
 def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
-    """The arguments of what a node names; none where it is no node, or cannot be built."""
+    """The arguments of a node's class; empty if it is not a node or cannot be built."""
     try:
         return arguments(find(node["_target_"])) if isinstance(node, Mapping) and "_target_" in node else {}
     except UserError:
@@ -117,7 +117,7 @@ def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
 
 
 def injects(node: Any, argument: str) -> bool:
-    """True where the program fills an argument of this name in, in a node's class or one below it."""
+    """Returns True if the program supplies an argument of this name to a node's class, or one below it."""
     if parameter := arguments_of(node).get(argument):
         return is_injected(parameter)
     return isinstance(node, Mapping) and any(injects(child, argument) for child in node.values())

@@ -30,7 +30,7 @@ _PART = re.compile(
 
 
 class Config(dict[str, Any]):
-    """A config resolved to plain containers; `tree` is the same with its interpolations."""
+    """A resolved config in plain containers; `tree` is the config with its interpolations."""
 
     tree: dict[str, Any]
 
@@ -58,12 +58,12 @@ def resolve(tree: dict[str, Any]) -> Config:
 
 
 def is_plain(text: str) -> bool:
-    """True for a string that interpolates keys and our formulas at most."""
+    """Returns True for a string without interpolations other than of keys and our formulas."""
     return "${" not in _PART.sub("", text)
 
 
 def escape(value: Any) -> Any:
-    """Makes every ``${`` in the strings of plain containers literal."""
+    """Escapes every ``${`` in the strings of plain containers."""
     if isinstance(value, dict):
         return {key: escape(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -140,13 +140,13 @@ def _joined(text: str, rest: list[str], source: str, key: str) -> str:
 
 
 def _whole(text: Any) -> re.Match[str] | None:
-    """The interpolation that is all of a string."""
+    """The match if a string is one interpolation and nothing else."""
     match = _PART.fullmatch(text) if isinstance(text, str) else None
     return match if match and not match["pairs"] and not match["literal"] else None
 
 
 def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
-    """The value at a dotted key; where an interpolation stands before its end, that one and the parts that remain.
+    """Follows a dotted key; stops at an interpolation and returns it with the remaining parts.
 
     Raises:
         KeyError: There is no such key.
@@ -165,7 +165,7 @@ def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
 
 
 def sources(tree: dict[str, Any], key: str) -> Iterator[str]:
-    """Yields the keys that a value comes from: its own, and those that it is interpolated from or computed of."""
+    """Yields the keys that determine a value: its own, and all that it interpolates, directly or not."""
     waiting, seen = [key], set()
     while waiting:
         key = waiting.pop(0)
@@ -189,7 +189,7 @@ def _names(value: Any) -> list[str]:
 
 
 def origin(tree: dict[str, Any], key: str) -> str:
-    """The key at which a value is set: its own, or the one that it is interpolated from in turn."""
+    """The key where a value is set: its own, or the last of the keys that it is interpolated from."""
     for _ in range(MAX_DEPTH):
         try:
             text, rest = reach(tree, key)
@@ -202,7 +202,7 @@ def origin(tree: dict[str, Any], key: str) -> str:
 
 
 def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
-    """Faults of interpolated values as faults of the keys where they are set, each key once.
+    """Renames faults of interpolated values to the keys where these are set, one line per key.
 
     The fault of a value that is computed of a key at fault itself is left out.
 
@@ -223,7 +223,7 @@ def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
 
 
 def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each dotted key of a config with its value, those of groups before those within."""
+    """Yields each dotted key of a config with its value, groups before their keys."""
     for name, value in config.items():
         key = f"{parent}.{name}" if parent else str(name)
         yield key, value
@@ -232,7 +232,7 @@ def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def transform(value: Any, change: Callable[[dict[str, Any], dict[str, Any], str], Any], path: str = "") -> Any:
-    """Plain containers with each node, innermost first, in the form that ``change(node, original, path)`` gives it."""
+    """Replaces each node in plain containers, innermost first, by ``change(node, original, path)``."""
     at = f"{path}." if path else ""
     if isinstance(value, list | tuple):
         return [transform(child, change, f"{at}{index}") for index, child in enumerate(value)]

@@ -21,7 +21,7 @@ _NUMBERS = {int: int, float: int | float}  # an int passes for a float
 
 @dataclass(frozen=True)
 class Product:
-    """Stands in a config for a node: an instance of ``kind``, which building the node gives; Any where unknown."""
+    """Placeholder for a node in a config: an instance of ``kind``; Any if the type is unknown."""
 
     kind: Any
 
@@ -47,7 +47,7 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
-    """True for a value of plain containers that may be passed where the annotation stands.
+    """Returns True if a value of plain containers matches an annotation.
 
     ============================  =======================================================================
     annotation                    values that fit
@@ -90,7 +90,7 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
 
 
 def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
-    """Makes a list a tuple where only a tuple is wanted and, with ``paths``, a str a Path where only that is."""
+    """Converts a list to a tuple if only that fits and, with ``paths``, a str to a Path if only that fits."""
     kind, args, _ = _apart(hint)
     options = [_apart(option) for option in args] if kind is Union else [(kind, args, ())]
     wanted = {kind: inner for kind, inner, _ in options}
@@ -122,7 +122,7 @@ def describe_mismatch(value: Any, hint: Any) -> str:
 
 
 def show(hint: Any, bounded: bool = True) -> str:
-    """An annotation as one writes it today: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
+    """An annotation in modern syntax: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
     kind, args, limits = _apart(hint)
     if limits and bounded:
         return f"{show(_base(hint))} ({' and '.join(map(str, limits))})"
@@ -139,7 +139,7 @@ def show(hint: Any, bounded: bool = True) -> str:
 
 
 def _apart(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
-    """An annotation as its kind (a class, Union, Literal or Any), the arguments of that, and its limits."""
+    """Splits an annotation into kind (a class, Union, Literal or Any), arguments and limits."""
     limits = tuple(item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Limit))
     hint = _base(hint)
     kind = get_origin(hint) or hint

@@ -46,7 +46,7 @@ def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
 
 @contextmanager
 def readable(overrides: list[str]) -> Iterator[None]:
-    """Lets ``${oc.env:NAME}`` read the environment variables that these overrides name, and no others."""
+    """Context in which ``${oc.env:NAME}`` may read only the variables that these overrides name."""
     names = set(re.findall(r"oc\.env:\s*['\"]?(\w+)", " ".join(overrides))) - _readable
     _readable.update(names)
     try:

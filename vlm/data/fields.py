@@ -222,7 +222,7 @@ class CaptionField(TokenField):
         others: See TokenField; longer captions are truncated before the end token.
     Attributes:
         languages: Languages of the data; empty if unknown.
-        languages: Languages of the data; none where nobody says them.
+        languages: Languages of the data; none if nobody says them.
     Shapes:
         TextRows of tokens (B, L), segments (B, L)
     """

@@ -1,4 +1,4 @@
-"""What tasks read, as the command line names it and as Python gives it."""
+"""Inputs of tasks, from the command line and from Python."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ class Arguments(ABC):
 
     @classmethod
     def several(cls, value: Any) -> tuple[list[Any], bool]:
-        """The inputs that a value in Python stands for, and whether it was one input alone.
+        """Converts a value in Python to inputs; also returns whether it was a single input.
 
         Raises:
             UserError: It is no input.
@@ -61,7 +61,7 @@ class Arguments(ABC):
 
 @dataclass(kw_only=True)
 class WordArguments(Arguments):
-    """Words of the command line as they stand: the inputs of a task of a user's own package, unless it says more."""
+    """Words of the command line: the default inputs of a task of a user's package."""
 
     words = "inputs"
     inputs: Annotated[list[str], Option("Inputs.", positional=True)]
@@ -143,7 +143,7 @@ class LineArguments(Arguments):
 
 
 def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--text TEXT, a file") -> list[str]:
-    """Texts, and the lines of files, or of stdin where there are neither; only a line feed ends a line of a file.
+    """Texts and lines of files, or of stdin if there are neither; only a line feed ends a line.
 
     Args:
         named: What the command line would have, for a message.

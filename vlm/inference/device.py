@@ -1,4 +1,4 @@
-"""The device and the type of numbers that a model runs with."""
+"""Device and precision of a model."""
 
 import torch
 
@@ -23,7 +23,7 @@ def choose_device(name: str) -> str:
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:
-    """The type of numbers of --precision; auto takes bfloat16 where the device is faster in it.
+    """The dtype of --precision; auto chooses bfloat16 if that is faster on the device.
 
     Raises:
         UserError: It is unknown.

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint, for a person."""
+"""Describes a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Image files that arguments name, and inputs read ahead of the model that takes them."""
+"""Finds image files, and reads inputs ahead of the model."""
 
 import glob
 import os
@@ -22,7 +22,7 @@ CHUNK = 8  # images that a worker reads at once: handing them over one by one co
 
 
 def default_workers() -> int:
-    """As many as there are CPUs for this process, up to 8."""
+    """The number of CPUs of this process, at most 8."""
     return min(8, cores())
 
 
@@ -105,7 +105,7 @@ def _no_image(value: Any) -> UserError:
 def read_ahead(
     sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
 ) -> Generator[Any, None, None]:
-    """Each source as `prepare` makes it, in their order, or the `UserError` that it raises.
+    """Yields each source prepared, in order, or the `UserError` that `prepare` raised.
 
     Order, values and faults do not depend on the number of workers.
 

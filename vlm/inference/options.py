@@ -1,4 +1,4 @@
-"""Options of the uses of a model, each declared once. Nothing of torch is imported before a command runs."""
+"""Options of the commands, each declared once. torch is imported only when a command runs."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +172,7 @@ class DecodingOptions:
     seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
-        """A copy in which what the user leaves open is filled in: the checkpoint's own defaults, else plain ones.
+        """A copy with unset options filled in, from the checkpoint's defaults or ours.
 
         Args:
             stored: Values by the names of the options, which a folder of Hugging Face comes with.
@@ -267,7 +267,7 @@ def needed(kind: type) -> list[str]:
 
 
 def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, client: bool = False) -> OptionsType:
-    """Options of values that come from Python or from a client, not from a command line.
+    """Builds options from the values of a Python call or a client, and checks them.
 
     Args:
         kind: The task's options dataclass.
@@ -295,13 +295,13 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
 
 
 def settings(options: OptionsType) -> OptionsType:
-    """Options without what stands beside an input: inputs whose settings are equal may share a batch."""
+    """Options without the parts of an input; inputs with equal settings may share a batch."""
     beside = [name for name, option in declared(type(options)).items() if option.beside]
     return replace(options, **dict.fromkeys(beside)) if beside else options  # type: ignore[arg-type]
 
 
 def refuse(use: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that do not go with a use of a command.
+    """Checks that options which a command cannot combine are unset.
 
     Raises:
         UserError: One of them is set.
@@ -311,7 +311,7 @@ def refuse(use: str, options: Mapping[str, Any]) -> None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value that may be one or several, as a list."""
+    """Converts one value or several to a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -329,7 +329,7 @@ def questions_of(question: str | Sequence[str]) -> list[str]:
 
 
 def refuse_undecoded(texts: Sequence[str]) -> None:
-    """Refuses texts that are not UTF-8, which no tokenizer can read.
+    """Checks that texts are valid UTF-8.
 
     Raises:
         UserError: One is not.

@@ -58,7 +58,7 @@ Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
 class Predictor(ABC):
-    """A trained model of one task with all that stands between it and its user.
+    """A trained model of one task, with its preprocessing and output.
 
     Attributes:
         task: The task's name in checkpoints: short for one of vlm, package.module.Class for one of a user's own.
@@ -104,11 +104,11 @@ class Predictor(ABC):
                     self.check()
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Takes what a checkpoint holds beside the model, as the task's `description` wrote it."""
+        """Restores what a checkpoint holds besides the model, as written by the task's `description`."""
         return None
 
     def check(self) -> None:
-        """Refuses a model whose outputs do not fit the rest of the checkpoint.
+        """Checks that the model's outputs fit the rest of the checkpoint.
 
         Raises:
             UserError: It does not.
@@ -116,7 +116,7 @@ class Predictor(ABC):
         return None
 
     def check_options(self, options: Any) -> None:
-        """Refuses options that do not go with this model.
+        """Checks that options suit this model.
 
         Raises:
             UserError: One does not.
@@ -124,7 +124,7 @@ class Predictor(ABC):
         return None
 
     def sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
-        """Each input with what the options say stands beside it; by default an input alone.
+        """Joins each input with its other parts, such as a question; by default there are none.
 
         Raises:
             UserError: Something is missing beside them, or their numbers do not fit.
@@ -132,7 +132,7 @@ class Predictor(ABC):
         return list(inputs)
 
     def prepare(self, source: Any, options: Any) -> Any:
-        """A source as the model takes it.
+        """Prepares a source for the model.
 
         Raises:
             UserError: It cannot be read or used.
@@ -151,7 +151,7 @@ class Predictor(ABC):
         """
 
     def answer(self, result: Any, options: Any) -> Any:
-        """A result as Python and clients get it: one text, where one was asked for, and no list of one."""
+        """Converts a result for Python and clients: one text instead of a list of one."""
         return result
 
     @abstractmethod
@@ -164,11 +164,11 @@ class Predictor(ABC):
         """
 
     def name_of(self, source: Any) -> str:
-        """A source as its records name it."""
+        """The name of a source in records."""
         return str(source)
 
     def gathered(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
-        """Sources with their results, as they are written; one that compares all inputs returns others."""
+        """Sources with their results, as written; overridden by predictors that compare all inputs."""
         return results
 
     @classmethod
@@ -177,7 +177,7 @@ class Predictor(ABC):
         return cls.fields
 
     def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
-        """Lines for the user before the results, on sources that are not read whole; a UserError is a failure."""
+        """Messages before the results, about sources that are not read whole; a UserError is a failure."""
         yield from ()
 
     def terminal(self, sources: Sequence[Any]) -> Any:
@@ -185,11 +185,11 @@ class Predictor(ABC):
         return None
 
     def width(self, options: Any) -> int:
-        """Rows that an input takes while it is computed."""
+        """Number of rows of the batch that an input takes."""
         return 1
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
-        """Lays the weights out for use on a CPU; values stay, but the model can be trained no more.
+        """Packs the weights for a CPU; the model cannot be trained any more.
 
         Args:
             rows: Inputs, or texts, that are mostly computed at once.
@@ -200,7 +200,7 @@ class Predictor(ABC):
 
     @classmethod
     def around(cls, other: "Predictor") -> Self:
-        """The same loaded model, used for another command of its task."""
+        """The same loaded model for another command of its task."""
         it = cls.__new__(cls)
         vars(it).update(vars(other))
         return it
@@ -279,12 +279,12 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
 
 
 def normalized(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
-    """Images as a model's first layer takes them: uint8 (B, 3, H, W) -> the same, of the type of its weights."""
+    """Normalises images and converts them to the dtype of the weights: uint8 (B, 3, H, W) -> the same shape."""
     return preprocess.normalize(pixels).to(next(model.parameters()).dtype)
 
 
 def check_outputs(logits: Tensor, count: int, unit: str) -> None:
-    """Refuses a model with another number of outputs than the checkpoint names.
+    """Checks that a model has as many outputs as the checkpoint states.
 
     Raises:
         UserError: The two counts differ.

@@ -84,12 +84,12 @@ ALIASES: dict[str, str] = {}
 
 
 def task_name(held: Any) -> str:
-    """The name of a task today, of the one that a checkpoint holds."""
+    """The current name of a task that a checkpoint names."""
     return ALIASES.get(str(held), str(held))
 
 
 def resolve(path: str) -> Any:
-    """What "module:name" names; its module is imported."""
+    """Imports the object of "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

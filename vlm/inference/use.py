@@ -1,4 +1,4 @@
-"""Using a model: inputs are prepared ahead of it, and its results come in their order, for Python or into a file."""
+"""Runs a predictor: inputs are prepared ahead, results come in order, for Python or for a file."""
 
 import sys
 import warnings
@@ -15,7 +15,7 @@ from vlm.io.output import Records
 
 
 class Outcome(NamedTuple):
-    """What became of an input.
+    """The outcome of an input.
 
     Args:
         source: As `Predictor.sources` returned it.
@@ -50,12 +50,12 @@ class Use:
         self._faults: dict[int, UserError] = {}
 
     def prepack(self, *, more: bool = False) -> None:
-        """Lays the model's weights out for so many inputs; `more` says that others follow."""
+        """Packs the model's weights for these inputs; `more` says that others follow."""
         rows = min(self.options.batch_size, len(self.sources)) * self.predictor.width(self.options)
         self.predictor.prepack(rows, more=more or len(self.sources) > 1)
 
     def outcomes(self, *, watch: Watch | None = None, traced: bool = False) -> Iterator[Outcome]:
-        """What becomes of each source, in their order.
+        """Yields the outcome of each source, in order.
 
         Args:
             watch: As in `Predictor.results`, with places of sources.
@@ -105,7 +105,7 @@ class Use:
 
 
 def answers(predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepack: bool | None = None) -> list[Any]:
-    """The results of inputs as Python gets them.
+    """The results of inputs for Python.
 
     Args:
         prepack: Whether others follow for which the weights are laid out; None leaves the weights as they are.
@@ -175,7 +175,7 @@ def write_results(
 
 
 def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
-    """Prints what the user should know before the results; returns 1 where that is a fault."""
+    """Prints what the user should know before the results; returns 1 if that is a fault."""
     status = 0
     for line in predictor.notes(sources, options):
         if isinstance(line, UserError):
@@ -187,5 +187,5 @@ def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
 
 
 def _fewer(results: Sequence[Any], options: Any) -> str | None:
-    """A line where inputs have fewer texts than were asked for."""
+    """A message if inputs have fewer texts than requested."""
     return shortfall(map(len, results), options.results) if isinstance(options, DecodingOptions) else None

@@ -1,4 +1,4 @@
-"""Texts that a trained encoder-decoder writes of its inputs: what all such tasks share."""
+"""Text generation by encoder-decoders, shared by their tasks."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def likeliest(
     pool: StepperPool | None = None,
     language: str | None = None,
 ) -> list[Text]:
-    """The likeliest text of each encoded input; validation and evaluation decode through here.
+    """Decodes the likeliest text of each encoded input; also used by validation and evaluation.
 
     Args:
         pool: Recorded decode steps that batches of one evaluation share, on a GPU.
@@ -81,7 +81,7 @@ def _tokens(tokenizer: Tokenizer, decoding: Decoding, tokens: Sequence[int]) -> 
 
 
 class Writer(TextPredictor):
-    """A trained encoder-decoder, ready to write; arguments as in Predictor.
+    """A trained encoder-decoder that generates text; arguments as in Predictor.
 
     Attributes:
         names: The fields of a record that hold the input and the text.
@@ -106,7 +106,7 @@ class Writer(TextPredictor):
         """Keys of prepared sources by which texts of them are drawn: their content, wherever it is stored."""
 
     def searching(self, options: WritingOptions) -> Decoding:
-        """The search of some options; what they leave open is as the checkpoint comes with it.
+        """The search for some options; unset ones come from the checkpoint.
 
         Raises:
             UserError: The options ask for more tokens than a text has room for.
@@ -201,12 +201,12 @@ class Writer(TextPredictor):
 
 
 def one_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
-    """The texts of an input; the best alone, or None, where one is asked for."""
+    """The texts of an input; the best alone, or None, if one is asked for."""
     return texts if options.results > 1 else next(iter(texts), None)
 
 
 def ranks(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
-    """The rank of each text as a record has it; none where one text is asked for."""
+    """The rank of each text as a record has it; none if one text is asked for."""
     return [{"rank": rank} if options.results > 1 else {} for rank, _ in enumerate(texts, start=1)]
 
 
@@ -221,7 +221,7 @@ class Trace(Output):
     """The file of --trace: the trees of beam searches as JSON, written at the end.
 
     Attributes:
-        trees: Takes the tree of each input's search by the input's name; None where no trace is asked for.
+        trees: Takes the tree of each input's search by the input's name; None if no trace is asked for.
     Args:
         path: The file, if any.
         predictor: The model.

@@ -83,7 +83,7 @@ class Output:
 
     @property
     def plain(self) -> bool:
-        """True where letters of all scripts can be written as they are."""
+        """Returns True if letters of all scripts can be written as they are."""
         return self.path is not None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
     def __enter__(self) -> "Output":
@@ -116,7 +116,7 @@ def part(path: str) -> str:
 
 
 def is_special(path: str) -> bool:
-    """True for a device or pipe, which cannot be replaced."""
+    """Returns True for a device or pipe, which cannot be replaced."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -137,7 +137,7 @@ def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") ->
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """The number of a file on its disk, whatever its name; None where there is none."""
+    """The number of a file on its disk, whatever its name; None if there is none."""
     try:
         stored = os.stat(path)
     except (OSError, ValueError):
@@ -205,12 +205,12 @@ class Records:
 
     @property
     def live(self) -> bool:
-        """True where text goes to stdout, where a person may watch it grow."""
+        """Returns True if text goes to stdout, where a person may watch it grow."""
         return self.form == "text" and self.output.path is None
 
     @property
     def watched(self) -> bool:
-        """True where records go to a terminal."""
+        """Returns True if records go to a terminal."""
         return self.output.path is None and sys.stdout.isatty()
 
     def write(self, record: Mapping[str, Any]) -> None:

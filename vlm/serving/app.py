@@ -1,4 +1,4 @@
-"""The HTTP service of a model: its paths, its limits, and its answers in JSON."""
+"""The HTTP service of a model: paths, limits, and answers in JSON."""
 
 import asyncio
 import hmac
@@ -78,7 +78,7 @@ class Service:
         request: Request,
         bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
     ) -> None:
-        """Refuses a request of another site's page, or without the key."""
+        """Rejects a request from another site's page, or without the key."""
         self.sites.check(request.headers)
         shown = "" if bearer is None else bearer.credentials
         if self.key is not None and not hmac.compare_digest(shown.encode("latin-1"), self.key.encode()):
@@ -166,7 +166,7 @@ class Service:
 
 
 async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> Any:
-    """Results for a client that waits for them; they are cancelled where it closes the connection."""
+    """Awaits results; cancels them if the client closes the connection."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

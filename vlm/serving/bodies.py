@@ -1,4 +1,4 @@
-"""Bodies of requests on their way in: their time, their size, and the sum of all."""
+"""Reads bodies of requests within limits of time, size and total memory."""
 
 import asyncio
 import time
@@ -49,7 +49,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, headers: Headers, receive: Receive) -> AsyncIterator[bytearray]:
-        """A whole body. It counts in the sum until the context ends.
+        """Context with a complete body, which counts towards the total.
 
         Raises:
             HTTPException: It is too large, or does not come in time, or there is no room for it.
@@ -96,7 +96,7 @@ class Bodies:
             coming.step, coming.progress = coming.size, time.monotonic()
 
     def _displace(self) -> None:
-        """Gives up the body that has waited longest for its next bytes.
+        """Drops the body that has waited longest for its next bytes.
 
         Raises:
             HTTPException: Each is complete, or makes progress.

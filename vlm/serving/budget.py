@@ -1,4 +1,4 @@
-"""An amount that requests share, such as the pixels that are decoded at a time."""
+"""A shared budget, such as the pixels that are decoded at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Connections that cannot hold a service up: headers have a time, and the oldest idle one makes room for a new one."""
+"""Connections with a time limit for headers; a new connection closes the oldest idle one."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the body of a request holds: images, texts and options, of a form, of JSON, or of one input as it is."""
+"""Parses the body of a request: images, texts and options from a form, from JSON, or one raw input."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The door of `vlm demo`'s page: the few paths of Gradio that it needs, their sizes and rates, and no other machine."""
+"""The guard of `vlm demo`: allowed paths of Gradio, body sizes and request rates."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ class Guard:
         await self.app(scope, receive, sealed)
 
     async def _admitted(self, scope: Scope, receive: Any) -> Any:
-        """The source of a request's body, which is there whole.
+        """The receive function of a request whose body has been read completely.
 
         Raises:
             HTTPException: The request is none of the page's, or too large, or one too many.
@@ -121,7 +121,7 @@ class Guard:
 
 
 def _is_plain(body: bytearray) -> bool:
-    """True for a request of values alone: Gradio opens paths, and URLs too, that stand in dictionaries."""
+    """Returns True for a request of values alone: Gradio opens paths, and URLs too, that stand in dictionaries."""
     try:
         values = json.loads(body)["data"]
         return isinstance(values, list) and all(isinstance(one, str | int | float | None) for one in values)

@@ -1,4 +1,4 @@
-"""Results of models as HTML for the page of `vlm demo`. It has no script: the photo is lit by the style of the page."""
+"""Results as HTML for `vlm demo`, without scripts: CSS lights the photo."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Written:
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
         words: Its words with their probabilities.
-        lights: For each word, the map (side, side) of where the model looked; none where it offers no maps.
+        lights: For each word, the map (side, side) of where the model looked; none if it offers no maps.
     """
 
     logprob: float
@@ -52,7 +52,7 @@ def hint(line: str) -> str:
 
 
 def written(texts: Sequence[Written], photo: str | None = None, alt: str = "") -> str:
-    """Texts word by word, each with a bar of its probability, below the photo that pointing at a word lights.
+    """Texts word by word with probability bars, below the photo, which lights up for the word under the pointer.
 
     Args:
         photo: The image as the model sees it, as a data URI; None for a model of texts.
@@ -94,7 +94,7 @@ def _lit_by(name: str) -> str:
 
 
 def light(weights: np.ndarray) -> str:
-    """A picture to lay over a photo, dark where weights are small and a warm light where they are large."""
+    """An overlay for a photo: dark where weights are small, warm light where they are large."""
     grey = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
     heat = np.asarray(grey.resize((LIT, LIT), Image.Resampling.BICUBIC), dtype=float)[..., None] / 255
     layer = np.concatenate([heat * WARM, 255 * (0.78 * (1 - heat) + 0.25 * heat)], axis=-1)
@@ -108,7 +108,7 @@ def as_png(image: Image.Image) -> str:
 
 
 def tree(nodes: Iterable[Mapping[str, Any]], *, end: str) -> str:
-    """The hypotheses that a beam search kept, as nested lists that branch where they do.
+    """The hypotheses of a beam search as nested lists.
 
     Args:
         nodes: As from `vlm.decoding.trace.as_json`.

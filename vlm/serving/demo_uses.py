@@ -97,7 +97,7 @@ class Form:
 
     @property
     def streams(self) -> bool:
-        """True for an answer that comes piece by piece."""
+        """Returns True for an answer that comes piece by piece."""
         return self.ways != WAYS and bool(self.ways)
 
 

@@ -124,7 +124,7 @@ class Engine:
             yield [job.content for job in jobs] or None
 
     def _take(self, most: int, settings: Any) -> list[Job]:
-        """Inputs that wait with equal settings and whose clients are there; none where another one waits longer."""
+        """Inputs that wait with equal settings and whose clients are there; none if another one waits longer."""
         jobs: list[Job] = []
         with self._changed:
             if self._waiting and self._waiting[0].settings == settings:

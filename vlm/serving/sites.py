@@ -48,7 +48,7 @@ class Sites:
 
 
 def _name(host: str) -> str | None:
-    """A host without its port and brackets; none where it is not one."""
+    """A host without its port and brackets; none if it is not one."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,6 +1,6 @@
 """The one LightningDataModule: a source joined with the fields of a task."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from vlm.data.samples import RecordDataset, fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import Count, Injected, Range, UserError
+from vlm.io.files import progress
 from vlm.training.step.step_loader import StepLoader
 
 
@@ -72,9 +73,7 @@ class Data(L.LightningDataModule):
         test: Injected[bool] = True,
     ) -> None:
         super().__init__()
-        if train_samples is not None and train_samples < 1:
-            raise UserError(f"data.train_samples: {train_samples} is too small; give at least 1")
-        if repeats < 1 or batch_size % repeats:
+        if batch_size % repeats:
             raise UserError(f"data.repeats={repeats}: does not divide data.batch_size={batch_size}; give a divisor")
         self.source, self.fields, self._test = source, dict(fields), test
         self.order_seed, self.seed = order_seed, order_seed if seed is None else seed
@@ -174,13 +173,13 @@ class Data(L.LightningDataModule):
         raise UserError("data: the task reads no images; choose another one")
 
     def use_features(self, file: FeatureFile) -> None:
-        """Lets training read features of its images in their place."""
+        """Makes training read features instead of images."""
         name, images = self.images
         self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
 
     def use_kept_images(self, field: KeptImageField, read: Callable[[KeptImages], Tensor]) -> None:
-        """Lets training find its images on the device.
+        """Makes training read its images from the device.
 
         Args:
             read: Gives the pixels of a batch there, augmented.
@@ -210,7 +209,7 @@ class Data(L.LightningDataModule):
 
     @property
     def final_split(self) -> str:
-        """The split that a finished run is judged on: test, or val where there is no test."""
+        """The split that a finished run is evaluated on: test, or val if there is no test."""
         return "test" if "test" in self.splits else "val"
 
     def train_batches(self) -> int:
@@ -270,6 +269,30 @@ class Data(L.LightningDataModule):
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
+
+    def read_images(
+        self, images: ImageField, indices: Sequence[int], size: int, *, seed: int | None = None
+    ) -> Iterator[tuple[list[int], Tensor | None, dict[int, str]]]:
+        """Reads training images batch by batch, with a progress bar.
+
+        Args:
+            images: The field that reads them.
+            indices: Their indices in the training split.
+            size: Images of a batch.
+            seed: Key of their augmentation.
+        Yields:
+            The indices of the images that could be read; their pixels; the reasons for the others, by index.
+        """
+        split = self.split("train")
+        parts = [indices[at : at + size] for at in range(0, len(indices), size)]
+        samples = RecordDataset(split, {"images": images}, seed=seed)
+        loader = self.loader(samples, [[Key(0, index) for index in part] for part in parts])
+        for part, batch in zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True):
+            reasons = {sample.id: sample.reason for sample in batch.bad}
+            names = {index: split.record(index).id for index in part}
+            bad = {index: reasons[name] for index, name in names.items() if name in reasons}
+            good = [index for index in part if index not in bad]
+            yield good, batch["images"] if good else None, bad
 
     def _position(self) -> tuple[int, int]:
         """Position of training: (epoch, batches of it done), as the trainer's own loops have it."""

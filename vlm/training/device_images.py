@@ -1,4 +1,4 @@
-"""Training images that lie on the device: read once, cropped and changed there a batch at a time."""
+"""Training images stored on the device, where batches are cropped and augmented."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,18 +15,15 @@ from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import ImageError
 from vlm.data.images.kept_field import KeptImageField
 from vlm.data.images.resize import to_tensor
-from vlm.data.order import Key
 from vlm.data.records import Record
-from vlm.data.samples import RecordDataset
 from vlm.errors import UserError
-from vlm.io.files import progress
 
 SHARE = 0.5  # of the device's free memory that images may take
 OFF = "or set data.images_on_device=false"
 
 
 def keep_images(run: Any) -> None:
-    """Reads the training images of a run, puts them on its device and lets training find them there.
+    """Moves the training images of a run to its device and makes training read them there.
 
     Args:
         run: The vlm.training.run.run.Run.
@@ -58,7 +55,7 @@ def keep_images(run: Any) -> None:
 
 
 def crops(augment: Augment | None) -> bool:
-    """True for an augmentation that reads more of an image than evaluation shows."""
+    """Returns True for an augmentation that crops the whole image, not only what evaluation sees."""
     return augment is not None and (augment.min_scale < 1 or augment.min_ratio < 1)
 
 
@@ -107,15 +104,10 @@ class _Whole(_Shown):
 
 def read(data: Any, field: _Shown) -> tuple[Tensor, dict[int, str]]:
     """All training images, uint8 (N, 3, H, W), black where one cannot be read, and the reasons by index."""
-    split, size = data.split("train"), data.eval_batch_size
-    parts = [range(at, min(at + size, len(split))) for at in range(0, len(split), size)]
-    samples = RecordDataset(split, {"images": field})
-    loader = data.loader(samples, [[Key(0, index) for index in part] for part in parts])
-    pixels = torch.zeros(len(split), 3, *field.size[::-1], dtype=torch.uint8)
-    bad: dict[int, str] = {}
-    for part, batch in zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True):
-        reasons = {sample.id: sample.reason for sample in batch.bad}
-        names = {index: split.record(index).id for index in part}
-        bad |= {index: reasons[name] for index, name in names.items() if name in reasons}
-        pixels[[index for index in part if index not in bad]] = batch["images"]
+    count, bad = len(data.split("train")), dict[int, str]()
+    pixels = torch.zeros(count, 3, *field.size[::-1], dtype=torch.uint8)
+    for good, images, faults in data.read_images(field, range(count), data.eval_batch_size):
+        bad |= faults
+        if images is not None:
+            pixels[good] = images
     return pixels, bad

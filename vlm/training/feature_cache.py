@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, kept from run to run: each training image is encoded once, and training reads those."""
+"""Cached features of a frozen encoder: each training image is encoded once, for all runs."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from vlm.config.build import build
 from vlm.config.target import find
-from vlm.data.batch import Batch
 from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
 from vlm.data.features.fingerprint import augment_fault, fingerprint
 from vlm.data.images.image import Preprocess
-from vlm.data.order import Key
-from vlm.data.samples import RecordDataset
 from vlm.data.store.cache_file import file_lock
-from vlm.io.files import progress
 from vlm.models.encoder_decoder import AT_ONCE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
 from vlm.training.data_module import Data
@@ -46,7 +42,7 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
 
 
 def keep_features(run: Any, folder: Path) -> None:
-    """Lets a run read the features of its training images, which are made where they are not in the cache yet.
+    """Makes a run read the features of its training images; missing ones are computed and cached.
 
     Args:
         run: The vlm.training.run.run.Run.
@@ -68,12 +64,12 @@ def keep_features(run: Any, folder: Path) -> None:
 
 
 def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Features:
-    """The images of a training batch as a model takes them: pixels normalised, or the features kept of them."""
+    """The images of a training batch as model input: normalised pixels, or cached features."""
     return images if isinstance(images, Features) else preprocess.normalize(images)
 
 
 class FeatureCacheBuilder:
-    """Makes the features of the training images of a run.
+    """Computes the features of a run's training images.
 
     They are made as training would make them, on its device and in its precision, and kept in the type that comes out:
     training is then what it is without, to the rounding of products whose sums are ordered by the batch.
@@ -102,7 +98,7 @@ class FeatureCacheBuilder:
         self.device, self.precision, self.context = device, precision, context
 
     def build(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
-        """The features in a file of a cache; those that are not there yet are made.
+        """Opens the file of features in a cache; computes missing ones.
 
         Of the processes that ask at once, one makes them and the others wait for it.
 
@@ -140,7 +136,7 @@ class FeatureCacheBuilder:
         )
 
     def source(self) -> str:
-        """Tells encoder, images and transform from all others, and how the encoder computes."""
+        """A hash of encoder, images, transform, device and precision."""
         spec = dict(self.spec["args"])
         if projects(self.encoder):
             spec.pop("dim", None)  # of what the features are projected to
@@ -153,22 +149,12 @@ class FeatureCacheBuilder:
         return digest.hexdigest()
 
     def _fill(self, file: FeatureFile, missing: list[int]) -> None:
-        """Makes the features that a file misses; a reason for each image that cannot be read goes to its faults."""
-        for indices, batch in self._batches(missing):
-            bad = {sample.id: sample.reason for sample in batch.bad}
-            names = {index: self.split.record(index).id for index in indices}
-            file.faults |= {index: bad[name] for index, name in names.items() if name in bad}
-            good = [index for index, name in names.items() if name not in bad]
-            if good:
-                file.write(good, self._features(batch["images"]))
-
-    def _batches(self, indices: list[int]) -> Iterator[tuple[list[int], Batch]]:
-        """Batches of pixels with the indices of their images, those of bad ones too."""
+        """Computes the missing features of a file; the reason why an image cannot be read goes to its faults."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
-        parts = [indices[at : at + size] for at in range(0, len(indices), size)]
-        samples = RecordDataset(self.split, {"images": self.images}, seed=self.data.order_seed)
-        loader = self.data.loader(samples, [[Key(0, index) for index in part] for part in parts])
-        yield from zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True)
+        for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
+            file.faults |= bad
+            if pixels is not None:
+                file.write(good, self._features(pixels))
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:

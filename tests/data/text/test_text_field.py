@@ -290,7 +290,6 @@ def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
         ({"max_len": len(stream(TRAIN))}, r"data\.max_len: .* set it to at most"),
         ({"stride": 0}, r"data\.stride: 0"),
         ({"stride": 9}, r"data\.stride: 9 .* 1 to data\.max_len, which is 8"),
-        ({"train_samples": 0}, r"data\.train_samples: 0"),
         ({"source": Texts(val=[""])}, "the split val has no text"),
     ],
 )

@@ -106,9 +106,3 @@ def test_no_average_before_training(module):
     ema.on_save_checkpoint(None, module, checkpoint)
     assert checkpoint == {"state_dict": {}}
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-
-
-@pytest.mark.parametrize("decay", [0, 1, 1.5, -0.1])
-def test_decay_is_a_share(decay):
-    with pytest.raises(ValueError, match=r"callbacks\.ema\.decay"):
-        EMA(decay=decay)

@@ -97,7 +97,7 @@ def answer_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | N
 
 
 def _cut(context: str, text: str, start: int) -> bool:
-    """True for an answer whose words are not those of the context that hold it."""
+    """Returns True for an answer whose words are not those of the context that hold it."""
     words = word_places(context)
     span = covering(words, start, start + len(text))
     whole = "" if span is None else context[words[span[0]].start : words[span[1]].stop]

@@ -1,4 +1,4 @@
-"""Pictures of where a captioner looked, each of an image and a caption that it wrote of it."""
+"""Pictures of a captioner's attention."""
 
 import sys
 from io import BytesIO

@@ -60,7 +60,7 @@ class AttentionFolder:
 
 
 def picture_name(path: str, rank: int = 1) -> str:
-    """The file of an image's picture: told by the path alone, safe, and not shared by two paths of one file name."""
+    """The file name of an image's picture: safe and unique for its path."""
     stem = re.sub(r"[^\w.-]", "_", Path(path).stem).lstrip(".")[:40] or "image"
     digest = blake2b(os.fsencode(path), digest_size=4).hexdigest()
     return f"{stem}-{digest}{f'-{rank}' if rank > 1 else ''}.png"

@@ -87,7 +87,7 @@ def read_attention(
 
 
 def looking_layer(model: VisionLanguageModel) -> CrossAttention | SelfAttention | None:
-    """The last layer by which the decoder looks at the image, if it has one: self-attention where that is a prefix."""
+    """The decoder's last layer that attends to the image, if any; self-attention if the image is a prefix."""
     block: Any = model.decoder.blocks[-1]
     return block.cross_attn if model.decoder.prefix is None else block.attn
 
@@ -95,7 +95,7 @@ def looking_layer(model: VisionLanguageModel) -> CrossAttention | SelfAttention 
 def tokens_before(encoder: Any) -> int | None:
     """Number of an encoder's states before the grid of patches: its class token, its registers.
 
-    None where that is not known; then one is taken for a class token where a grid is left without it.
+    None if that is not known; then one is taken for a class token where a grid is left without it.
     """
     if isinstance(encoder, ViT):
         return int(encoder.class_token is not None)
@@ -145,7 +145,7 @@ def _heads(weights: Tensor, encoder: Any, before: int | None) -> list[Map]:
 
 
 def _grids(weights: Tensor, before: int | None) -> np.ndarray | None:
-    """Weights (L, S) over the encoder's states as maps (L, side, side); None where these are no square grid."""
+    """Weights (L, S) over the encoder's states as maps (L, side, side); None if these are no square grid."""
     cells = weights.shape[-1] - (before or 0)
     side = isqrt(cells)
     spare = cells - side * side

@@ -73,7 +73,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _lit(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """An image darkened where its weights are small, and with a warm glow where they are large: on a dark background,
+    """An image darkened where weights are small, with a warm glow where they are large: on a dark background,
     light alone would not show."""
     light = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
     heat = np.asarray(light.resize((image.shape[1], image.shape[0]), Image.Resampling.BICUBIC))[..., None] / 255

@@ -1,4 +1,4 @@
-"""Texts as rows that a text encoder reads, and the line on those that it does not read whole."""
+"""Encodes texts as rows, and reports truncated ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

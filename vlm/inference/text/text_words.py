@@ -1,4 +1,4 @@
-"""The words of a text that a model wrote, and how sure it was of each."""
+"""Words of generated texts, with their probabilities."""
 
 from collections.abc import Iterator, Sequence
 from math import exp

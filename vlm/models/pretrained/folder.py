@@ -116,7 +116,7 @@ class Folder:
         return None if own is None else own.values.get(name)
 
     def json(self, name: str) -> Fields | None:
-        """The object in a file of JSON; None where there is no such file."""
+        """The object in a file of JSON; None if there is no such file."""
         if name not in self._files:
             self._files[name] = self._read_json(name)
         return self._files[name]
@@ -134,7 +134,7 @@ class Folder:
         return Fields(values, path)
 
     def text(self, name: str) -> str | None:
-        """A file of text, its line ends as they are; None where there is no such file."""
+        """A file of text, its line ends as they are; None if there is no such file."""
         content = self.bytes(name)
         try:
             return None if content is None else content.decode("utf-8")
@@ -142,7 +142,7 @@ class Folder:
             raise UserError(f"{self.path / name} cannot be read ({fault}); restore the file") from fault
 
     def bytes(self, name: str) -> "bytes | None":
-        """The content of a file beside the weights; None where there is no such file."""
+        """The content of a file beside the weights; None if there is no such file."""
         path = self.file(name)
         if not path.is_file():
             return None

@@ -1,4 +1,4 @@
-"""Controls: what a model would score that does not look at the image."""
+"""Controls: scores of captions that ignore the image."""
 
 from collections.abc import Iterable
 

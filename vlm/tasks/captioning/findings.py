@@ -86,7 +86,7 @@ def _repeating(metric: CaptionMetric) -> str:
 
 
 def _repeats(words: Sequence[str]) -> bool:
-    """True where some words come several times, one after the other."""
+    """Returns True if some words come several times, one after the other."""
     return any(any(_runs(words, length)) for length in range(1, LONGEST + 1))
 
 

@@ -51,7 +51,7 @@ class LanguageMetrics(nn.Module):
         return [{"image_id": id, "caption": text} | ({"language": own} if own else {}) for id, text, own in rows]
 
     def per_image(self) -> dict[str, Any]:
-        """The rows of each image by language, under "images" where there is none."""
+        """The rows of each image by language, under "images" if there is none."""
         return {language or "images": metric.per_image() for language, metric in self.items()}
 
     def reset(self) -> None:

@@ -170,7 +170,7 @@ def _attention(captioner: Captioner, folder: str) -> Observer:
 
 
 def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
-    """The images that --continue has still to caption.
+    """The images that --continue still has to caption.
 
     Raises:
         UserError: There is nothing that can be gone on with.

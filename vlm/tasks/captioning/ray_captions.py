@@ -60,7 +60,7 @@ def _shared_out(ray: Any, plan: Plan, left: Sequence[tuple[str, str]]) -> int:
 
 
 def _told(ray: Any, ended: Any, tar: str) -> int:
-    """Prints what a task returned of a shard; returns its exit status.
+    """Prints what a task returned for a shard; returns its exit status.
 
     Raises:
         UserError: No worker can do anything.

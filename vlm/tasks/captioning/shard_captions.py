@@ -214,7 +214,7 @@ def _results(shards: Sequence[str], suffix: str) -> dict[str, str]:
 
 
 def _settle(captioner: Any, search: Decoding, out: str, *, begun: bool) -> None:
-    """Notes the weights and options of the captions in a folder, all of which are written with the same.
+    """Records the weights and options of a folder of captions, or checks that they are the same.
 
     Args:
         begun: Whether there are captions.
@@ -235,7 +235,7 @@ def _settle(captioner: Any, search: Decoding, out: str, *, begun: bool) -> None:
 
 
 def _answered(out: str, act: Any, *values: Any) -> Any:
-    """The result of a call on the store of --out; its faults are the user's."""
+    """Calls the store of --out; converts its errors to a UserError."""
     try:
         return act(*values)
     except OSError as fault:

@@ -1,4 +1,4 @@
-"""Image captioning: the model reads an image and writes what a person would say of it."""
+"""Image captioning: generates a description of an image."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Image classification: the model reads an image and says what class it is of."""
+"""Image classification."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -34,7 +34,7 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows of all ranks end to end, and the index of this rank's first one. Gradients go back to their ranks.
+    """Concatenates the rows of all ranks; also returns the index of this rank's first row. Differentiable.
 
     Ranks may hold different numbers of rows, which they tell each other: with several ranks the host waits for it.
 
@@ -50,7 +50,7 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Every rank's loss depends on every rank's rows: the gradient of a row is the sum of those on all ranks."""
+    """The gradient of a row is the sum of its gradients on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:

@@ -79,7 +79,7 @@ class AnswerMetric(RecordMetric):
         return intervals(["accuracy"], ratio_scorer(counts), len(images), seed=seed)
 
     def kinds(self) -> list[str]:
-        """Kinds of the questions, where there are several."""
+        """Kinds of the questions, if there are several."""
         kinds = sorted({row["kind"] for row in self.answers})
         return kinds if len(kinds) > 1 else []
 

@@ -1,4 +1,4 @@
-"""Writing text that goes on from prompts, with a trained language model."""
+"""Text generation with a trained language model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ def generate(
 
 
 class Grown(NamedTuple):
-    """A text that has got a token: the place of its prompt, its tokens and log-probability so far, whether it ended."""
+    """A text after a new token: index of its prompt, tokens and log-probability so far, whether it has ended."""
 
     place: int
     tokens: list[int]
@@ -60,7 +60,7 @@ def stream(
     sampling: Sampling,
     ends: Sequence[int] = (),
 ) -> Iterator[list[Grown]]:
-    """Continues prompts; yields after each token the texts that have got one.
+    """Continues prompts; yields the texts that have a new token after each step.
 
     An empty prompt starts a document; any other is taken as it stands, in the middle of one.
 
@@ -82,7 +82,7 @@ def stream(
 def ended(
     steps: Iterable[list[Grown]], tokenizer: Tokenizer, prompts: Sequence[str], *, watch: Watch | None = None
 ) -> Iterator[tuple[int, Continuation]]:
-    """The place of each prompt and its text, as soon as that has ended.
+    """Yields the index of each prompt and its text when that has ended.
 
     Args:
         steps: As `stream` yields them.
@@ -138,7 +138,7 @@ class TextGenerator(TextPredictor):
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
     def planned(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
-        """The way of writing that some options ask for, token by token or the best of a search; and these, resolved."""
+        """How some options decode, token by token or by a search; and the resolved options."""
         chosen = options.resolve(self.decoding, draws=True)
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
         rules = chosen.rules(self.tokenizer)
@@ -200,12 +200,12 @@ class TextGenerator(TextPredictor):
 
 
 def _from(watch: Watch, first: int) -> Watch:
-    """A watch of a batch whose first place is that of the queue."""
+    """Shifts the indices that a watch sees, for a later batch."""
     return lambda place, texts: watch(first + place, texts)
 
 
 def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The tokens of a prompt; an empty one is the begin of a document."""
+    """The tokens of a prompt; an empty prompt starts a document."""
     return [*tokenizer.starts, *tokenizer.encode(prompt)] or [tokenizer.bos_id]
 
 

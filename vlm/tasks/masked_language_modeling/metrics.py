@@ -20,7 +20,7 @@ class Filled(NamedTuple):
         text: The text.
         gaps: Numbers of the words that were masked.
         true, predicted: The tokens that stood in the gaps, and the likeliest ones.
-        likelihood: Sum of the log-probabilities of its tokens, each masked alone; None where that was not asked for.
+        likelihood: Sum of the log-probabilities of its tokens, each masked alone; None if that was not asked for.
         tokens: How many these are.
     """
 
@@ -55,7 +55,7 @@ class MaskedMetric(SampleMetric[Filled]):
         """The scores of a reader who knows the grammar that wrote the texts, which no model surpasses but by chance.
 
         Args:
-            chances: The chance of each word in each gap; None where no grammar is known.
+            chances: The chance of each word in each gap; None if no grammar is known.
         Returns:
             accuracy@grammar, the expected accuracy of words; loss@grammar, the loss a word.
         """

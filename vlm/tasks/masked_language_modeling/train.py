@@ -1,4 +1,4 @@
-"""Masked language modelling: the model fills in words of a text that are masked."""
+"""Masked language modelling: predicts masked words of a text."""
 
 import shlex
 from collections.abc import Mapping

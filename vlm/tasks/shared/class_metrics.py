@@ -120,7 +120,7 @@ class ClassificationMetric(RecordMetric):
         ]
 
     def constant(self, counts: Sequence[int]) -> dict[str, float]:
-        """The control ``accuracy@constant``: how accurate it is to say the most frequent class of train of everything.
+        """The control ``accuracy@constant``: the accuracy of always predicting train's most frequent class.
 
         Args:
             counts: Training samples of each class.

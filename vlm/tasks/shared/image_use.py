@@ -33,18 +33,18 @@ class Pixels(NamedTuple):
 
 
 def differ(one: Pixels, other: Pixels) -> bool:
-    """True where two batches of images look as if they were prepared in different ways."""
+    """Returns True if two batches of images look as if they were prepared in different ways."""
     ratio = (one.deviation + 0.01) / (other.deviation + 0.01)
     return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
 
 
 def has_pixels(batch: Any) -> bool:
-    """True where a batch holds images, and not features that were kept of them."""
+    """Returns True if a batch holds images, and not features that were kept of them."""
     return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
 
 
 def captions_images(task: Any) -> bool:
-    """True for a task that keeps the captions of its last validation, with their references."""
+    """Returns True for a task that keeps the captions of its last validation, with their references."""
     return isinstance(getattr(task, "metrics", None), LanguageMetrics)
 
 

@@ -31,7 +31,7 @@ class Sentence(NamedTuple):
 
 
 def has_spans(tags: Tags) -> bool:
-    """True where tags mark spans: each is O, or begins with B- or I-, and some do."""
+    """Returns True if tags mark spans: each is O, or begins with B- or I-, and some do."""
     return any(tag != OUTSIDE for tag in tags) and all(tag == OUTSIDE or tag[:2] in ("B-", "I-") for tag in tags)
 
 

@@ -105,6 +105,6 @@ class Tagging(Task):
 
 
 def _line(one: Sentence) -> str:
-    """A sentence with its tags; where one is wrong, the true one stands beside it."""
+    """A sentence with its tags; if one is wrong, the true one stands beside it."""
     triples = zip(one.words, one.predicted, one.tags, strict=True)
     return " ".join(f"{word}/{taken}" + ("" if taken == true else f"({true})") for word, taken, true in triples)

@@ -7,7 +7,7 @@ import lightning as L
 import torch.distributed as dist
 
 from vlm.data.batch import BadSample
-from vlm.errors import Share, SharedError, UserError, printable
+from vlm.errors import Share, SharedError, printable
 from vlm.training.step.task import Task
 
 LISTED = 10  # of the unreadable samples, when there are too many
@@ -18,13 +18,9 @@ class BadSamples(L.Callback):
 
     Args:
         limit: Share of the training split that may be unreadable; 0 stops at the first.
-    Raises:
-        UserError: The limit is no share.
     """
 
     def __init__(self, *, limit: Share = 0.01) -> None:
-        if not 0 <= limit <= 1:
-            raise UserError(f"callbacks.bad_samples.limit: {limit} is no share; give 0, to stop at the first, to 1")
         self.limit = limit
         self.reasons: dict[str, str] = {}
         self._own: list[BadSample] = []  # of this rank, not told to the others yet
@@ -80,7 +76,7 @@ def _size(trainer: L.Trainer) -> int:
 
 
 def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """The samples that any rank could not read: so all ranks count, and stop, alike."""
+    """The unreadable samples of all ranks, so that all ranks stop together."""
     if trainer.world_size == 1:
         return bad
     gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]

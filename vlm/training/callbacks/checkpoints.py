@@ -22,7 +22,7 @@ RESUMING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")  #
 
 
 class VerifiedIO(CheckpointIO):
-    """Leads every save and load of Lightning through vlm.checkpoint: atomic writes, verified and safe reads.
+    """Uses vlm.checkpoint for all of Lightning's saves and loads: atomic writes, verified and safe reads.
 
     The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
     must not take the place of a good one. `best.ckpt` holds the weights that evaluation uses, and no optimiser.
@@ -92,7 +92,7 @@ class Checkpoints(L.Callback):
         return self.best if self.best.is_file() else self.last
 
     def save_last(self, trainer: L.Trainer, *, validation_due: bool = False) -> None:
-        """Saves `last.ckpt` unless this step already is.
+        """Saves `last.ckpt` unless this step is already saved.
 
         Args:
             validation_due: Whether a run that is resumed from it starts with a validation.
@@ -150,22 +150,22 @@ class Checkpoints(L.Callback):
 
 
 def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
-    """True where a callback judges by the metric that its stored state is of; a resumed run may choose another."""
+    """Returns True if a callback's stored state is of the metric that it monitors; a resumed run may change it."""
     return all(state.get(name, getattr(callback, name)) == getattr(callback, name) for name in ("monitor", "mode"))
 
 
 def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
-    """The fault of a config's key that names a metric which no validation logs."""
+    """The error for a config key that names a metric which is never logged."""
     logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
     return SharedError(f"{key}: no {metric} is logged; choose one of {logged}")
 
 
 def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint for evaluation and use: with the averaged weights, where there are any, and no state of training."""
+    """A checkpoint for inference: with averaged weights, if there are any, and without training state."""
     kept = {name: value for name, value in checkpoint.items() if name not in RESUMING}
     return {**kept, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
 
 
 def out_of_steps(trainer: L.Trainer) -> bool:
-    """True once `trainer.max_steps` is reached: the trainer would not start again for a validation that is due."""
+    """Returns True once `trainer.max_steps` is reached; a resumed trainer would not run a pending validation."""
     return 0 <= trainer.max_steps <= trainer.global_step

@@ -9,7 +9,7 @@ from vlm.training.step import compiling
 
 
 class TellCompiling(L.Callback):
-    """Says before the first step that it compiles, and after the first one that does not, how long it took."""
+    """Prints that the first steps compile, and how long compilation took."""
 
     def __init__(self) -> None:
         self._before: float | None = None

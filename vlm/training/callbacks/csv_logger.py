@@ -16,7 +16,7 @@ APART = "throughput/"  # the clock's figures: a run that is resumed repeats all 
 
 
 class Table:
-    """A CSV file with a row a step and a column a metric; a resumed run goes on in it.
+    """A CSV file with one row per step and one column per metric; a resumed run appends to it.
 
     Args:
         path: The file.

@@ -18,8 +18,6 @@ class EMA(L.Callback):
     """
 
     def __init__(self, *, decay: Annotated[float, Range(above=0, below=1)]) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"callbacks.ema.decay: {decay} is not between 0 and 1")
         self.decay = decay
         self.average: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}

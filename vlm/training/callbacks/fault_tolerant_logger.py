@@ -12,7 +12,7 @@ from vlm.errors import printable
 
 
 def hush_writers() -> None:
-    """Keeps the thread that TensorBoard writes in from printing the traceback of what is warned of anyway."""
+    """Stops TensorBoard's writer thread from printing tracebacks; a warning is printed anyway."""
     before = threading.excepthook
 
     def hook(args: Any) -> None:
@@ -24,8 +24,13 @@ def hush_writers() -> None:
         threading.excepthook = hook
 
 
+def _passed_on(attribute: str) -> Any:
+    """A property of the wrapped logger."""
+    return property(lambda steady: steady._try(lambda: getattr(steady.logger, attribute)))
+
+
 class SteadyLogger(Logger):
-    """Passes everything on to a logger, and warns once when that fails: metrics are not worth a run.
+    """Wraps a logger and warns once if it fails, instead of stopping the run.
 
     The logger is asked again each time: one whose disk was full for a while goes on.
 
@@ -52,21 +57,7 @@ class SteadyLogger(Logger):
                 print(f"warning: logger.{self.label} fails ({why}); training goes on without it", file=sys.stderr)
             return otherwise
 
-    @property
-    def name(self) -> str | None:
-        return self._try(lambda: self.logger.name)
-
-    @property
-    def version(self) -> int | str | None:
-        return self._try(lambda: self.logger.version)
-
-    @property
-    def root_dir(self) -> str | None:
-        return self._try(lambda: self.logger.root_dir)
-
-    @property
-    def log_dir(self) -> str | None:
-        return self._try(lambda: self.logger.log_dir)
+    name, version, root_dir, log_dir = map(_passed_on, ("name", "version", "root_dir", "log_dir"))
 
     @property
     def experiment(self) -> Any:
@@ -80,7 +71,7 @@ class SteadyLogger(Logger):
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
     def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Passes samples on to a logger that shows them; of TensorBoard's, to its board."""
+        """Logs samples if the logger can show them, or to TensorBoard."""
         own = getattr(self.logger, "log_samples", None)
         if own is not None:
             self._try(lambda: own(samples, step))

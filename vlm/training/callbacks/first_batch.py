@@ -13,7 +13,7 @@ from vlm.training.step.task import Task
 
 
 class ShowFirstBatch(L.Callback):
-    """Prints a header, and before the first step of all the parameter counts and the inputs and targets of one sample.
+    """Prints a header and, before the first step, the parameter counts and the inputs and targets of one sample.
 
     A wrong shift of the labels, a missing end token or wrong classes are visible in it.
 

@@ -57,7 +57,7 @@ class Samples(L.Callback):
 
 
 def folded(line: str) -> str:
-    """A line folded between words to the width of the terminal, where it goes to one."""
+    """Wraps a line to the width of the terminal, if stdout is one."""
     if not sys.stdout.isatty():
         return line
     width = shutil.get_terminal_size().columns - 1

@@ -1,4 +1,4 @@
-"""Stopping on a signal with nothing lost."""
+"""Stops a run on a signal without losing work."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SAID = b"finishing the step, then saving; again to stop now\n"
 
 
 class Stopped(BaseException):
-    """The run was stopped by a signal. Like KeyboardInterrupt it is no fault, and nothing else may catch it.
+    """Raised when a signal stops the run. Like KeyboardInterrupt it is not an error and must not be caught elsewhere.
 
     Args:
         signum: The signal.
@@ -41,7 +41,7 @@ def signals() -> list[signal.Signals]:
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Outside of training itself there is nothing to save: a signal ends the run at once, with the status of one."""
+    """Context outside of training, where there is nothing to save: a signal ends the run at once."""
     owner = os.getpid()
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -121,7 +121,7 @@ class StopOnSignal(L.Callback):
             raise Stopped(signum, saved=True)
 
     def _agreed(self, trainer: L.Trainer) -> int:
-        """The signal that any rank received, the same on all ranks; 0 for none."""
+        """The signal that some rank received, the same on all ranks; 0 for none."""
         return _reduced(trainer, cast(Task, trainer.lightning_module).step.received, "MAX")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -131,7 +131,7 @@ class StopOnSignal(L.Callback):
 
 
 def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
-    """The least or largest of all ranks' values. One process alone waits for no device."""
+    """The minimum or maximum over all ranks; a single process does not wait for the device."""
     if trainer.world_size == 1:
         return value
     tensor = torch.tensor(value, device=trainer.strategy.root_device)

@@ -13,7 +13,7 @@ from vlm.training.step.task import Task
 
 
 class StepTimes(Throughput):
-    """The figures of so many optimiser steps, with the time of each; logs nothing.
+    """Measures some optimiser steps, with the time of each; logs nothing.
 
     A step ends when the device has done with it: on a GPU, whose host runs ahead, events are timed.
 
@@ -52,7 +52,7 @@ class StepTimes(Throughput):
 
 
 def mark(device: torch.device) -> Any:
-    """This moment of a device: an event in its queue; of a CPU, the time."""
+    """A timestamp of a device: an event in its queue, or the time on a CPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -66,6 +66,6 @@ def between(start: Any, end: Any) -> float:
 
 
 def finish(device: torch.device) -> None:
-    """Waits until a device has done all that it was asked to."""
+    """Waits for all work of a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -131,7 +131,7 @@ def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes, at most, that were in use so far: of a GPU by torch's tensors, else by this process."""
+    """Peak memory in bytes: of torch's tensors on a GPU, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,4 +1,4 @@
-"""Faults of a config that training finds before it reads or writes anything."""
+"""Checks of a config before training reads or writes anything."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -100,7 +100,7 @@ def _refuse(faults: list[str]) -> None:
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:
-    """A line where the model is not of the kind that the task trains."""
+    """An error if the task cannot train this type of model."""
     model, wanted = product(config["model"]), parameters(find(config["task"]["_target_"])).get("model")
     if wanted is None or fits(model, wanted.annotation):
         return []
@@ -109,7 +109,7 @@ def model_faults(config: dict[str, Any]) -> list[str]:
 
 
 def accumulation_faults(config: dict[str, Any]) -> list[str]:
-    """A line where batches are accumulated whose samples a loss compares with one another."""
+    """An error if batches are accumulated although a loss compares the samples of a batch."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
     task: Any = find(config["task"]["_target_"])
     if count == 1 or not task.compares_samples(config["task"]):
@@ -119,7 +119,7 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
 
 
 def reward_faults(config: dict[str, Any]) -> list[str]:
-    """A line where a model is to learn from captions that it draws, and none that captions is named."""
+    """An error if training uses a reward but does not start from a trained captioner."""
     from vlm.training.run.run import start_places
 
     if config["task"].get("reward") is None or start_places(config):

@@ -1,4 +1,4 @@
-"""The config that evaluates a model which no run of ours trained: a Hugging Face folder, or what was imported."""
+"""The config to evaluate a model without a run: a Hugging Face folder, or an imported one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ LONGEST = 1024  # tokens of a text that is scored, where a model reads more
 
 
 def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The task's own config with the sizes of the model; others go after them.
+    """The task's default config with the model's sizes, then the overrides.
 
     Args:
         path: The checkpoint.

@@ -1,4 +1,4 @@
-"""The parts of a config that are built, without the keys that others only refer to."""
+"""The nodes of a config that are built, without keys that exist only to be referred to."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ BESIDE = ("size", "position", "fusion", "adapt")  # groups that others refer to,
 
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:
-    """The node of the data module: what it takes of the data's keys, of which the others are for fields to refer to."""
+    """The node of the data module, with the keys under `data` that it takes; others exist only to be referred to."""
     node = {"_target_": f"{Data.__module__}.{Data.__qualname__}"}
     return node | {name: value for name, value in config["data"].items() if takes(node, name)}
 
@@ -27,7 +27,7 @@ def _built(value: Any) -> Any:
 
 
 def inject(value: Any, injected: Mapping[str, Any]) -> Any:
-    """A node with values filled in wherever it, or a node below it, names a class that takes them."""
+    """Adds values to a node, and to all nodes below it, whose class takes arguments of these names."""
     if isinstance(value, list):
         return [inject(child, injected) for child in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Overrides that a run, its resumption and its evaluation accept beyond those of a new config."""
+"""Overrides of saved configs: for a resumed run and for an evaluation."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ def split_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
-    """The config that a resumed run goes on with: the saved one, with the values that may change.
+    """The config of a resumed run: the saved one with these overrides.
 
     Raises:
         UserError: Other values are given, or keys that there are not.

@@ -1,4 +1,4 @@
-"""Preprocessing of images as a pretrained encoder was trained with, wherever a config leaves it open."""
+"""Fills in the preprocessing that a pretrained encoder was trained with."""
 
 from copy import deepcopy
 from typing import Any
@@ -11,7 +11,7 @@ SHOWN = ("resize", "interpolation", "crop")  # training shows of an image what e
 
 
 def prepared(config: dict[str, Any]) -> Config:
-    """A config whose preprocessing is filled in from its encoder; values that it states stay."""
+    """The config with unset preprocessing options taken from its encoder."""
     encoder = config["model"].get("encoder") or {}
     prepares = getattr(find(encoder["_target_"]), "prepares", None) if encoder else None
     expected = prepares(**encoder) if prepares else {}
@@ -27,7 +27,7 @@ def prepared(config: dict[str, Any]) -> Config:
 
 
 def _filled(config: Config, values: dict[str, dict[str, Any]]) -> Config:
-    """A config with values, by the key of a node, for those of the node's arguments that it leaves open."""
+    """The config with values for unset arguments of some nodes."""
     tree = deepcopy(config.tree)
     for place, given in values.items():
         node = select(config, place)

@@ -26,7 +26,7 @@ INJECTED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of
 
 
 class Pretrained:
-    """Stands in a config for the model of a Hugging Face folder, with its sizes, tokenizer and preprocessing.
+    """Placeholder in a config for the model of a Hugging Face folder, its tokenizer and preprocessing.
 
     Args:
         path: The folder, or hf:ORG/NAME.

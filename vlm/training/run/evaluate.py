@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint as training's own test does."""
+"""Evaluates a checkpoint as the test at the end of training does."""
 
 import os
 from contextlib import ExitStack
@@ -27,14 +27,14 @@ HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
 def unread(key: str) -> bool:
-    """True for a key of the config that an evaluation does not read; of the data's, some only feed other keys."""
+    """Returns True for a key of the config that an evaluation ignores; some keys of the data exist for other keys only."""
     group, *below = key.split(".")
     feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
     return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
 
 
 def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
-    """Refuses texts that are longer than the model has positions for.
+    """Checks that texts are not longer than the model's positions.
 
     Raises:
         UserError: It names the key.
@@ -49,9 +49,9 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
 
 
 def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """A config whose cache may be written: the run's, where there is one, or else one that is removed in the end.
+    """The config with a writable cache: the run's if it has one, else a temporary one.
 
-    So that an evaluation leaves nothing in the run of a stranger, or where nothing may be written.
+    An evaluation writes nothing to the run of somebody else or to a read-only folder.
     """
     own = Path(config["runs"]) / "cache"
     if own.is_dir() and os.access(own, os.W_OK):

@@ -1,4 +1,4 @@
-"""Faults of a machine in words: full disks, lost processes, too little memory; and how to go on."""
+"""Messages for faults of the machine (full disks, lost processes, too little memory), with the remedy."""
 
 import errno
 import re
@@ -19,7 +19,7 @@ _REMEDIES |= {number: "check the disk, or choose another place: runs=DIR" for nu
 
 
 def explain(fault: Exception, run: Any) -> Exception:
-    """The exception to raise in place of one that ended a run: a UserError where there is a remedy.
+    """Converts an exception that ended a run: to a UserError if there is a remedy.
 
     Args:
         run: The vlm.training.run.run.Run; None if it failed while it was put together.
@@ -71,7 +71,7 @@ def standing(folder: Path, fault: Exception, *, precision: str) -> str:
 
 
 def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
-    """A UserError for what the machine did; None for what only a traceback can tell."""
+    """The UserError for a fault of the machine; None for an error that needs a traceback."""
     chain = list(causes(fault))
     text = "\n".join(map(str, chain))
     if worker := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is|was)? ?(.*)", text):
@@ -116,14 +116,14 @@ def _worker(pids: str, how: str) -> str:
 
 
 def _is_lost(fault: BaseException) -> bool:
-    """True for a fault that is only the loss of another process."""
+    """Returns True for a fault that is only the loss of another process."""
     kinds = [type(link).__name__ for link in causes(fault)]
     text = "\n".join(str(link) for link in causes(fault) if isinstance(link, RuntimeError)).lower()
     return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _LOST)
 
 
 def _lost(run: Any) -> UserError:
-    """The fault of the process that is gone, as far as this one knows it."""
+    """The message for a lost process."""
     launcher = run.trainer.strategy.launcher
     gone = launcher.lost() if isinstance(launcher, Launcher) and not started() else None
     if gone:

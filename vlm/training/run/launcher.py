@@ -19,7 +19,7 @@ GRACE = 10.0  # seconds that the first process has to find for itself that anoth
 
 
 def started() -> bool:
-    """True in a process that rank zero of a run started."""
+    """Returns True in a process that rank zero of a run started."""
     return os.environ.get(PARENT, str(os.getpid())) != str(os.getpid())
 
 

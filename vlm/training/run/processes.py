@@ -16,13 +16,13 @@ _stores: list[Any] = []  # what the first process serves must live until the oth
 
 
 def started() -> tuple[int, int] | None:
-    """This process's rank and their number, where torchrun or srun started several; None where we start them."""
+    """This process's rank and their number, where torchrun or srun started several; None if we start them."""
     ours = rank_by_launcher(TORCHELASTIC)
     return (ours.rank, ours.world) if ours.world > 1 else None
 
 
 def is_rank_zero() -> bool:
-    """True in the process that decides and writes."""
+    """Returns True in the process that decides and writes."""
     ours = started()
     return ours[0] == 0 if ours else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE not in os.environ
 

@@ -1,4 +1,4 @@
-"""Going on with a run exactly where it was."""
+"""Resumes a run exactly where it stopped."""
 
 import sys
 from pathlib import Path
@@ -85,7 +85,7 @@ def _find(where: str) -> Path:
 
 
 def newest(runs: Path, otherwise: str) -> Path:
-    """The checkpoint of the newest run in a folder of runs that has a whole one; damaged ones are named."""
+    """The checkpoint of the newest run that has an intact one; damaged ones are named."""
     for folder in run_folders(runs):
         try:
             return last_of(folder)
@@ -95,7 +95,7 @@ def newest(runs: Path, otherwise: str) -> Path:
 
 
 def last_of(folder: Path) -> Path:
-    """The last checkpoint of a run that is whole; a damaged one is named."""
+    """The last intact checkpoint of a run; damaged ones are named."""
     from vlm.checkpoint import load as ckpt
 
     faults = []
@@ -115,7 +115,7 @@ def last_of(folder: Path) -> Path:
 
 
 def check_steps(loaded: dict[str, Any], saved: Config, config: Config) -> None:
-    """Refuses what would make other optimiser steps of the same batches, and an end that is passed already.
+    """Checks that gradient accumulation is unchanged and that the run's end is not in the past.
 
     Raises:
         UserError: It names the key and both values.
@@ -135,12 +135,12 @@ def check_steps(loaded: dict[str, Any], saved: Config, config: Config) -> None:
 
 
 def epochs_done(loaded: dict[str, Any]) -> int:
-    """Whole epochs that a checkpoint has behind it."""
+    """Number of complete epochs of a checkpoint."""
     return loaded["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
 
 
 def reached(loaded: dict[str, Any], config: dict[str, Any]) -> str:
-    """The keys of the config at whose end a checkpoint is; nothing where it has some way to go."""
+    """The keys of the limits that a checkpoint has reached; empty if training can go on."""
     limits = config["trainer"]
     done = {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}
     return " and ".join(f"trainer.{name}" for name, count in done.items() if 0 < (limits.get(name) or -1) <= count)

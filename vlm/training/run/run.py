@@ -1,4 +1,4 @@
-"""One run: what its config says, built and put together."""
+"""Builds a run from its config."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def cache_folder(config: dict[str, Any]) -> Path:
 
 
 def build_fields(config: dict[str, Any]) -> dict[str, Field]:
-    """The fields that the task reads of each record, by name; equal tokenizers are one, learned from all texts."""
+    """Builds the task's fields, by name; equal tokenizer configs share one tokenizer."""
     tokenizers: dict[str, Any] = {}
     fields = {}
     for name, node in config["task"]["fields"].items():
@@ -93,7 +93,7 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
 
 
 def start_places(config: dict[str, Any]) -> dict[str, str]:
-    """The places that `model.init_from` and those of its parts name, by the part."""
+    """The `init_from` of the model and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: value for (part, name), value in keys.items() if name == "init_from"}
 
@@ -127,12 +127,12 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
 
 
 def on_gpu(config: dict[str, Any]) -> bool:
-    """True for a config that trains on a GPU here."""
+    """Returns True for a config that trains on a GPU here."""
     return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
 def compiles(config: dict[str, Any]) -> bool:
-    """True where a config's blocks are compiled: as it says, and by default on a GPU where nothing is missing.
+    """Returns True if the model's blocks are compiled: by default only on a GPU.
 
     Raises:
         UserError: It says so, and something is.
@@ -149,7 +149,7 @@ def compiles(config: dict[str, Any]) -> bool:
 
 
 def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Trainer:
-    """Lightning's trainer, all its saves and loads led through vlm.checkpoint."""
+    """Builds Lightning's trainer; vlm.checkpoint does its saves and loads."""
     node = dict(config["trainer"])
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
@@ -204,7 +204,7 @@ class Run:
             self._check_same_data(loaded)
 
     def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
-        """The model with its blocks as they compute, its specification for checkpoints, and what of it adapts."""
+        """The model, ready to train; its specification for checkpoints; and its adapters."""
         config = self.config
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
@@ -300,7 +300,7 @@ class Run:
 
 
 def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
-    """Refuses data whose records do not hold what the task reads, before any is read.
+    """Checks that the records of a source have what the task reads.
 
     Args:
         source: Another source than the config's own.
@@ -318,7 +318,7 @@ def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> Non
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
-    """Lines on the records that a source left out, the first few by name."""
+    """Messages about the records that a source skipped, the first few by name."""
     lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
     return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
 

@@ -1,4 +1,4 @@
-"""A run's folder: new or used by nobody else, and cleaned of what a killed process left."""
+"""Folders of runs: creation, locks, and removal of files that a killed process left."""
 
 import fcntl
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ def leave() -> None:
 
 
 def check_same_run(folder: Path, config: Config) -> None:
-    """Refuses a folder whose own config is not that of the checkpoint: a run would be continued in another's folder.
+    """Checks that a folder's config is that of the checkpoint, so that a run continues in its own folder.
 
     Args:
         config: The checkpoint's.
@@ -136,6 +136,6 @@ def check_same_run(folder: Path, config: Config) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Removes what a process left that was killed while it wrote."""
+    """Removes partial files of a killed process."""
     for place in (folder, folder / "checkpoints"):
         remove_unfinished(place)

@@ -33,7 +33,7 @@ def begun(config: dict[str, Any], label: str = "") -> Path | None:
 
 
 def requeue() -> str:
-    """Puts this job back into the queue, and returns what there is to say of it."""
+    """Requeues this job; returns a message."""
     job = os.environ["SLURM_JOB_ID"]
     try:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)

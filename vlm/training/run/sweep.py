@@ -51,7 +51,7 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
 
 
 def main_score(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The score that says most of a run, of its evaluation, or of its best validation where nothing was tested."""
+    """The main score of a run: of its evaluation, or of its best validation if it was not tested."""
     task: Any = find(config["task"]["_target_"])
     files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val")]
     path = next((path for path in files if path.is_file()), None)

@@ -1,4 +1,4 @@
-"""A whole training: fit, test of the best checkpoint, closing lines, and how it ends otherwise."""
+"""A whole training: fit, test of the best checkpoint, last lines, and errors."""
 
 import logging
 import shlex
@@ -68,7 +68,7 @@ def leave(run: Any, stop: Any) -> int:
 
 
 def fail(run: Any, fault: Exception) -> int:
-    """Ends the other processes of a run and raises its fault in words; returns the status where rank zero prints it."""
+    """Ends the other processes of a run and raises its error; returns the status if rank zero prints it."""
     from vlm.training.run.faults import explain
     from vlm.training.run.launcher import end_processes
 
@@ -103,7 +103,7 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
 
 
 def chose(config: dict[str, Any], results: dict[str, float]) -> str:
-    """A line that marks scores on the split by which the checkpoint was chosen; nothing for others."""
+    """A note if the scores are of the split that chose the checkpoint."""
     monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
     if not results:
         return ""

@@ -1,4 +1,4 @@
-"""Training of adapters in the place of weights: `model/adapt=lora`."""
+"""Training of adapters instead of weights: `model/adapt=lora`."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def adapt(
         places: Where the weights come from, by the part of the model.
         loaded: The checkpoint of a run that goes on.
     Returns:
-        None where the config has no adapters.
+        None if the config has no adapters.
     Raises:
         UserError: There is nothing to adapt.
     """

@@ -57,11 +57,11 @@ class EvaluationState:
             sums[1] += term.count
 
     def has_samples(self, limit: int | None) -> bool:
-        """True where the ranks together have so many `samples`; never for None."""
+        """Returns True if the ranks together have so many `samples`; never for None."""
         return limit is not None and len(self.samples) >= -(-limit // self.ranks)
 
     def losses(self) -> dict[str, float]:
-        """The loss over all ranks as "loss", and its terms as "loss_NAME" where there are several.
+        """The loss over all ranks as "loss", and its terms as "loss_NAME" if there are several.
 
         Raises:
             UserError: No sample could be read.

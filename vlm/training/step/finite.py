@@ -33,7 +33,7 @@ class NotFiniteError(SharedError):
 
 
 class HostCopy:
-    """Numbers on their way from the device to the host.
+    """An asynchronous copy of numbers from the device to the host.
 
     Args:
         numbers: The numbers, on the device.
@@ -72,14 +72,14 @@ class Check:
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
-    """True for an optimiser that skips an update that is not finite on the device, without the host."""
+    """Returns True for an optimiser that skips an update that is not finite on the device, without the host."""
     first = optimizer.param_groups[0]["params"][0]
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and runs_ahead(first.device) and not isinstance(first, DTensor)
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """True for a device that the host runs ahead of: reading one of its numbers at once would wait for it."""
+    """Returns True for an asynchronous device; reading its numbers at once would wait."""
     return device.type == "cuda"
 
 
@@ -110,7 +110,7 @@ def stop(trainer: L.Trainer, model: nn.Module, check: Check, loss: float, *, ove
 
 
 def suspects(batches: Batches) -> tuple[bool, list[str]]:
-    """True where a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
+    """Returns True if a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
     bad = [ids for ids, terms in batches if not all(bool(term.total.isfinite()) for term in terms.values())]
     return bool(bad), [str(id) for ids in bad or [ids for ids, _ in batches] for id in ids]
 

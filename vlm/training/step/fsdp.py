@@ -94,7 +94,7 @@ def _each(model: nn.Module, *, whole: bool) -> None:
 
 
 def whole(value: Any) -> Any:
-    """A container with every sharded tensor in it made whole, on the CPU; a collective of all ranks."""
+    """Gathers all sharded tensors of a container on the CPU; a collective operation."""
     if isinstance(value, DTensor):
         return value.full_tensor().cpu()
     if isinstance(value, dict):
@@ -105,7 +105,7 @@ def whole(value: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in its own memory: changed in place, so is the tensor."""
+    """This rank's part of a tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -27,7 +27,7 @@ def set_logged_step(trainer: L.Trainer, step: int) -> None:
 
 
 def validates(trainer: L.Trainer) -> bool:
-    """True where a validation follows the last training batch, be it done or still to come."""
+    """Returns True if a validation follows the last training batch, done or still to come."""
     fetcher: Any = None  # only that of an iterable of unknown length matters
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 

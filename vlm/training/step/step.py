@@ -81,7 +81,7 @@ class StepState:
         return torch.stack([term.total * (scale * term.weight) for term, scale in parts]).sum()
 
     def average(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Divides the gradients by the count of the step; returns the loss, and its terms where there are several."""
+        """Divides the gradients by the count of the step; returns the loss, and its terms if there are several."""
         unscale(optimizer, self.trainer)
         first = self.batches[0][1]
         sums = torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in first])  # (N, 2)
@@ -155,13 +155,13 @@ class StepState:
 
 
 def accumulates(trainer: L.Trainer) -> bool:
-    """True where the last batch ended in the middle of an optimiser step."""
+    """Returns True if the last batch did not complete an optimiser step."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches
 
 
 def is_logged(step: int, trainer: L.Trainer) -> bool:
-    """True for an optimiser step, counted from 1, whose metrics go to the loggers."""
+    """Returns True for an optimiser step, counted from 1, whose metrics go to the loggers."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and (step % every == 0 or trainer.should_stop)
 
@@ -175,7 +175,7 @@ def summed(tensor: Tensor, trainer: L.Trainer) -> Tensor:
 
 
 def on_device(number: Tensor | int, like: Tensor) -> Tensor:
-    """A number as a tensor of another's type, on its device; filled there, since a copy from the host would wait."""
+    """A number as a tensor on a device; filled there, because a copy from the host would wait."""
     return number.to(like.dtype) if isinstance(number, Tensor) else like.new_full((), number)
 
 
@@ -219,6 +219,6 @@ def unscale(optimizer: Optimizer, trainer: L.Trainer) -> None:
 
 
 def overflow_is_handled(trainer: L.Trainer) -> bool:
-    """True where a loss scaler deals with gradients that are not finite: it skips the step, and scales by less."""
+    """Returns True if a loss scaler handles non-finite gradients: it skips the step and lowers the scale."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return scaler is not None and scaler.get_scale() > SMALLEST_SCALE

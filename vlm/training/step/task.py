@@ -95,7 +95,7 @@ class Task(L.LightningModule):
 
     @classmethod
     def compares_samples(cls, options: Mapping[str, Any]) -> bool:
-        """True where a loss term compares the samples of a batch with one another, as a contrastive one does.
+        """Returns True if a loss term compares the samples of a batch, such as a contrastive loss.
 
         Args:
             options: The task's config.
@@ -224,7 +224,7 @@ class Task(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def description(self) -> dict[str, Any]:
-        """Needs of the trained model's use beyond its weights, in plain containers, for the checkpoint."""
+        """What inference needs beyond the weights, in plain containers, for the checkpoint."""
         kind = type(self)
         task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
         states = (field.state() for field in self.fields.values())
@@ -239,7 +239,7 @@ class Task(L.LightningModule):
         return []
 
     def findings(self) -> list[Finding]:
-        """Faults of the model as a whole that the last evaluation shows, such as outputs that ignore their inputs."""
+        """Problems of the model that the last evaluation shows, such as outputs that ignore their inputs."""
         return []
 
     def details(self) -> dict[str, Any]:
