@@ -27,7 +27,7 @@ HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
 def unread(key: str) -> bool:
-    """Returns True for a key of the config that an evaluation ignores; some keys of the data exist for other keys only."""
+    """Returns True for a key that an evaluation does not read; some of the data's keys only feed other keys."""
     group, *below = key.split(".")
     feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
     return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
