@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -44,6 +44,7 @@ def test_a_tree_resolves_as_omegaconf_does():
     )
 )
 def test_strings_resolve_as_omegaconf_has_them(parts):
+    assume("$${" not in "".join(parts))  # refused: what it resolves to may look like an interpolation
     tree = {"a": "v", "b": {"c": 3}, "text": "".join(parts)}
     try:
         expected = omegaconf(tree)

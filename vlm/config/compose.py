@@ -163,12 +163,10 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
     with explained(options), _hydra(options) as loader:
         options_of = partial(loader.get_group_options, config_name=name, overrides=search)
         for override in given:
-            for place, single in enumerate(_singles(override)):
-                choice = _choice(single, options_of, faults)
-                if choice is not None and (place == 0 or not choice):
-                    chosen.append(choice)
-                elif place == 0:
-                    values.append(single)
+            singles = _singles(override) if override.is_sweep_override() else [override]
+            choices = [_choice(single, options_of, faults) for single in singles]
+            values += singles[:1] if choices[:1] == [None] else []
+            chosen += [choice for choice in choices[:1] if choice] + [""] * ("" in choices)
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
@@ -226,8 +224,6 @@ def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
 
 def _singles(override: Override) -> list[Override]:
     """Splits a sweep's override into one override per value."""
-    if not override.is_sweep_override():
-        return [override]
     if override.value_type not in _LISTED:
         return []
     key = override.get_key_element()
