@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Error", "Model", "Run", "load", "score", "train"]
 
-Place = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 
 class NoSuchUse(Error, AttributeError):
@@ -42,7 +42,7 @@ class Model:
         options: As in `load`.
     """
 
-    def __init__(self, path: Place, **options: Any) -> None:
+    def __init__(self, path: PathLike, **options: Any) -> None:
         self._options = ModelOptions(checkpoint=os.fspath(path), **options)
         self._plain = self._used = False
         self._predictor: Predictor = self._load()
@@ -119,7 +119,7 @@ class Run:
         best: Its best checkpoint, for `load`.
     """
 
-    def __init__(self, folder: Place) -> None:
+    def __init__(self, folder: PathLike) -> None:
         from vlm.checkpoint.load import locate
 
         self.folder = Path(folder)
@@ -150,7 +150,7 @@ class Run:
         return f"<run {self.folder}>"
 
 
-def load(path: Place, *, device: str = "auto", precision: str = "auto", trust: str | None = None) -> Model:
+def load(path: PathLike, *, device: str = "auto", precision: str = "auto", trust: str | None = None) -> Model:
     """Loads a trained model.
 
     Args:

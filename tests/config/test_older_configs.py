@@ -15,7 +15,7 @@ from vlm.config.compose import override
 from vlm.config.tree import resolve, select
 from vlm.errors import UserError
 from vlm.training.config.overrides import check_effective
-from vlm.training.run.evaluate import unread
+from vlm.training.run.evaluate import is_ignored
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "tests/checkpoint/files").glob("*.ckpt")), ROOT / "data/sample/captioner.ckpt"]
@@ -75,7 +75,7 @@ def test_what_does_not_follow_in_a_config_without_links_is_said():
     old = {key: value for key, value in OLD.items() if key in ("data", "task")}
     saved = resolve(interpolated(old | {"task": {}}))
     with pytest.raises(UserError, match=r"^data\.root: changes nothing here, for the checkpoint's own stands"):
-        check_effective(saved, ["data.root=/new"], unread)
+        check_effective(saved, ["data.root=/new"], is_ignored)
 
 
 @pytest.mark.parametrize("links", [{"fed": 1}, {"fed": {"data": 1}}, {"fed": {"data.root": ["task"]}, "computed": 1}])

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from vlm.config import compose  # noqa: F401 registers the formulas
 from vlm.config.compose import override
-from vlm.config.override import settled
+from vlm.config.override import resolve_others
 from vlm.config.tree import escape, origin, origins, resolve, sources
 from vlm.errors import UserError
 from vlm.training.config.overrides import check_effective, check_resume_overrides
@@ -77,7 +77,7 @@ def test_a_file_interpolates_keys_and_formulas_alone(text):
 def test_what_else_is_typed_is_resolved_before_it_is_stored(monkeypatch):
     monkeypatch.setenv("VLM_TEST_PLACE", "/here/${data.root}")
     tree = OmegaConf.create(TREE | {"typed": "${oc.decode:'[1, 2]'}", "near": {"a": 1, "b": "${.a}"}})
-    assert settled(tree) == TREE | {"typed": [1, 2], "near": {"a": 1, "b": 1}}
+    assert resolve_others(tree) == TREE | {"typed": [1, 2], "near": {"a": 1, "b": 1}}
     config = override(TREE, ["data.root=${oc.env:VLM_TEST_PLACE}"])
     assert config["data"]["source"]["root"] == "/here/${data.root}"
     assert resolve(config.tree) == config

@@ -8,8 +8,8 @@ from PIL import Image
 from vlm.data.fields import CaptionField, ImageField, LabelField, learn_tokenizers
 from vlm.data.images.augment import Augment
 from vlm.data.images.cached_images import CachedImages
+from vlm.data.images.device_field import DeviceImageField
 from vlm.data.images.image import Preprocess
-from vlm.data.images.kept_field import KeptImageField
 from vlm.data.paired_images import PairedImageField
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
@@ -149,7 +149,7 @@ def test_an_image_whose_texts_tell_left_from_right_is_not_mirrored(texts, mirror
     record = Record("a", {"references": texts}, lambda: image)
     plain = field.encode(record, None)
     others = [index for index in range(20) if not torch.equal(field.encode(record, (0, 0, index)), plain)]
-    kept = [bool(KeptImageField(field, (8, 8), {}).encode(record, (0, 0, index))[1][4]) for index in range(20)]
+    kept = [bool(DeviceImageField(field, (8, 8), {}).encode(record, (0, 0, index))[1][4]) for index in range(20)]
     assert bool(others) == mirrored and [index for index in range(20) if kept[index]] == others
     assert augment.horizontal_flip
 

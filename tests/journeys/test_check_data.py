@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vlm.cli.main import run as vlm
-from vlm.data.images.image_hash import exact, fingerprint, near
+from vlm.data.images.image_hash import exact, image_hash, near
 from vlm.data.shapes.scene_captions import Shapes
 
 WORDS = ["a dog", "two cats", "one man", "the child", "some birds"]
@@ -158,7 +158,7 @@ def test_text(tmp_path: Path, capsys) -> None:
 def test_likeness() -> None:
     image = photo(1, (200, 150))
     brighter = Image.fromarray(np.clip(np.asarray(image).astype(int) + 8, 0, 255).astype(np.uint8))
-    prints = [fingerprint(one) for one in (image, image.copy(), image.resize((150, 112)), brighter, photo(2))]
+    prints = [image_hash(one) for one in (image, image.copy(), image.resize((150, 112)), brighter, photo(2))]
     assert exact(prints) == [[0, 1]]
     assert {(0, 2), (0, 3), (1, 2), (1, 3)} <= set(near(prints))
     assert not any(4 in pair for pair in near(prints)) and near([]) == []
@@ -169,7 +169,7 @@ def test_plain_scenes_are_not_alike() -> None:
         seed=0, shapes=["circle", "cross"], colors=["red", "blue"], sizes=["small", "large"], max_objects=2,
         train_scenes=300, val_scenes=5, test_scenes=5, captions_per_image=1,
     )  # fmt: skip
-    prints = [fingerprint(record.image()) for record in shapes.split("train").records()]
+    prints = [image_hash(record.image()) for record in shapes.split("train").records()]
     assert len({one.look for one in prints}) < 290  # their hashes alone would call some the same
     assert len(near(prints)) <= 2
 

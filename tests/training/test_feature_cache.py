@@ -11,7 +11,7 @@ from torch import nn
 
 from vlm.config.compose import compose
 from vlm.data.features import feature_file
-from vlm.data.features.fingerprint import augment_fault, check_split
+from vlm.data.features.source_hash import augment_fault, check_split
 from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment

@@ -5,7 +5,7 @@ from typing import Any
 
 from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, Field, LabelField
-from vlm.data.records import NAMES, lenient
+from vlm.data.records import NAMES, collect_errors
 from vlm.data.text.input_fields import EncodedField
 from vlm.data.text.target_field import TargetField
 from vlm.data.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def check(overrides: list[str], *, out: str | None = None, limit: int | None = N
     config = compose(overrides, check_config)
     check_fit(config)
     folder = None if out is None else output_folder(out)
-    with lenient():
+    with collect_errors():
         data: Any = build_data(config)
     faults = Faults()
     splits: dict[str, Any] = {name: data.split(name) for name in NAMES if name in data.splits}

@@ -21,7 +21,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.override import parse, quote, read, settled, update
+from vlm.config.override import parse, quote, read, resolve_others, update
 from vlm.config.target import find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
 from vlm.config.untrusted import check_hydra, readable
@@ -61,7 +61,7 @@ class Composed(NamedTuple):
     def config(self, check: Check | None) -> Config:
         """Resolves the config and checks it; arguments and faults as in `compose`."""
         try:
-            config = resolve(settled(self.tree))
+            config = resolve(resolve_others(self.tree))
         except UserError as fault:
             if self.faults:  # the missing key may be one that was misspelt
                 raise UserError("\n".join(self.faults)) from fault
@@ -127,7 +127,7 @@ def override(tree: dict[str, Any], overrides: list[str]) -> Config:
     if faults := faults + update(changed, values):
         raise UserError("\n".join(faults))
     with readable(overrides):
-        return resolve(settled(changed))
+        return resolve(resolve_others(changed))
 
 
 def _is_option(override: Override) -> bool:

@@ -99,7 +99,7 @@ def _is_one_value(node: Any, argument: str) -> bool:
     return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
-def settled(tree: DictConfig) -> dict[str, Any]:
+def resolve_others(tree: DictConfig) -> dict[str, Any]:
     """A config as plain containers; only interpolations of keys and of our formulas are left unresolved.
 
     Raises:

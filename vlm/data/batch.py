@@ -159,7 +159,7 @@ class TextRows(Tensors):
 
 
 @dataclass
-class KeptImages(Tensors):
+class DeviceImages(Tensors):
     """References to images that are stored on the device.
 
     Shapes:

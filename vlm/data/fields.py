@@ -62,7 +62,7 @@ class Field:
         """Model sizes that depend on the data, by argument name, for example vocab_size."""
         return {}
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         """Strings that identify what is read of a record, for hashing."""
         return ()
 
@@ -208,7 +208,7 @@ class TokenField(Field):
     def sizes(self) -> dict[str, int]:
         return {"vocab_size": self.tokenizer.vocab_size}
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         return self.texts_of(record)
 
 
@@ -339,7 +339,7 @@ class LabelField(Field):
         counts = Counter(record["label"] for record in self._splits[split].records())
         return [counts[label] for label in range(len(self.classes))]
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         return (self.classes[record["label"]],)
 
     def encode(self, record: Record, key: AugmentKey | None) -> int:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from vlm.data.records import first_fault
+from vlm.data.records import error_summary
 from vlm.errors import UserError
 from vlm.randomness import key
 
@@ -91,7 +91,7 @@ def validation(
         held = [index for index, place in enumerate(places) if place < HELD_OUT]
         held = held or sorted(range(len(names)), key=places.__getitem__)[:1]
     if not held or len(held) == len(names):
-        why = first_fault(skipped)
+        why = error_summary(skipped)
         raise UserError(f"data: too few training samples to hold some out for validation{why}; add samples")
     return held
 

@@ -23,22 +23,22 @@ SPLITS = {  # accepted names of splits
 }
 # fmt: on
 
-_lenient: ContextVar[bool] = ContextVar("lenient", default=False)
+_collecting: ContextVar[bool] = ContextVar("collect_errors", default=False)
 
 
 @contextmanager
-def lenient() -> Iterator[None]:
+def collect_errors() -> Iterator[None]:
     """Context in which sources continue after errors, to collect all of them."""
-    token = _lenient.set(True)
+    token = _collecting.set(True)
     try:
         yield
     finally:
-        _lenient.reset(token)
+        _collecting.reset(token)
 
 
-def is_lenient() -> bool:
-    """Returns True inside `lenient`."""
-    return _lenient.get()
+def collecting_errors() -> bool:
+    """Returns True inside `collect_errors`."""
+    return _collecting.get()
 
 
 class Skipped(str):
@@ -57,7 +57,7 @@ class Skipped(str):
         return self
 
 
-def first_fault(skipped: Sequence[str]) -> str:
+def error_summary(skipped: Sequence[str]) -> str:
     """The part of an error message that shows the number of problems and the first one; empty if there are none."""
     return f" ({len(skipped)} faults; the first: {skipped[0]})" if skipped else ""
 

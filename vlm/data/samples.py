@@ -61,7 +61,7 @@ class RecordDataset(Dataset):
         return self._lengths[1]
 
 
-def fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
+def dataset_fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
     """A hash of the samples of a split: their ids and what the fields read, without opening images.
 
     For a fresh split, only the first and the last sample are hashed.
@@ -69,7 +69,7 @@ def fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
     digest = blake2b(f"{len(split)}".encode(), digest_size=8)
     places = (0, len(split) - 1) if split.fresh else range(len(split))
     for record in (split.record(index) for index in places):
-        parts = [record.id, *(part for field in fields.values() for part in field.fingerprint(record))]
+        parts = [record.id, *(part for field in fields.values() for part in field.identity(record))]
         digest.update("\x1f".join([*parts, ""]).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 

@@ -10,15 +10,15 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vlm.data.batch import Batch, KeptImages
+from vlm.data.batch import Batch, DeviceImages
 from vlm.data.features.feature_field import FeatureField
 from vlm.data.features.feature_file import FeatureFile
 from vlm.data.fields import Field, ImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
-from vlm.data.images.kept_field import KeptImageField
+from vlm.data.images.device_field import DeviceImageField
 from vlm.data.order import EvalBatches, Key, TrainBatches
 from vlm.data.records import Part, Source, Split
-from vlm.data.samples import RecordDataset, fingerprint, whole
+from vlm.data.samples import RecordDataset, dataset_fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import Count, Injected, Range, UserError
@@ -142,7 +142,7 @@ class Data(L.LightningDataModule):
 
     def fingerprint(self) -> str:
         """A hash of the training split: a resumed run must go on with the same."""
-        return fingerprint(self.samples("train", training=True).split, self.fields)
+        return dataset_fingerprint(self.samples("train", training=True).split, self.fields)
 
     def samples(self, name: str, *, training: bool = False) -> RecordDataset:
         """The samples of a split as training or evaluation reads them, opened when they are first asked for."""
@@ -178,7 +178,7 @@ class Data(L.LightningDataModule):
         self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
 
-    def use_kept_images(self, field: KeptImageField, read: Callable[[KeptImages], Tensor]) -> None:
+    def use_device_images(self, field: DeviceImageField, read: Callable[[DeviceImages], Tensor]) -> None:
         """Makes training read its images from the device.
 
         Args:
@@ -190,7 +190,9 @@ class Data(L.LightningDataModule):
 
         def arrived(batch: Batch) -> Batch:
             kept = batch[name]
-            return replace(batch, values={**batch.values, name: read(kept)}) if isinstance(kept, KeptImages) else batch
+            return (
+                replace(batch, values={**batch.values, name: read(kept)}) if isinstance(kept, DeviceImages) else batch
+            )
 
         self._arrived = arrived
 

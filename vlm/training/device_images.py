@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.data.batch import KeptImages
+from vlm.data.batch import DeviceImages
 from vlm.data.fields import ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.batched import FILTERS, augmented
 from vlm.data.images.class_augment import ClassAugment
+from vlm.data.images.device_field import DeviceImageField
 from vlm.data.images.image import ImageError
-from vlm.data.images.kept_field import KeptImageField
 from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
 from vlm.errors import UserError
@@ -22,7 +22,7 @@ SHARE = 0.5  # of the device's free memory that images may take
 OFF = "or set data.images_on_device=false"
 
 
-def keep_images(run: Any) -> None:
+def move_images_to_device(run: Any) -> None:
     """Moves the training images of a run to its device and makes training read them there.
 
     Args:
@@ -47,11 +47,11 @@ def keep_images(run: Any) -> None:
         )
     held = pixels.to(device)
 
-    def batch(kept: KeptImages) -> Tensor:
+    def batch(kept: DeviceImages) -> Tensor:
         chosen = held[kept.index]
         return chosen if augment is None else augmented(chosen, kept.numbers, augment)
 
-    data.use_kept_images(KeptImageField(images, field.size, bad), batch)
+    data.use_device_images(DeviceImageField(images, field.size, bad), batch)
 
 
 def crops(augment: Augment | None) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vlm.config.build import build
 from vlm.config.target import find
 from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
-from vlm.data.features.fingerprint import augment_fault, fingerprint
+from vlm.data.features.source_hash import augment_fault, source_hash
 from vlm.data.images.image import Preprocess
 from vlm.data.store.cache_file import file_lock
 from vlm.models.encoder_decoder import AT_ONCE
@@ -41,7 +41,7 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
             yield f"data.cache_features: task.{name} mixes pixels, of which there are none then; set it to 0"
 
 
-def keep_features(run: Any, folder: Path) -> None:
+def use_cached_features(run: Any, folder: Path) -> None:
     """Makes a run read the features of its training images; missing ones are computed and cached.
 
     Args:
@@ -145,7 +145,7 @@ class FeatureCacheBuilder:
         for name, tensor in frozen_part(self.encoder).state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        digest.update(fingerprint(self.split, self.images).encode())
+        digest.update(source_hash(self.split, self.images).encode())
         return digest.hexdigest()
 
     def _fill(self, file: FeatureFile, missing: list[int]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from captioned import refusal
 
-from vlm.data.records import lenient
+from vlm.data.records import collect_errors
 from vlm.data.sources.aligned_files import AlignedFiles
 
 
@@ -57,7 +57,7 @@ def test_unequal_lengths_are_named(write, english, german, longer, line):
     root = write(train_en=english, train_de=german)
     message = refusal(opened, root)
     assert message.startswith(f"{root / f'train.{longer}'}, line {line}: ") and "lines" in message
-    with lenient():
+    with collect_errors():
         source = opened(root)
     assert len(pairs(source)) == 1 and source.skipped == [message]
 

@@ -12,7 +12,7 @@ from classed import png
 from sharded import captioned, classed, write_tar
 
 from vlm.data.images.image import ImageError, load_image
-from vlm.data.records import lenient
+from vlm.data.records import collect_errors
 from vlm.data.sources.shards import Shards
 from vlm.data.store.shard_index import digest
 from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
@@ -213,7 +213,7 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
         (tmp_path / "0.tar").write_bytes(whole[:end])
         (tmp_path / "0.tar.index").unlink(missing_ok=True)
         assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
-    with lenient():
+    with collect_errors():
         source = shards(tmp_path)
     assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0][0]
 

@@ -48,7 +48,7 @@ def test_a_text_is_read_and_counted():
     rows = field.collate([field.encode(record, None)])
     tokenizer = field.tokenizer
     assert rows.tokens.tolist() == [[tokenizer.bos_id, *tokenizer.encode("a red "), tokenizer.eos_id]]
-    assert field.length(record) == 8 and field.fingerprint(record) == ["a red dot"] and not field.pairs
+    assert field.length(record) == 8 and field.identity(record) == ["a red dot"] and not field.pairs
     pair = Record("", {"text": "a", "pair": "dot"})
     assert field.collate([field.encode(pair, None)]).types.tolist() == [[0] * 3 + [1] * 4 + [0]]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlm.data.records import Listed, Record
 from vlm.errors import UserError
 from vlm.evaluation.metrics import tokens
-from vlm.evaluation.metrics.captions import CaptionMetric, shuffled
+from vlm.evaluation.metrics.captions import CaptionMetric, shuffle_captions
 from vlm.evaluation.metrics.coco import References, best_constant, score_captions
 from vlm.tasks.captioning.controls import caption_controls, novelty
 
@@ -183,15 +183,15 @@ def test_with_one_image_bleu_chooses_the_constant() -> None:
 @pytest.mark.parametrize("count", [2, 3, 50])
 def test_shuffling_gives_every_caption_to_another_image(count: int) -> None:
     predictions = {f"image {i}": f"caption {i}" for i in range(count)}
-    mixed = shuffled(predictions, seed=3)
+    mixed = shuffle_captions(predictions, seed=3)
     assert mixed.keys() == predictions.keys()
     assert sorted(mixed.values()) == sorted(predictions.values())
     assert all(mixed[image] != text for image, text in predictions.items())
-    assert shuffled(dict(reversed(predictions.items())), seed=3) == mixed
+    assert shuffle_captions(dict(reversed(predictions.items())), seed=3) == mixed
 
 
 def test_the_seed_chooses_the_shuffling() -> None:
     predictions = {f"image {i}": f"caption {i}" for i in range(50)}
-    assert shuffled(predictions, seed=0) != shuffled(predictions, seed=1)
+    assert shuffle_captions(predictions, seed=0) != shuffle_captions(predictions, seed=1)
     with pytest.raises(UserError, match="fewer than two"):
-        shuffled({"a": "b"}, seed=0)
+        shuffle_captions({"a": "b"}, seed=0)

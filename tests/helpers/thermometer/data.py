@@ -57,7 +57,7 @@ class Numbers(Field):
 
     needs = ("numbers", "temperature")
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         return [repr(record["numbers"])]
 
     def encode(self, record: Record, key: AugmentKey | None) -> Record:

@@ -10,14 +10,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from vlm.cli.main import run as vlm
-from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
+from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
 from vlm.training.callbacks.samples import Samples, folded
 from vlm.training.run.fit import main
 
 
 def test_what_tensorboard_gets(tmp_path: Path) -> None:
     writer = SummaryWriter(str(tmp_path))
-    logger = SteadyLogger(SimpleNamespace(experiment=writer), "tensorboard")
+    logger = FaultTolerantLogger(SimpleNamespace(experiment=writer), "tensorboard")
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
     logger.log_samples([{"line": "= 'a *dog*'", "image": image}, {"line": "text\nalone"}], step=7)
     writer.close()

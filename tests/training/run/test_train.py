@@ -10,7 +10,7 @@ from vlm.cli.main import run as vlm
 from vlm.training.callbacks.signals import Stopped
 from vlm.training.run.faults import standing
 from vlm.training.run.fit import main
-from vlm.training.run.train import chose, closing, leave
+from vlm.training.run.train import closing, leave, split_note
 from vlm.training.step.finite import NotFiniteError
 
 
@@ -19,12 +19,12 @@ from vlm.training.step.finite import NotFiniteError
     [("val/loss", "val", True), ("val/loss", "test", False), (None, "val", False)],
 )
 def test_scores_on_the_split_that_chose_the_checkpoint_are_marked(monitor, split, marked):
-    said = chose({"callbacks": {"checkpoints": {"monitor": monitor}}}, {f"{split}/loss": 1.0})
+    said = split_note({"callbacks": {"checkpoints": {"monitor": monitor}}}, {f"{split}/loss": 1.0})
     assert ("too good" in said) == marked
 
 
 def test_without_checkpoints_nothing_was_chosen():
-    assert chose({"callbacks": {"checkpoints": None}}, {"val/loss": 1.0}) == ""
+    assert split_note({"callbacks": {"checkpoints": None}}, {"val/loss": 1.0}) == ""
 
 
 def test_a_run_may_be_stopped_before_its_callbacks_are_set_up(tmp_path, capsys):

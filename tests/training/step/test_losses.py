@@ -116,7 +116,7 @@ def test_a_head_like_berts(scramble):
 
 def test_an_evaluation_of_which_nothing_was_read_is_refused() -> None:
     evaluation = EvaluationState("val")
-    evaluation.unread = ["a.png: is cut short"]
+    evaluation.unreadable = ["a.png: is cut short"]
     with pytest.raises(UserError, match=r"no sample can be read: a.png: is cut short"):
         evaluation.losses()
     evaluation.add_loss({"tokens": Term(torch.tensor(6.0), 3)})

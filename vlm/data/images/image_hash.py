@@ -14,7 +14,7 @@ MAX_SHIFT, MAX_MEAN, MAX_LOCAL = 16.0, 4.0, 16.0  # of 255: in brightness, on av
 _WORDS = 4  # two hashes that differ in three bits have at least one of four words in common
 
 
-class Print(NamedTuple):
+class ImageHash(NamedTuple):
     """Hashes of an image: of its pixels (`digest`), perceptual (`look`), and a thumbnail uint8 (16, 16, 3)."""
 
     digest: bytes
@@ -22,32 +22,32 @@ class Print(NamedTuple):
     small: np.ndarray
 
 
-def fingerprint(image: Image.Image) -> Print:
+def image_hash(image: Image.Image) -> ImageHash:
     """Hashes an RGB image. Each of 64 bits of `look` tells whether a pixel is brighter than its left neighbour."""
     digest = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).digest()
     grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), np.int16)
     bits = np.packbits(grey[:, 1:] > grey[:, :-1])
     small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.uint8)
-    return Print(digest, int.from_bytes(bits.tobytes(), "big"), small)
+    return ImageHash(digest, int.from_bytes(bits.tobytes(), "big"), small)
 
 
-def exact(prints: Sequence[Print]) -> list[list[int]]:
+def exact(hashes: Sequence[ImageHash]) -> list[list[int]]:
     """Groups of images with equal pixels."""
     groups = defaultdict(list)
-    for index, one in enumerate(prints):
+    for index, one in enumerate(hashes):
         groups[one.digest].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def near(prints: Sequence[Print]) -> list[tuple[int, int]]:
+def near(hashes: Sequence[ImageHash]) -> list[tuple[int, int]]:
     """Pairs of images that look alike without being equal: resized, recompressed, slightly brighter.
 
     Hashes find candidates and thumbnails decide, because scenes on a plain background have similar hashes.
     """
-    if not prints:
+    if not hashes:
         return []
-    looks = np.array([one.look for one in prints], np.uint64)
-    small = np.stack([one.small for one in prints]).reshape(len(prints), -1, 3)
+    looks = np.array([one.look for one in hashes], np.uint64)
+    small = np.stack([one.small for one in hashes]).reshape(len(hashes), -1, 3)
     pairs: set[tuple[int, int]] = set()
     for word in range(_WORDS):
         words = (looks >> np.uint64(16 * word)) & np.uint64(0xFFFF)
@@ -55,7 +55,7 @@ def near(prints: Sequence[Print]) -> list[tuple[int, int]]:
         starts = np.flatnonzero(np.diff(words[order], prepend=np.uint64(2**20))).tolist()
         for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
             pairs |= _near_within(order[start:end], looks, small)
-    return sorted(pair for pair in pairs if prints[pair[0]].digest != prints[pair[1]].digest)
+    return sorted(pair for pair in pairs if hashes[pair[0]].digest != hashes[pair[1]].digest)
 
 
 def _near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> set[tuple[int, int]]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from vlm.data.hold_out import check_fractions, draw, held_out
 from vlm.data.images.image import SUFFIXES
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors, error_summary
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.column_images import FolderWithTables, within
 from vlm.data.store.columns import is_columns
-from vlm.data.store.places import Place, Tar
+from vlm.data.store.places import FileStore, Tar
 from vlm.data.text.lines import one_line
 from vlm.errors import UserError, nearest
 from vlm.randomness import numpy_rng
@@ -127,8 +127,8 @@ class CaptionSource(Source):
             image.captions[caption] = None
 
     def _refuse(self, message: str, kind: str) -> None:
-        """Raises a serious fault, or records it inside `lenient`."""
-        if not is_lenient():
+        """Raises a serious fault, or records it inside `collect_errors`."""
+        if not collecting_errors():
             raise UserError(message)
         self.skipped.append(Skipped(message, kind))
 
@@ -164,7 +164,7 @@ class CaptionSource(Source):
         images = self._present(images, file)
         if not images:
             raise UserError(
-                f"{file}: has no image with a {self.text}{first_fault(self.skipped)}; check data.root and data.path"
+                f"{file}: has no image with a {self.text}{error_summary(self.skipped)}; check data.root and data.path"
             )
         kept = {name: [image for image in images if image.split == name] for name in NAMES}
         self._images = {name: images for name, images in kept.items() if images}
@@ -181,7 +181,7 @@ class CaptionSource(Source):
         """The images that exist; missing ones are listed in `skipped`."""
         missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
         absent = [str(self.place.path / path) for paths in missing.values() for path in paths]
-        if len(absent) > MAX_ABSENT * len(images) and not is_lenient():
+        if len(absent) > MAX_ABSENT * len(images) and not collecting_errors():
             raise UserError(
                 f"{file}: {len(absent)} of {len(images)} images are missing, such as {', '.join(absent[:3])}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"
@@ -190,7 +190,7 @@ class CaptionSource(Source):
         return [image for image in images if not missing[image.name]]
 
 
-def _place(root: Path, column: str) -> Place:
+def _place(root: Path, column: str) -> FileStore:
     if root.is_file() and root.suffix == ".tar":
         return Tar(root)
     if root.is_file():

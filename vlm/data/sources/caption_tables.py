@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import SPLITS, Skipped
 from vlm.data.sources.tables import Cells, decode_text, parse_json, parse_split, read_cells, read_text
-from vlm.data.store.places import Place
+from vlm.data.store.places import FileStore
 from vlm.errors import UserError
 
 
@@ -46,7 +46,7 @@ def _caption_rows(path: Path, cells: Cells) -> Iterator[Row]:
     yield from (Row(image, caption, cells.split(path), cells.where) for caption in captions or [""])
 
 
-def read_folder(place: Place, skipped: list[str]) -> list[Row]:
+def read_folder(place: FileStore, skipped: list[str]) -> list[Row]:
     """Rows of images that have a text file of the same name with one caption per line.
 
     Subfolders are included. If all images are in folders named like splits, those are the splits.
@@ -65,7 +65,7 @@ def read_folder(place: Place, skipped: list[str]) -> list[Row]:
     return [row._replace(split=split) for row, split in zip(rows, splits, strict=True)] if all(splits) else rows
 
 
-def _folder_rows(place: Place, folder: str, names: list[str], skipped: list[str]) -> Iterator[Row]:
+def _folder_rows(place: FileStore, folder: str, names: list[str], skipped: list[str]) -> Iterator[Row]:
     texts = {name[:-4]: name for name in names if name.lower().endswith(".txt")}
     unused = dict(texts)
     for name in names:

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from vlm.data.hold_out import check_fractions, draw_stratified
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
-from vlm.data.store.places import Folder, Place, Tar
+from vlm.data.store.places import FileStore, Folder, Tar
 from vlm.errors import Share, UserError
 
 _FOREIGN = ("__MACOSX",)  # folders that macOS adds to archives
@@ -62,7 +62,7 @@ class ClassFolders(Source):
         check_fractions(val_fraction, test_fraction)
         self._setting = "data.root" if path is None else "data.path"
         self.name = "image_folder" if path is None else "image_tar"
-        self.place: Place = _folder(root) if path is None else _tar(path, root)
+        self.place: FileStore = _folder(root) if path is None else _tar(path, root)
         self.skipped: list[str] = []
         files = sorted(parts for parts in map(_shown, self.place.files()) if parts and self._is_read(parts[-1]))
         if not files:

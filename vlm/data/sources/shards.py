@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault, is_lenient
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors, error_summary
 from vlm.data.sources.caption_source import drawn_captions
 from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
@@ -85,7 +85,7 @@ class Shards(Source):
             faults = [*self._unusable.values(), *self.skipped]
             wanted = " and ".join(name for name in needs if name != "image") or "image"
             raise UserError(
-                f"{root}: the shards have no image with {wanted} to train on{first_fault(faults)}; check data.root"
+                f"{root}: the shards have no image with {wanted} to train on{error_summary(faults)}; check data.root"
             )
         self._check_labels()
 
@@ -145,7 +145,7 @@ class Shards(Source):
                     )
 
     def _open(self, shards: Sequence[Shard]) -> list[Opened]:
-        """Opens the shards with their indexes; inside `lenient`, failures are recorded."""
+        """Opens the shards with their indexes; inside `collect_errors`, failures are recorded."""
         opened = []
         pool = ThreadPoolExecutor(AT_ONCE)  # object stores are slow to respond
         try:
@@ -153,7 +153,7 @@ class Shards(Source):
                 if isinstance(index, ShardIndex):
                     opened.append(Opened(shard.path, shard.path[self._base :], index))
                     self._note(shard, index)
-                elif is_lenient():
+                elif collecting_errors():
                     self._unusable[shard.path] = str(index)
                 else:
                     raise index
@@ -194,7 +194,7 @@ class Shards(Source):
         return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
 
     def _refuse(self, message: str) -> None:
-        if not is_lenient():
+        if not collecting_errors():
             raise UserError(message)
         self.skipped.append(Skipped(message, "two splits"))
 

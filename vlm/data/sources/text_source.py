@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified, held_out
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, first_fault
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary
 from vlm.data.store.columns import is_columns
 from vlm.errors import Share, UserError
 
@@ -85,7 +85,7 @@ class TextSource(Source):
         samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
         for split, own in files.items():
             if not samples[split]:
-                raise UserError(f"{own[0]}: has no usable sample{first_fault(self.skipped)}")
+                raise UserError(f"{own[0]}: has no usable sample{error_summary(self.skipped)}")
             for one in samples[split] if len(files) > 1 and split == "train" else ():
                 if one.split in ("val", "test"):
                     raise UserError(held_out(own[0], one.where, one.split))

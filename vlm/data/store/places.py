@@ -15,7 +15,7 @@ from vlm.data.store.tar import Span, TarError, members, read_span
 from vlm.errors import UserError
 
 
-class Place(Protocol):
+class FileStore(Protocol):
     """Access to files by path, with slashes as separators.
 
     Attributes:

@@ -116,7 +116,7 @@ class TagField(Field):
     def sizes(self) -> dict[str, int]:
         return {"num_classes": len(self.classes)}
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         return record["tags"]
 
     def encode(self, record: Record, key: AugmentKey | None) -> Sequence[str]:

@@ -72,7 +72,7 @@ class PassageField(EncodedField):
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["question"], record["context"]
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         return (*self.texts_of(record), *(f"{start} {text}" for text, start in record["answers"]))
 
     def encode(self, record: Record, key: AugmentKey | None) -> Spans:

@@ -18,7 +18,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Place(NamedTuple):
+class WordSpan(NamedTuple):
     """A word's position in its text, in Unicode code points."""
 
     start: int
@@ -37,13 +37,13 @@ class Window(NamedTuple):
     first: int
 
 
-def word_places(text: str) -> list[Place]:
+def word_places(text: str) -> list[WordSpan]:
     """The words of a text; they cover everything except white space and split no grapheme cluster."""
     spans = (match.span() for match in _WORDS.finditer(text))
-    return [Place(*span) for span in (spans if text.isascii() else whole(spans, text))]
+    return [WordSpan(*span) for span in (spans if text.isascii() else whole(spans, text))]
 
 
-def covering(words: Sequence[Place], start: int, stop: int) -> tuple[int, int] | None:
+def covering(words: Sequence[WordSpan], start: int, stop: int) -> tuple[int, int] | None:
     """Indices of the first and last word of a part of the text; None if it contains none."""
     inside = [number for number, word in enumerate(words) if word.start < stop and word.stop > start]
     return (inside[0], inside[-1]) if inside else None
@@ -56,7 +56,7 @@ def encode_passage(
     question: str,
     passage: str,
     *,
-    words: Sequence[Place] | None = None,
+    words: Sequence[WordSpan] | None = None,
     pieces: Pieces | None = None,
     marks_shared: bool = False,
 ) -> list[Window]:
@@ -94,14 +94,14 @@ def encode_passage(
         start = after
 
 
-def _shared(question: str, passage: str, words: Sequence[Place]) -> list[int]:
+def _shared(question: str, passage: str, words: Sequence[WordSpan]) -> list[int]:
     """Type of each word of a passage: 2 if the question contains it too, else 1, as for punctuation."""
     asked = {question[slice(*word)].casefold() for word in word_places(question)}
     texts = (passage[slice(*word)].casefold() for word in words)
     return [2 if text in asked and text[0].isalnum() else 1 for text in texts]
 
 
-def _ids(passage: str, word: Place, pieces: Pieces) -> list[int]:
+def _ids(passage: str, word: WordSpan, pieces: Pieces) -> list[int]:
     """Token ids of a word, with a leading space at the beginning and after white space."""
     spaced = word.start == 0 or passage[word.start - 1].isspace()
     return list(pieces(f"{' ' if spaced else ''}{passage[word.start : word.stop]}"))

@@ -75,7 +75,7 @@ class TextField(TokenField):
         super().restore(about)
         self._files.clear()
 
-    def fingerprint(self, record: Record) -> Sequence[str]:
+    def identity(self, record: Record) -> Sequence[str]:
         window: Window = record["window"]
         header = window.windows.file.header
         return header.digest, str(header.tokens), header.tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 from vlm.data.fields import CaptionField
 from vlm.data.images.image import ImageError
-from vlm.data.images.image_hash import Print, exact, fingerprint, near
+from vlm.data.images.image_hash import ImageHash, exact, image_hash, near
 from vlm.data.records import Skipped, Source, Split
 from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
 from vlm.machine import cores
@@ -92,7 +92,7 @@ class Seen:
     name: str
     label: int | None
     size: tuple[int, int]
-    print: Print
+    hash: ImageHash
 
 
 def read_images(
@@ -137,7 +137,7 @@ def _look(at: tuple[str, Split, int]) -> "Seen | str":
         image, *_ = record.images()
     except ImageError as fault:
         return f"{name}: {fault}"
-    return Seen(name, record.id, record.known.get("label"), image.size, fingerprint(image))
+    return Seen(name, record.id, record.known.get("label"), image.size, image_hash(image))
 
 
 def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False) -> None:
@@ -156,10 +156,10 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False)
     ]
     faults.add("tiny image", tiny, len(images))
     kinds: dict[str, list[str]] = defaultdict(list)
-    prints = [one.print for one in images]
-    groups = exact(prints)
+    hashes = [one.hash for one in images]
+    groups = exact(hashes)
     pairs = [(group[0], other, True) for group in groups for other in group[1:]]
-    pairs += [(one, other, False) for one, other in ([] if drawn else near(prints))]
+    pairs += [(one, other, False) for one, other in ([] if drawn else near(hashes))]
     for one, other, same in pairs:
         apart = images[one].split != images[other].split
         kind = (

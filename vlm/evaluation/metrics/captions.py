@@ -113,7 +113,7 @@ class CaptionMetric(RecordMetric):
         self.scores = None
 
 
-def shuffled(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
+def shuffle_captions(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
     """Assigns each caption to another image: the score of captions that ignore their image.
 
     Args:

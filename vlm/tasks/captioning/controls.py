@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from vlm.data.records import Split
-from vlm.evaluation.metrics.captions import CaptionMetric, exact_matches, shuffled
+from vlm.evaluation.metrics.captions import CaptionMetric, exact_matches, shuffle_captions
 from vlm.evaluation.metrics.coco import best_constant, score_captions
 from vlm.evaluation.metrics.tokens import Units
 from vlm.randomness import numpy_rng
@@ -27,7 +27,7 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     constant, _ = best_constant(prepared, candidates)
     controls = {
         "constant": dict.fromkeys(references, constant),
-        "shuffled": shuffled(predictions, seed) if len(predictions) > 1 else dict(predictions),
+        "shuffled": shuffle_captions(predictions, seed) if len(predictions) > 1 else dict(predictions),
     }
     scores: dict[str, float] = {}
     for control, captions in controls.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.documents import read_lines
-from vlm.data.text.passages import Place, Window, encode_passage, word_places
+from vlm.data.text.passages import Window, WordSpan, encode_passage, word_places
 from vlm.errors import UserError
 from vlm.inference.arguments import FileArguments
 from vlm.inference.options import Options, Question, questions_of
@@ -82,7 +82,7 @@ def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
 
 
 def choose_answer(
-    context: str, words: Sequence[Place], windows: Sequence[tuple[int, Span]], *, abstains: bool
+    context: str, words: Sequence[WordSpan], windows: Sequence[tuple[int, Span]], *, abstains: bool
 ) -> SpanAnswer:
     """The answer of the window with the highest score (Devlin et al. 2019, section 4.3).
 

@@ -36,7 +36,7 @@ class BadSamples(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         task = cast(Task, pl_module)
-        for reason in task.evaluation.unread:
+        for reason in task.evaluation.unreadable:
             print(f"skipped in validation: {printable(reason)}", flush=True)
 
     def on_train_batch_end(

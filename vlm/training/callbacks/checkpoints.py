@@ -87,7 +87,7 @@ class Checkpoints(L.Callback):
         return self.last.with_name(BEST)
 
     @property
-    def kept(self) -> Path:
+    def best_or_last(self) -> Path:
         """The checkpoint to evaluate and use: the best, or the last of a run that had no validation."""
         return self.best if self.best.is_file() else self.last
 

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from vlm.training.step import compiling
 
 
-class TellCompiling(L.Callback):
+class CompileMessages(L.Callback):
     """Prints that the first steps compile, and how long compilation took."""
 
     def __init__(self) -> None:

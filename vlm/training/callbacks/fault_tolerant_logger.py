@@ -11,7 +11,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 from vlm.errors import printable
 
 
-def hush_writers() -> None:
+def silence_writer_threads() -> None:
     """Stops TensorBoard's writer thread from printing tracebacks; a warning is printed anyway."""
     before = threading.excepthook
 
@@ -29,7 +29,7 @@ def _passed_on(attribute: str) -> Any:
     return property(lambda steady: steady._try(lambda: getattr(steady.logger, attribute)))
 
 
-class SteadyLogger(Logger):
+class FaultTolerantLogger(Logger):
     """Wraps a logger and warns once if it fails, instead of stopping the run.
 
     The logger is asked again each time: one whose disk was full for a while goes on.
@@ -43,7 +43,7 @@ class SteadyLogger(Logger):
         super().__init__()
         self.logger, self.label = logger, label
         self._warned = False
-        hush_writers()
+        silence_writer_threads()
 
     def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
         try:

@@ -11,7 +11,7 @@ import lightning as L
 
 from vlm.errors import Range, printable
 from vlm.io.atomic import write_text
-from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
+from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
 from vlm.training.step.task import Task
 
 
@@ -52,7 +52,7 @@ class Samples(L.Callback):
         text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
         write_text(folder / f"step_{trainer.global_step}.jsonl", text)
         for logger in trainer.loggers:
-            if isinstance(logger, SteadyLogger):
+            if isinstance(logger, FaultTolerantLogger):
                 logger.log_samples(shown, trainer.global_step)
 
 

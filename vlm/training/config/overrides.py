@@ -83,13 +83,13 @@ def _below(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def check_effective(saved: Config, overrides: list[str], unread: Callable[[str], bool]) -> None:
+def check_effective(saved: Config, overrides: list[str], is_ignored: Callable[[str], bool]) -> None:
     """Refuses overrides that change nothing.
 
     Args:
         saved: The config that was saved.
         overrides: KEY=VALUE; together they can be applied.
-        unread: Returns True for a key that the command does not read.
+        is_ignored: Returns True for a key that the command does not read.
     Raises:
         UserError: With a line for each override that changes nothing.
     """
@@ -102,7 +102,7 @@ def check_effective(saved: Config, overrides: list[str], unread: Callable[[str],
             changed = override(saved.tree, [text])
         except UserError:  # it needs one of the others
             continue
-        if all(unread(place) for place in differences(saved, changed, keep=())):
+        if all(is_ignored(place) for place in differences(saved, changed, keep=())):
             same = select(saved, key) == select(changed, key)
             already = f"is {short_text(select(saved, key))} already and changes nothing"
             reason = already if same else "changes nothing here, for the checkpoint's own stands"

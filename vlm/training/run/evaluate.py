@@ -26,7 +26,7 @@ TRAINING |= {"resume", "trust"}
 HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
-def unread(key: str) -> bool:
+def is_ignored(key: str) -> bool:
     """Returns True for a key that an evaluation does not read; some of the data's keys only feed other keys."""
     group, *below = key.split(".")
     feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
@@ -83,16 +83,16 @@ def _evaluate(
     """
     from vlm.io.output import output_folder
     from vlm.training.run.results import keep_results
-    from vlm.training.run.train import chose, table
+    from vlm.training.run.train import split_note, table
 
     folder = None if out is None else output_folder(out)
     config, task, data, results = evaluation_of(
         path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
     )
-    unread = task.evaluation.unread
-    print(table(results) + "\n".join([chose(config, results), *task.notes()]))
-    print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unread):,} skipped" if unread else ""))
-    for reason in unread:
+    unreadable = task.evaluation.unreadable
+    print(table(results) + "\n".join([split_note(config, results), *task.notes()]))
+    print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unreadable):,} skipped" if unreadable else ""))
+    for reason in unreadable:
         print_error(printable(reason))
     if folder is not None:
         try:
@@ -100,7 +100,7 @@ def _evaluate(
             print(f"report      {folder / 'report.html'}")
         except OSError as fault:
             raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
-    return 1 if unread else 0
+    return 1 if unreadable else 0
 
 
 def evaluation_of(
@@ -138,7 +138,7 @@ def evaluation_of(
         with refusing(path):
             saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
         config = override(saved.tree, overrides)
-        check_effective(saved, overrides, unread)
+        check_effective(saved, overrides, is_ignored)
         check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size

@@ -16,7 +16,7 @@ from vlm.checkpoint.stored import contained, freeze
 from vlm.config.build import build, spec
 from vlm.config.target import arguments, find, trusted
 from vlm.config.tree import walk
-from vlm.data.features.fingerprint import check_split
+from vlm.data.features.source_hash import check_split
 from vlm.data.fields import Field
 from vlm.data.records import Source
 from vlm.errors import UserError, printable, printable_lines
@@ -24,15 +24,15 @@ from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
-from vlm.training.callbacks.compiling import TellCompiling
-from vlm.training.callbacks.fault_tolerant_logger import SteadyLogger
+from vlm.training.callbacks.compiling import CompileMessages
+from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal
 from vlm.training.config.nodes import data_node, inject, model_node
 from vlm.training.config.preparation import prepared
 from vlm.training.data_module import Data
-from vlm.training.device_images import keep_images
-from vlm.training.feature_cache import keep_features
+from vlm.training.device_images import move_images_to_device
+from vlm.training.feature_cache import use_cached_features
 from vlm.training.run import slurm
 from vlm.training.run.launcher import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
@@ -247,7 +247,7 @@ class Run:
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
-        built += [TellCompiling()] if self.compiled else []
+        built += [CompileMessages()] if self.compiled else []
         # Checkpoints and signals come last: they save what the other callbacks make of a step.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
@@ -258,7 +258,7 @@ class Run:
         for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
             takes = arguments(find(node["_target_"]))
             place = {key: str(self.folder) for key in ("folder", "save_dir") if key in takes}
-            loggers.append(SteadyLogger(build(node, f"logger.{name}", **place), name))
+            loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **place), name))
         return loggers
 
     @property
@@ -274,14 +274,14 @@ class Run:
             clean(self.folder)
             shutil.rmtree(self.folder / "evaluation" / self.data.final_split, ignore_errors=True)  # of fewer steps
         if self.data.cache_features:
-            keep_features(self, self.cache)
+            use_cached_features(self, self.cache)
         if self.data.images_on_device:
-            keep_images(self)
+            move_images_to_device(self)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
-        loaded = ckpt.read(self.checkpoints.kept, merge=False)
+        loaded = ckpt.read(self.checkpoints.best_or_last, merge=False)
         self.task.load_weights(ckpt.weights(loaded))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         if not results:  # trainer.limit_test_batches=0

@@ -33,8 +33,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
-                below = "\n".join([chose(config, results), *(run.task.notes() if results else [])])
-                print(closing(run.checkpoints.kept, results, run.example(), below), flush=True)
+                below = "\n".join([split_note(config, results), *(run.task.notes() if results else [])])
+                print(closing(run.checkpoints.best_or_last, results, run.example(), below), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -102,7 +102,7 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
     return printable_lines("\n".join([*lines, f"try         {command}"]))
 
 
-def chose(config: dict[str, Any], results: dict[str, float]) -> str:
+def split_note(config: dict[str, Any], results: dict[str, float]) -> str:
     """A note if the scores are of the split that chose the checkpoint."""
     monitor = str((config["callbacks"].get("checkpoints") or {}).get("monitor"))
     if not results:

@@ -17,7 +17,7 @@ class EvaluationState:
     Attributes:
         samples: Some inputs with the model's outputs, for people to look at: each has at least "line", the line to
             print.
-        unread: A reason for each sample that could not be read.
+        unreadable: A reason for each sample that could not be read.
         used: Number of samples that were read; of all ranks, once the losses are known.
         results: The scores as split/metric. Until this evaluation has some, those of the one before.
     Args:
@@ -38,14 +38,14 @@ class EvaluationState:
         self.split, self.ranks, self.device = split, ranks, device or torch.device("cpu")
         self.results = results or {}
         self.samples: list[dict[str, Any]] = []
-        self.unread: list[str] = []
+        self.unreadable: list[str] = []
         self.used = 0
         self._terms: dict[str, tuple[float, torch.Tensor]] = {}
 
     def read(self, batch: Any) -> None:
         """Counts the samples of a batch, and notes those that could not be read."""
         self.used += len(batch.ids)
-        self.unread += [sample.reason for sample in batch.bad]
+        self.unreadable += [sample.reason for sample in batch.bad]
 
     def add_loss(self, terms: Mapping[str, Term]) -> None:
         """Adds the terms of a batch's loss."""
@@ -73,8 +73,8 @@ class EvaluationState:
             torch.distributed.all_gather_object(everyone, own)
         self.used, terms = sum(used for used, _ in everyone), [terms for _, terms in everyone]
         weights = {name: term[0] for rank in terms for name, term in rank.items()}
-        if self.unread and not any(term[2] for rank in terms for term in rank.values()):
-            raise UserError(f"the evaluation: no sample can be read: {printable(self.unread[0])}", status=1)
+        if self.unreadable and not any(term[2] for rank in terms for term in rank.values()):
+            raise UserError(f"the evaluation: no sample can be read: {printable(self.unreadable[0])}", status=1)
         means = {name: _mean([rank[name][1:] for rank in terms if name in rank]) for name in weights}
         loss = sum(weight * means[name] for name, weight in weights.items()) if weights else math.nan
         return {"loss": loss, **({f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {})}

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.data.batch import KeptImages
+from vlm.data.batch import DeviceImages
 from vlm.data.fields import AugmentKey, Field, ImageField
 from vlm.data.images.batched import NUMBERS, draw
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record
 
 
-class KeptImageField(Field):
+class DeviceImageField(Field):
     """Replaces images by their indices on the device and their augmentation parameters.
 
     Args:
@@ -21,7 +21,7 @@ class KeptImageField(Field):
         size: Width and height of the images.
         faults: Reasons, by index, why images could not be read.
     Shapes:
-        KeptImages of index (B,), numbers (B, NUMBERS)
+        DeviceImages of index (B,), numbers (B, NUMBERS)
     """
 
     def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
@@ -37,4 +37,4 @@ class KeptImageField(Field):
 
     def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
         index = torch.tensor([index for index, _ in values], dtype=torch.long)
-        return KeptImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))
+        return DeviceImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))

@@ -9,7 +9,7 @@ from captioned import captions, picture
 from classed import lay_out, pack
 from sharded import captioned, write_tar
 
-from vlm.data.features.fingerprint import augment_fault
+from vlm.data.features.source_hash import augment_fault
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.records import Part
 from vlm.data.shapes.scene_captions import Shapes

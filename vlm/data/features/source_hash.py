@@ -37,7 +37,7 @@ def check_split(split: Split) -> None:
         raise UserError("data.cache_features: these records have no read_stamp, which detects changed images")
 
 
-def fingerprint(split: Split, images: ImageField) -> str:
+def source_hash(split: Split, images: ImageField) -> str:
     """A hash of the images of a split and of their transform."""
     digest, augment = blake2b(digest_size=16), images.augment or images.preprocess
     transform = {"augment": vars(augment), "preprocess": images.preprocess.state()}
