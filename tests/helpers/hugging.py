@@ -71,7 +71,7 @@ def wide(model, std=0.2):
     return model.eval()
 
 
-def byte_pairs(vocab_size=300):
+def byte_pairs(vocab_size=300, texts=TEXTS):
     """GPT-2's tokenizer, learned from a few texts."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -80,7 +80,7 @@ def byte_pairs(vocab_size=300):
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False
     )
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, unk_token=END)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from vlm.checkpoint.file import locate, read_file, weights
 from vlm.checkpoint.hub import PREFIX, fetched
 from vlm.errors import UserError
-from vlm.models.pretrained.folder import Folder, is_folder
 from vlm.models.pretrained.load import hugging_face_state
+from vlm.models.pretrained.opened import is_published, opened
 
 ADAPTERS = "adapters"  # entry of a checkpoint that holds adapters alone
 
@@ -28,8 +28,8 @@ def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Ten
     """
     inner, prefix = model.get_submodule(part), f"{part}." if part else ""
     stored: Mapping[str, Tensor]
-    if is_folder(path):
-        folder = Folder(path)
+    if is_published(path):
+        folder = opened(path)
         stored = folder.weights()
         tensors, _ = hugging_face_state(inner, folder, stored)
     else:

@@ -20,7 +20,7 @@ from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
-from vlm.models.pretrained.folder import Folder, is_folder
+from vlm.models.pretrained.opened import is_published, opened
 
 
 def locate(place: str | os.PathLike) -> Path:
@@ -59,8 +59,8 @@ def _items(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
-    if is_folder(path):
-        return from_folder(Folder(path), dtype)
+    if is_published(path):
+        return from_folder(opened(path), dtype)
     if is_specified(path):
         return _checked(path, from_specification(path))
     if not path.is_file():

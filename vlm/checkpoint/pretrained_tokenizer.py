@@ -9,7 +9,7 @@ from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.folder import Folder, is_folder
+from vlm.models.pretrained.opened import is_published, opened
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -42,8 +42,8 @@ class PretrainedTokenizer(Tokenizer):
         return self
 
     def _at_path(self) -> Tokenizer:
-        if is_folder(Path(self.path)):
-            return read_tokenizer(Folder(self.path))
+        if is_published(Path(self.path)):
+            return read_tokenizer(opened(self.path))
         state = read(self.path)["vlm"].get("tokenizer")
         if not isinstance(state, dict):
             raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")

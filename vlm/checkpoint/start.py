@@ -15,8 +15,9 @@ from vlm.checkpoint.base import best
 from vlm.checkpoint.load import locate, read, weights
 from vlm.data.text.token_check import check_tokens
 from vlm.errors import UserError
-from vlm.models.pretrained.folder import Folder, is_folder
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
+from vlm.models.pretrained.opened import is_published, opened
 from vlm.models.pretrained.report import grouped
 from vlm.nn.position import GridPositions, regridded
 
@@ -40,10 +41,10 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
         except AttributeError as fault:
             raise UserError(f"{key}: the model has no {part}; remove the key") from fault
         path = locate(place)
-        if not is_folder(path):
+        if not is_published(path):
             lines += _from_checkpoint(inner, part, key, path, tokenizer)
         else:
-            lines += _from_folder(inner, Folder(path), key, tokenizer)
+            lines += _from_folder(inner, opened(path), key, tokenizer)
     return lines
 
 

@@ -8,24 +8,24 @@ from vlm.inference.options import Checkpoint, Option, Trust
 
 
 def import_folder(
-    folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, or a checkpoint of adapters.", positional=True)],
+    folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, a GGUF file, or adapters.", positional=True)],
     out: Annotated[str, Option("The checkpoint to write.", metavar="FILE")],
 ) -> int:
-    """Make one checkpoint file of a Hugging Face folder, or of adapters and their base."""
+    """Make one checkpoint file of a Hugging Face folder or GGUF file, or of adapters and their base."""
     from vlm.checkpoint.adapters import as_one
     from vlm.checkpoint.hugging_face import from_folder
     from vlm.checkpoint.load import load_model, locate, read
     from vlm.checkpoint.save import write
     from vlm.inference.info import describe
     from vlm.io.output import refuse_unwritable
-    from vlm.models.pretrained.folder import Folder, is_folder
+    from vlm.models.pretrained.opened import is_published, opened
 
     place = locate(folder)
-    adapted = place.is_file()
-    if not adapted and not is_folder(place):
+    published = is_published(place)
+    if not published and not place.is_file():
         raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
-    checkpoint = as_one(place, read(place)) if adapted else from_folder(Folder(place))
+    checkpoint = from_folder(opened(place)) if published else as_one(place, read(place))
     load_model(checkpoint)  # before anything is written
     write(out, checkpoint)
     print(describe(out))

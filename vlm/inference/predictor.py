@@ -49,7 +49,7 @@ from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, WordArguments
 from vlm.inference.options import Options
 from vlm.inference.tasks import TASKS, commands_of, resolve, task_name
-from vlm.models.pretrained.folder import is_folder
+from vlm.models.pretrained.opened import is_published
 from vlm.nn.step.packed import prepack
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result
@@ -99,7 +99,7 @@ class Predictor(ABC):
                 raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {other}`")
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
-            if not is_folder(ckpt.locate(path)):  # whose config was compared with every shape as it was read
+            if not is_published(ckpt.locate(path)):  # whose config was compared with every shape as it was read
                 with torch.inference_mode():
                     self.check()
 

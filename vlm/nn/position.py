@@ -254,11 +254,13 @@ class RotaryPositions(Positions):
         self.low_freq_factor, self.high_freq_factor, self.trained_len = low_freq_factor, high_freq_factor, trained_len
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        waves = _waves(positions, self._scaled(_frequencies(self.head_dim, self.base, positions.device)))
+        waves = _waves(positions, self.frequencies(positions.device))
         cos, sin = waves if positions.ndim == 1 else (wave[:, None] for wave in waves)  # (L, K/2) or (B, 1, L, K/2)
         return PositionInfo(rotation=(cos, sin))
 
-    def _scaled(self, frequencies: Tensor) -> Tensor:
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """Angles of the first position, (K / 2,)."""
+        frequencies = _frequencies(self.head_dim, self.base, device)
         if self.scaling is None:
             return frequencies
         if self.scaling == "linear":
@@ -300,7 +302,7 @@ class RelativeBias(Positions):
         return PositionInfo(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
 
 
-def _frequencies(dim: int, base: float, device: torch.device) -> Tensor:
+def _frequencies(dim: int, base: float, device: torch.device | None) -> Tensor:
     """Frequencies from 1 down to almost 1 / base, (dim / 2,)."""
     return base ** -(torch.arange(0, dim, 2, device=device) / dim)
 

@@ -27,20 +27,20 @@ def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
     Raises:
         UserError: An id stands for different texts, or the folder's file cannot be read.
     """
-    name = next((name for name in FILES if folder.file(name).is_file()), None)
+    name = next((name for name in FILES if folder.bytes(name) is not None), None)
     if name is None:
         return
     try:
         theirs = _decoded(_pieces(folder, name))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise UserError(f"{folder.path / name} cannot be read ({fault!r:.80}); restore the file") from fault
+        raise UserError(f"{folder.place(name)} cannot be read ({fault!r:.80}); restore the file") from fault
     ours = {id: tokenizer.decode([id]) for id in range(tokenizer.vocab_size)}
     # Special tokens decode to nothing, or to a replacement; what they are called is each tokenizer's own affair.
     wrong = [id for id, text in ours.items() if text and id != tokenizer.unk_id and theirs.get(id) != text]
     if wrong:
         id = wrong[0]
         raise UserError(
-            f"token {id} is {theirs.get(id)!r:.40} in {folder.path / name}, and {ours[id]!r:.40} in this run, as are "
+            f"token {id} is {theirs.get(id)!r:.40} in {folder.place(name)}, and {ours[id]!r:.40} in this run, as are "
             f"{len(wrong):,} of {len(ours):,} others; choose the tokenizer that the weights were trained with"
         )
 
@@ -50,7 +50,7 @@ def _pieces(folder: Folder, name: str) -> dict[int, str]:
     if name.endswith(".model"):
         import sentencepiece
 
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(name)))
+        model = sentencepiece.SentencePieceProcessor(model_proto=folder.bytes(name))
         return {id: model.id_to_piece(id) for id in range(model.get_piece_size())}
     if name.endswith(".txt"):
         return dict(enumerate((folder.text(name) or "").splitlines()))

@@ -25,11 +25,6 @@ MOST_ENDS = 64
 IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path is a folder of Hugging Face."""
-    return path.is_dir() and (path / CONFIG).exists()
-
-
 class Folder:
     """A folder as `save_pretrained` writes it. Each file is read when it is first asked for, and once.
 
@@ -122,7 +117,7 @@ class Folder:
         return self._files[name]
 
     def _read_json(self, name: str) -> Fields | None:
-        content, path = self.text(name), str(self.path / name)
+        content, path = self.text(name), self.place(name)
         if content is None:
             return None
         try:
@@ -139,7 +134,11 @@ class Folder:
         try:
             return None if content is None else content.decode("utf-8")
         except ValueError as fault:
-            raise UserError(f"{self.path / name} cannot be read ({fault}); restore the file") from fault
+            raise UserError(f"{self.place(name)} cannot be read ({fault}); restore the file") from fault
+
+    def place(self, name: str) -> str:
+        """What messages call a file."""
+        return str(self.path / name)
 
     def bytes(self, name: str) -> "bytes | None":
         """The content of a file beside the weights; None if there is no such file."""

@@ -50,10 +50,10 @@ class Pretrained:
 def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
-    from vlm.models.pretrained.folder import Folder
+    from vlm.models.pretrained.opened import opened
 
     folder = str(fetched(place))
-    specified, about = describe_folder(Folder(folder))
+    specified, about = describe_folder(opened(folder))
     task = choices.get("task") or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)

@@ -1,0 +1,195 @@
+"""GGUF files: the logits, ids and texts of `transformers` with the same weights, at every place that takes a folder."""
+
+import pytest
+import sentencepiece
+import tokenizers
+import torch
+import transformers
+from gguf_files import DECODERS, decoder, dequantised, save_gguf
+from hugging import TEXTS, byte_pairs
+from tokenizers import normalizers, pre_tokenizers
+
+from vlm.checkpoint.load import load_model, read
+from vlm.cli.main import run as command
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.tasks.language_modeling.predict import TextGenerator, generate
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+LINES = [
+    *TEXTS[:4],
+    "  two  spaces\ttab\r\n\n lines   12 and 3456 7",
+    "Zürich Ελλάδα 東京 हिन्दी \U0001f642\u200d e\u0301 don't WE'LL",
+    "x" * 90,
+]
+
+
+def logits(path, tokens):
+    ours = load_model(read(path))
+    return ours.head(ours(tokens))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_theirs(tmp_path, name):
+    torch.manual_seed(1)
+    theirs, tokenizer = decoder(name)
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer)
+    tokens = torch.randint(len(tokenizer), (2, 100))
+    truth = theirs(tokens).logits
+    torch.testing.assert_close(logits(tmp_path / "a.gguf", tokens), truth, rtol=0, atol=1e-4)
+    if name == "llama3":  # which matters at this length
+        theirs.model.rotary_emb = type(theirs.model.rotary_emb)(decoder("tied", head_dim=16)[0].config)
+        assert (theirs(tokens).logits - truth).abs().max() > 0.01
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_weights_are_those_of_the_library(tmp_path, kind):
+    torch.manual_seed(2)
+    theirs, tokenizer = decoder("tied", width=256, num_hidden_layers=1, head_dim=64)
+    exact = {name: weight.clone() for name, weight in theirs.named_parameters()}
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer, kind=kind)
+    tokens = torch.randint(len(tokenizer), (2, 40))
+    truth = dequantised(tmp_path / "a.gguf", theirs)(tokens).logits
+    torch.testing.assert_close(logits(tmp_path / "a.gguf", tokens), truth, rtol=1e-4, atol=1e-4)
+    steps = {"F32": 0, "F16": 2**-11, "BF16": 2**-8, "Q8_0": 2**-7, "Q4_0": 2**-3, "Q4_1": 2**-3}
+    if kind in steps:
+        for name, weight in theirs.named_parameters():
+            assert (weight - exact[name]).abs().max() <= steps[kind] * exact[name].abs().max(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["tied", "qwen2"])
+def test_texts_are_theirs(tmp_path, name):
+    torch.manual_seed(3)
+    theirs, tokenizer = decoder(name)
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer, kind="Q8_0")
+    theirs = dequantised(tmp_path / "a.gguf", theirs)
+    ours = TextGenerator(tmp_path / "a.gguf")
+    found = generate(ours.model, ours.tokenizer, TEXTS[:4], max_tokens=20, seed=0, sampling=Sampling(temperature=0.0))
+    for prompt, one in zip(TEXTS[:4], found, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        row = theirs.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert one.text == tokenizer.decode(row, skip_special_tokens=True)
+
+
+def cut(pre):
+    """The pre-tokenizer of a name, by the library's own parts; and the normaliser."""
+    words, rest = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    )
+    rest += r"|\s+(?!\S)|\s+"
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = {
+        "gpt-2": [whole],
+        "smollm": [pre_tokenizers.Digits(individual_digits=True), whole],
+        "llama-bpe": [pre_tokenizers.Split(tokenizers.Regex(words + "{1,3}" + rest), "isolated")],
+        "qwen2": [pre_tokenizers.Split(tokenizers.Regex(words + rest), "isolated")],
+    }[pre]
+    if pre in ("llama-bpe", "qwen2"):
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(parts), normalizers.NFC() if pre == "qwen2" else None
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_ids_are_those_of_the_named_pre_tokenizer(tmp_path, pre):
+    texts = [*TEXTS, *LINES * 3, "e\u0301 12 345 6789   10"]
+    theirs, others = byte_pairs(400, texts), byte_pairs(400, texts)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    theirs.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+    inner = theirs.backend_tokenizer
+    inner.pre_tokenizer, normal = cut(pre)
+    if normal:
+        inner.normalizer = normal
+    save_gguf(tmp_path / "a.gguf", decoder(tokenizer=theirs)[0], theirs, pre=pre)
+    ours = TextGenerator(tmp_path / "a.gguf").tokenizer
+    differ = 0
+    for line in [*LINES, "a <tool> b"]:
+        ids = theirs(line).input_ids
+        assert ours.encode(line) == ids, line
+        assert ours.decode(ids) == theirs.decode(ids)
+        differ += ids != others(line).input_ids
+    assert differ > (pre != "gpt-2")
+    assert theirs.convert_tokens_to_ids("<|im_start|>") not in ours.encode("<|im_start|>")  # in a text it is text
+    assert ours.decode([theirs.convert_tokens_to_ids("<|im_start|>")]) == ""
+    assert ours.starts == ([theirs.bos_token_id] if pre == "llama-bpe" else [])
+
+
+def test_pieces_are_those_of_sentencepiece(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(TEXTS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    save_gguf(tmp_path / "a.gguf", decoder(vocab_size=theirs.get_piece_size())[0], theirs)
+    ours = TextGenerator(tmp_path / "a.gguf").tokenizer
+    assert ours.starts == [theirs.bos_id()] and ours.eos_id == theirs.eos_id()
+    for line in LINES:
+        assert ours.encode(line) == theirs.encode(line)
+        assert ours.decode(theirs.encode(line)) == theirs.decode(theirs.encode(line)) == line
+
+
+@pytest.fixture
+def file(tmp_path):
+    torch.manual_seed(4)
+    model, tokenizer = decoder("tied")
+    save_gguf(tmp_path / "small.gguf", model, tokenizer, kind="Q8_0")
+    return tmp_path / "small.gguf"
+
+
+def test_every_command_takes_a_file(file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = "\n".join(TEXTS)
+    (tmp_path / "a.txt").write_text(lines)
+    assert command(["info", "-c", str(file)]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+    assert command(["generate", "-c", str(file), "--prompt", "a man", "--greedy", "--max-tokens", "9"]) == 0
+    text = capsys.readouterr().out
+    assert command(["import", str(file), "--out", "one.ckpt"]) == 0
+    assert command(["export", "out", "-c", str(file)]) == 0
+    capsys.readouterr()
+    for place in ("one.ckpt", "out"):
+        assert command(["generate", "-c", place, "--prompt", "a man", "--greedy", "--max-tokens", "9"]) == 0
+        assert capsys.readouterr().out == text
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("out").eval()
+    tokens = torch.randint(300, (1, 60))
+    with torch.no_grad():
+        torch.testing.assert_close(logits(file, tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+    scores = []
+    data = ["data=text", f"data.path={tmp_path / 'a.txt'}", "data.max_len=32", "trainer=cpu"]
+    for place in (str(file), "one.ckpt"):
+        assert command(["evaluate", "-c", place, "task=language_modeling", *data]) == 0
+        scores.append([line for line in capsys.readouterr().out.splitlines() if "bits" in line])
+    assert scores[0] == scores[1] and scores[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', not one of gpt-2, smollm"),
+        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', not gpt2 or llama"),
+        ({"llama.block_count": None}, "it has no llama.block_count"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn', not none or linear"),
+        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, which our Decoder does not do"),
+        ({"llama.expert_count": 8}, "llama.expert_count is 8"),
+        ({"tokenizer.ggml.eos_token_id": 900}, "outside the vocabulary"),
+    ],
+    ids=str,
+)
+def test_what_is_not_ours_is_refused_in_a_line(tmp_path, values, words):
+    model, tokenizer = decoder("tied")
+    save_gguf(tmp_path / "a.gguf", model, tokenizer, values=values)
+    with pytest.raises(UserError, match=words) as caught:
+        read(tmp_path / "a.gguf")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,210 @@
+"""GGUF files of small random models of `transformers`, laid out as llama.cpp's converter does it."""
+
+import json
+import math
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from hugging import byte_pairs, wide
+
+# Of `transformers` -> of llama.cpp.
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
+PLAIN = {"rope_type": "default", "rope_theta": 1e5}
+DECODERS = {
+    "llama": ("Llama", {"rope_parameters": PLAIN, "tie_word_embeddings": False}),
+    "tied": ("Llama", {"rope_parameters": PLAIN, "tie_word_embeddings": True, "head_dim": 24}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "linear": ("Llama", {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 2.0}}),
+    "qwen2": ("Qwen2", {"rope_parameters": PLAIN, "tie_word_embeddings": True}),
+}
+BYTES_OF_HALF = {"Q4_K": [(0, 2), (2, 4)], "Q6_K": [(208, 210)]}  # where a block has numbers of 16 bits
+
+
+def decoder(name="llama", *, tokenizer=None, width=64, **options):
+    """A small random decoder of `transformers` and its tokenizer."""
+    kind, own = DECODERS[name]
+    tokenizer = tokenizer or byte_pairs(320)
+    end = tokenizer.eos_token_id
+    sizes = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {
+        "intermediate_size": 2 * width,
+        "max_position_embeddings": 128,
+        "vocab_size": len(tokenizer),
+        "bos_token_id": end,
+        "eos_token_id": end,
+    }
+    config = getattr(transformers, f"{kind}Config")(**sizes | own | options)
+    model = wide(getattr(transformers, f"{kind}ForCausalLM")(config), std=0.15)
+    with torch.no_grad():
+        for place, weight in model.named_parameters():
+            if "norm" in place:
+                weight.add_(1)
+    return model, tokenizer
+
+
+def name_of(theirs):
+    module, _, kind = theirs.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{NAMES[module]}.{kind}"
+    layer, _, inner = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{NAMES[inner]}.{kind}"
+
+
+def alternating(weight, heads):
+    """Rows of queries or keys as a file of Llama has them: the two halves of each head alternate."""
+    rows = weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
+    return rows.swapaxes(1, 2).reshape(weight.shape)
+
+
+def divisors(rope, head_dim):
+    """The numbers that divide the angles of Llama 3's positions."""
+    low, high, length = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    found = []
+    for pair in range(head_dim // 2):
+        wave = 2 * math.pi * rope["rope_theta"] ** (2 * pair / head_dim)
+        smooth = min(1.0, max(0.0, (length / wave - low) / (high - low)))
+        found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def quantised(weight, kind):
+    """A matrix in blocks; for kinds that the library only reads, random blocks of its shape."""
+    if kind not in BYTES_OF_HALF:
+        return gguf.quantize(weight, gguf.GGMLQuantizationType[kind])
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    drawn = np.random.default_rng(0).integers(256, size=(*weight.shape[:-1], weight.shape[-1] // block, size))
+    drawn = drawn.astype(np.uint8)
+    for start, end in BYTES_OF_HALF[kind]:
+        drawn[..., start:end] = np.frombuffer(np.float16(0.004).tobytes(), np.uint8)
+    return drawn.reshape(*weight.shape[:-1], -1)
+
+
+def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):
+    """Writes a model of Llama's family.
+
+    Args:
+        tokenizer: Of byte pairs, or a model of SentencePiece.
+        kind: Of the matrices.
+        values: Values of the header that replace others, by their keys; None leaves one out.
+    """
+    config, state = model.config, model.state_dict()
+    arch = config.model_type
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = config.rope_parameters
+    header = {
+        "general.architecture": arch,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{arch}.rope.freq_base": float(rope["rope_theta"]),
+        f"{arch}.rope.dimension_count": head_dim,
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+    if head_dim * heads != config.hidden_size:
+        header |= {f"{arch}.attention.key_length": head_dim, f"{arch}.attention.value_length": head_dim}
+    if rope["rope_type"] == "linear":
+        header |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": float(rope["factor"])}
+    header |= {f"tokenizer.ggml.{name}": value for name, value in pieces(tokenizer, pre).items()}
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (header | dict(values)).items():
+        if key != "general.architecture" and value is not None:
+            _add(writer, key, value)
+    for theirs, tensor in state.items():
+        if theirs == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = tensor.float().numpy()
+        if arch == "llama" and (".q_proj." in theirs or ".k_proj." in theirs):
+            weight = alternating(weight, heads if ".q_proj." in theirs else config.num_key_value_heads)
+        if weight.ndim == 1 or kind == "F32":
+            writer.add_tensor(name_of(theirs), np.ascontiguousarray(weight))
+        else:
+            raw = quantised(np.ascontiguousarray(weight), kind)
+            writer.add_tensor(name_of(theirs), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", divisors(rope, head_dim))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def pieces(tokenizer, pre):
+    """What a file says of a tokenizer of byte pairs, or of a model of SentencePiece."""
+    if hasattr(tokenizer, "get_score"):
+        pieces = range(tokenizer.get_piece_size())
+        return {
+            "model": "llama",
+            "tokens": [tokenizer.id_to_piece(id) for id in pieces],
+            "scores": [tokenizer.get_score(id) for id in pieces],
+            "token_type": [
+                2 if tokenizer.is_unknown(id) else 3 if tokenizer.is_control(id) else 6 if tokenizer.is_byte(id) else 1
+                for id in pieces
+            ],
+            "bos_token_id": tokenizer.bos_id(),
+            "eos_token_id": tokenizer.eos_id(),
+        }
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = tokenizer.get_vocab()
+    added = {token["id"]: 3 if token["special"] else 4 for token in content["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.get)
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [added.get(id, 1) for id in range(len(tokens))],
+        "merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _add(writer, key, value):
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def dequantised(path, model):
+    """The model with the weights of a file, read by the library alone."""
+    heads = {"q": model.config.num_attention_heads, "k": model.config.num_key_value_heads}
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    with torch.no_grad():
+        for theirs, weight in model.named_parameters():
+            tensor = stored[name_of(theirs)]
+            values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32))
+            values = values.view(weight.shape)
+            part = theirs.split(".")[-2]
+            if model.config.model_type == "llama" and part in ("q_proj", "k_proj"):
+                pairs = values.unflatten(0, (heads[part[0]], -1, 2))
+                values = torch.cat([pairs[:, :, 0], pairs[:, :, 1]], 1).flatten(0, 1)
+            weight.copy_(values)
+    return model

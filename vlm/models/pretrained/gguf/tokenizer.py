@@ -1,0 +1,129 @@
+"""The tokenizer of a GGUF file as files of a folder: tokenizer.json of byte pairs, or a model of SentencePiece."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KEY = "tokenizer.ggml."
+# Kinds of tokens, numbered as SentencePiece does.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+GPT2 = [BYTES | {"use_regex": True}]
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _split(numbers: str) -> list[dict[str, Any]]:
+    pattern = {"Regex": f"{_WORDS}{numbers}{_REST}"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return [split, BYTES | {"use_regex": False}]
+
+
+LLAMA3, QWEN2 = _split(r"\p{N}{1,3}"), _split(r"\p{N}")
+# How a text is cut before byte pairs are merged, by the name in tokenizer.ggml.pre.
+CUTS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": GPT2,
+    "smollm": [{"type": "Digits", "individual_digits": True}, *GPT2],
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+}
+
+
+def tokenizer_files(values: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a tokenizer by their names.
+
+    Args:
+        values: Those of the header.
+    Raises:
+        ValueError: It is damaged, or of a kind that is not known.
+        KeyError: Something is missing.
+    """
+    tokens = values[f"{KEY}tokens"]
+    kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
+    if not all(isinstance(token, str) for token in tokens) or len(kinds) != len(tokens):
+        raise ValueError(f"{KEY}tokens are no texts, or not as many as their types")
+    known = [token for token, kind in zip(tokens, kinds, strict=True) if kind != UNUSED]
+    if len(set(known)) < len(known):
+        raise ValueError(f"{KEY}tokens has a token twice")
+    model = values[f"{KEY}model"]
+    if model == "gpt2":
+        return {"tokenizer.json": json.dumps(_byte_pairs(values, tokens, kinds)).encode()}
+    if model == "llama":
+        settings = {"add_bos_token": values.get(f"{KEY}add_bos_token", True)}
+        return {
+            "tokenizer.model": _piece_model(values, tokens, kinds),
+            "tokenizer_config.json": json.dumps(settings).encode(),
+        }
+    raise ValueError(f"{KEY}model is {model!r:.40}, not gpt2 or llama")
+
+
+def _byte_pairs(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+    name = values.get(f"{KEY}pre")
+    if name not in CUTS:
+        raise ValueError(f"{KEY}pre is {name!r:.40}, not one of {', '.join(CUTS)}")
+    cuts = CUTS[name]
+    vocab = {token: id for id, token in enumerate(tokens) if kinds[id] != UNUSED}
+    how = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **how}
+        for token, id in vocab.items()
+        if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+    merges = [pair.split(" ") for pair in values[f"{KEY}merges"]]
+    begins = values.get(f"{KEY}add_bos_token", cuts is LLAMA3)
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if cuts is QWEN2 else None,
+        "pre_tokenizer": cuts[0] if len(cuts) == 1 else {"type": "Sequence", "pretokenizers": cuts},
+        "post_processor": _begins(tokens, values[f"{KEY}bos_token_id"]) if begins else None,
+        "decoder": BYTES | {"use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": cuts is LLAMA3},
+    }
+
+
+def _begins(tokens: Sequence[str], id: int) -> dict[str, Any]:
+    """The template of a text that begins with a token."""
+    if type(id) is not int or not 0 <= id < len(tokens):
+        raise ValueError(f"{KEY}bos_token_id is {id!r:.40}, which is outside the vocabulary")
+    token = tokens[id]
+    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": token, "type_id": 0}}, texts[0]],
+        "pair": texts,
+        "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}},
+    }
+
+
+def _piece_model(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
+    """SentencePiece's own file (sentencepiece_model.proto): pieces, and what is done to a text before."""
+    pieces = b"".join(
+        _bytes(1, _bytes(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        for token, score, kind in zip(tokens, values[f"{KEY}scores"], kinds, strict=True)
+    )
+    trainer = _number(3, 2) + _number(35, 1)  # BPE, with bytes for characters that are no pieces
+    spaces = (values.get(f"{KEY}add_space_prefix", True), values.get(f"{KEY}remove_extra_whitespaces", False), True)
+    flags = b"".join(_number(field, int(flag)) for field, flag in enumerate(spaces, 3))
+    normalizer = _bytes(1, b"identity") + flags
+    return pieces + _bytes(2, trainer) + _bytes(3, normalizer)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _bytes(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """A whole number as protocol buffers write it, seven bits a byte."""
+    if not 0 <= value < 2**31:
+        raise ValueError(f"{value} is out of bounds")
+    low = bytearray()
+    while value > 127:
+        low.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*low, value])

@@ -1,0 +1,20 @@
+"""A place of weights that others published: a folder of Hugging Face or a GGUF file."""
+
+from pathlib import Path
+
+from vlm.models.pretrained.folder import CONFIG, Folder
+from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
+
+
+def is_published(path: Path) -> bool:
+    """Returns True for a folder of Hugging Face and for a GGUF file."""
+    return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
+
+
+def opened(path: str | Path) -> Folder:
+    """The folder, or the file in its place.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    return GGUF(path) if Path(path).suffix.lower() == SUFFIX and Path(path).is_file() else Folder(path)
