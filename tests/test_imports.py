@@ -26,6 +26,7 @@ FLOORS = (
 )
 LEVELS = {f"vlm.{name}": level for level, names in enumerate(FLOORS) for name in names}
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.folder", "safetensors")}  # only when used
+LAZY |= {("vlm.models.pretrained.gguf.tensors", "gguf")}
 LAZY |= {("vlm.checkpoint.hub", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
 LAZY |= {("vlm.tasks.captioning.shard_files", "pyarrow"), ("vlm.tasks.captioning.ray_captions", "ray")}
 INFERENCE = {"torch", "numpy", "PIL", "regex", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}

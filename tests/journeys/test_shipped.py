@@ -15,6 +15,7 @@ from pathlib import Path
 import hugging
 import pytest
 from flickr import draw_flickr8k, translate_flickr8k
+from gguf_files import decoder, save_gguf
 from journey import draw_classes
 from PIL import Image
 from small import TASKS as SMALL
@@ -347,12 +348,14 @@ def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.Mon
     assert shown and values["run"].best.is_file() and isinstance(values["module"], nn.Module)
 
 
-# Folders of Hugging Face, and data that they are trained on.
+# Folders of Hugging Face, GGUF files, and data that they are trained on.
 FOLDERS = {
     "FOLDER": lambda folder: hugging.saved_captioner(folder, side=32),  # the least of a drawn scene
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
     "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
+    "smollm2.gguf": lambda path: save_gguf(path, *decoder("tied")),
+    "book.txt": lambda path: path.write_text("\n".join(hugging.TEXTS * 20)),
     "birds": lambda folder: draw_classes(folder, {"wren": (200, 90, 40), "tit": (60, 90, 200)}, count=20),
     "train.conll": lambda path: path.write_text("a\tDET\nwren\tNOUN\n\n" * 40),
 }
