@@ -23,7 +23,6 @@ from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
-from vlm.nn.position import Positions
 from vlm.training.step.losses import token_loss
 
 V, D, MAX_LEN = 31, 24, 20
@@ -119,7 +118,7 @@ def models():
 def output(model):
     """What a model makes of random images, of tokens, or of both."""
     if isinstance(model, Prefix):
-        return model(torch.randn(2, 5, 7), Positions())[0]
+        return model(torch.randn(2, 5, 7))
     if isinstance(model, VocabularyHead):
         return model.parts(torch.randn(V, D)).logits(torch.randn(2, 5, D))
     if isinstance(model, MaskedLanguageModel):

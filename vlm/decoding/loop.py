@@ -39,7 +39,7 @@ class StepDecoder(Protocol):
         starts: Tensor | None = None,
         beams: int | None = None,
     ) -> Any: ...
-    def keys_values(self, context: Context | None) -> Any: ...
+    def read(self, context: Context | None) -> Any: ...
     def step(self, tokens: Tensor, state: Any) -> Tensor: ...
     def head(self, hidden: Tensor) -> Tensor: ...
 
@@ -179,7 +179,8 @@ class _Loop:
             return False
         columns, context = self.decoding.columns, _joined(new)
         sizes = {"rows": len(new) * columns, "max_len": self.read + self.max_len, "beams": columns}
-        self.tokens = torch.full((len(new), columns), self.bos_id, device=self.device)
+        self.tokens = torch.empty(len(new), columns, dtype=torch.long, device=self.device)
+        self.tokens[:] = self._begin(context)
         if self.prompts:
             tokens, starts = aligned(self.prompts, self.device)
             self.steps = replay.Stepper(self.decoder, self.decoder.start(context, starts=starts, **sizes))
@@ -242,15 +243,19 @@ class _Loop:
         """Assigns rows to new inputs, whose texts begin at this step."""
         assert self.steps is not None
         index, context = torch.tensor(rows, device=self.device), _joined(new)
-        mask = None if context is None else context.mask
-        self.steps.state.replace(index, self.decoder.keys_values(context), mask)
+        self.steps.state.replace(index, self.decoder.read(context))
         if self.history is not None:
             self.history.begin(index)
-        self.tokens[index] = self.bos_id
+        self.tokens[index] = self._begin(context)
         self.chooser.replace(rows, index, [item.id for item in new])
         for row, item in zip(rows, new, strict=True):
             self.places[row] = item.place
         self.left = self.max_len
+
+    def _begin(self, context: Context | None) -> Tensor | int:
+        """The tokens that texts begin with: those of their contexts, (R, 1), or the begin token."""
+        begin = None if context is None else context.begin
+        return self.bos_id if begin is None else begin[:, None]
 
     def _keep(self, rows: list[int]) -> None:
         """Keeps only these rows."""

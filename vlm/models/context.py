@@ -7,21 +7,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+PLACE = -1  # stands among token ids where a state stands in the sequence
+
 
 @dataclass
 class Context:
-    """Encoder states and their mask.
+    """Encoder states and their mask; for a decoder that takes them as a prefix, tokens may stand between them.
+
+    The last token of such a prompt is the one that a text begins with.
 
     Shapes:
-        states (B, S, D), mask bool (B, S), True for states that may be attended to, or None for all
+        states (B, S, D), mask bool (B, S), True for states that may be attended to, or None for all; tokens (B, S),
+        PLACE where a state stands, or None for states alone
     """
 
     states: Tensor
     mask: Tensor | None = None
+    tokens: Tensor | None = None
 
     def rows(self, rows: slice | Tensor) -> "Context":
         """The context of a subset of rows."""
-        return Context(self.states[rows], None if self.mask is None else self.mask[rows])
+        mask, tokens = (None if part is None else part[rows] for part in (self.mask, self.tokens))
+        return Context(self.states[rows], mask, tokens)
 
     def one_text_per_row(self, layout: Tensor | None) -> "Context":
         """Splits packed rows: returns a context with one text per row.
@@ -41,12 +48,47 @@ class Context:
         more = length - self.states.shape[1]
         if more <= 0:
             return self
-        return Context(F.pad(self.states, (0, 0, 0, more)), F.pad(self.full_mask, (0, more)))
+        tokens = None if self.tokens is None else F.pad(self.tokens, (0, more))
+        return Context(F.pad(self.states, (0, 0, 0, more)), F.pad(self.full_mask, (0, more)), tokens)
 
     @property
     def full_mask(self) -> Tensor:
         """The mask as a tensor, even if all states are visible: (B, S)."""
         return self.mask if self.mask is not None else self.states.new_ones(self.states.shape[:2], dtype=torch.bool)
+
+    @property
+    def last(self) -> Tensor:
+        """Index of the last token of each row, (B,)."""
+        return self.full_mask.sum(1) - 1
+
+    @property
+    def begin(self) -> Tensor | None:
+        """The token that the texts of each row begin with, (B,); None without tokens."""
+        return None if self.tokens is None else self.tokens.gather(1, self.last[:, None])[:, 0]
+
+    @property
+    def seen(self) -> Tensor | None:
+        """States that texts attend to, (B, S), which is all but the token that they begin with; None for all."""
+        if self.tokens is None:
+            return self.mask
+        return self.full_mask & (torch.arange(self.states.shape[1], device=self.states.device) != self.last[:, None])
+
+
+def interleaved(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
+    """A context of tokens with states between them, which take the places of all rows one after another.
+
+    Args:
+        rows: Token ids of each row, with PLACE where a state stands.
+    Shapes:
+        states (number of places, D) -> states (B, S, D), mask (B, S) or None, tokens (B, S)
+    """
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=states.device)
+    laid = states.new_zeros(*tokens.shape, states.shape[-1])
+    laid[tokens == PLACE] = states
+    lengths = torch.tensor([len(row) for row in rows], device=states.device)
+    mask = torch.arange(longest, device=states.device) < lengths[:, None]
+    return Context(laid, None if min(map(len, rows)) == longest else mask, tokens)
 
 
 def concat_states(parts: Sequence[Context]) -> Context:
@@ -65,6 +107,6 @@ def concat_batches(parts: Sequence[Context]) -> Context:
     length = max(part.states.shape[1] for part in parts)
     parts = [part.padded(length) for part in parts]
     masked = any(part.mask is not None for part in parts)
-    return Context(
-        torch.cat([part.states for part in parts]), torch.cat([part.full_mask for part in parts]) if masked else None
-    )
+    mask = torch.cat([part.full_mask for part in parts]) if masked else None
+    tokens = [part.tokens for part in parts if part.tokens is not None]
+    return Context(torch.cat([part.states for part in parts]), mask, torch.cat(tokens) if tokens else None)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range
-from vlm.models.context import Context
+from vlm.models.context import PLACE, Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
-from vlm.nn.mask import Mask, as_bias, with_prefix, within_segments
-from vlm.nn.position import LearnedPositions, PositionInfo, Positions, positions_within
+from vlm.nn.mask import Mask, as_bias, causal_tail, with_prefix, within_segments
+from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import KeyValueCache, as_cached
-from vlm.nn.step.state import DecodeState, KeysValues
+from vlm.nn.step.state import DecodeState, KeysValues, ReadContext
 from vlm.nn.vocabulary_loss import Head
 
 
@@ -81,11 +81,14 @@ class Decoder(nn.Module):
         segments: Tensor | None = None,
         context: Context | None = None,
         bounds: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of whole rows; without segments, each row is one segment.
 
         Args:
             bounds: Boundaries of the segments, as in `TextRows`; if given, a GPU needs no mask.
+            states: For a decoder with a prefix, states (B, L, context_dim) that stand in the row where tokens are
+                PLACE; `context` is what all segments of a row share.
         """
         length = tokens.shape[1]
         if segments is None:
@@ -97,16 +100,34 @@ class Decoder(nn.Module):
         changing = context is not None or segments is not None or not self.training
         with changing_lengths(tokens.device) if changing else nullcontext():
             if self.prefix is None or context is None:
-                return self.norm(self._through(*self._embedded(places, tokens), mask, context))
-            count = context.states.shape[1]
-            x, position = self._embedded(places + self._first(context), tokens)
-            states, about = self.prefix(context.states, self.positions)  # (B, S, D)
-            mask = with_prefix(mask, context.mask, count=count, length=length, device=x.device)
-            x = self._through(torch.cat([states, x], dim=1), position.after(about, count), mask)  # (B, S + L, D)
+                return self.norm(self._through(*self._row(places, tokens, states), mask, context))
+            count, first = context.states.shape[1], self._first(context)
+            x, position = self._row(places + (first[:, None] if isinstance(first, Tensor) else first), tokens, states)
+            before, about = self._row(self.prefix.places(context), context.tokens, context.states)  # (B, S, D)
+            sizes: dict[str, Any] = {"count": count, "length": length, "device": x.device}
+            mask = with_prefix(mask, context.mask, causal=self.prefix.causal, seen=context.seen, **sizes)
+            x = self._through(torch.cat([before, x], dim=1), position.after(about, count), mask)  # (B, S + L, D)
             return self.norm(x[:, count:])  # (B, L, D)
 
-    def _embedded(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, PositionInfo]:
-        return self.embed(tokens, positions), self.positions.place(positions, keys=tokens.shape[1])
+    def _row(self, places: Tensor | None, tokens: Tensor | None, states: Tensor | None) -> tuple[Tensor, PositionInfo]:
+        """The input to the blocks of a row of tokens, of states, or of states where tokens are PLACE.
+
+        Args:
+            places: Positions, (L,) or (B, L); None for states that have none.
+        """
+        if states is None:
+            assert tokens is not None and places is not None
+            return self.embed(tokens, places), self.positions.place(places, keys=tokens.shape[1])
+        if self.prefix is None:
+            raise ValueError("states in a row of text need a decoder with a prefix")
+        x = self.prefix(states)
+        if places is None:
+            return x, NO_POSITIONS
+        added = self.positions.embed(places)
+        x = x if added is None else x + added.to(x.dtype)
+        if tokens is not None:
+            x = torch.where((tokens == PLACE)[..., None], x, self.embed(tokens.clamp(min=0), places))
+        return x, self.positions.place(places, keys=x.shape[1])
 
     def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
         """The blocks, with context for cross-attention."""
@@ -115,8 +136,8 @@ class Decoder(nn.Module):
             x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
         return x
 
-    def _first(self, context: Context | None) -> int:
-        """Position of the first token of a text."""
+    def _first(self, context: Context | None) -> int | Tensor:
+        """Position of the first token of a text, (B,) if it differs between rows."""
         if self.prefix is None or context is None:
             return 0
         return self.prefix.first(context, self.positions, self.max_len)
@@ -165,14 +186,12 @@ class Decoder(nn.Module):
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
         like = self.token_embed.weight if context is None else context.states
-        first = self._first(context)
-        keys_values = self.keys_values(context)
+        read = self.read(context)
         if beams is None:
-            beams = rows // like.shape[0] if keys_values[0] is not None and len(like) else 1
+            beams = rows // like.shape[0] if read.keys_values[0] is not None and len(like) else 1
         caches = self._caches(rows // beams, max_len * beams, like)
-        mask = None if context is None else context.mask
         blocks = [StepBlock(block) for block in self._blocks()]
-        return DecodeState(blocks, caches, keys_values, mask, starts, beams, max_len, first)
+        return DecodeState(blocks, caches, read.keys_values, read.mask, starts, beams, max_len, read.first)
 
     def _caches(self, rows: int, max_len: int, like: Tensor) -> list[KeyValueCache]:
         """An empty cache per block, with the dtype and device of `like`."""
@@ -180,19 +199,27 @@ class Decoder(nn.Module):
         sizes: dict[str, Any] = {"rows": rows, "max_len": max_len, "like": like}
         return [KeyValueCache(heads=attn.num_kv_heads, head_dim=attn.head_dim, **sizes) for attn in attns]
 
-    def keys_values(self, context: Context | None) -> list[KeysValues | None]:
+    def read(self, context: Context | None) -> ReadContext:
         """Keys and values of the context in each block, contiguous, because every step reads them."""
-        if self.prefix is not None and context is not None:
-            x, position = self.prefix(context.states, self.positions)
-            return self._read(x, position, context.mask)
-        states = None if context is None else context.states
-        return [_in_order(block.keys_values(states)) for block in self._blocks()]
+        if self.prefix is None or context is None:
+            states, mask = (None, None) if context is None else (context.states, context.mask)
+            return ReadContext([_in_order(block.keys_values(states)) for block in self._blocks()], mask)
+        first = self._first(context)
+        pairs = self._read(*self._row(self.prefix.places(context), context.tokens, context.states), context.mask)
+        if context.tokens is None or context.mask is not None:
+            return ReadContext(pairs, context.seen, first)
+        return ReadContext([(keys[:, :, :-1], values[:, :, :-1]) for keys, values in pairs], None, first)
 
-    def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues | None]:
-        """Keys and values of a prefix (B, S, D) in each block: a step of S tokens that all attend to one another."""
+    def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues]:
+        """Keys and values of a prefix (B, S, D) in each block: a step of S tokens that attend to one another."""
+        assert self.prefix is not None
         rows, count = x.shape[:2]
         caches = self._caches(rows, count, x)
-        bias = None if mask is None else as_bias(mask, caches[0].keys)[:, None, None]  # (B, 1, 1, S)
+        seen = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
+        if self.prefix.causal:
+            before = causal_tail(count, count, x.device)[None, None]
+            seen = before if seen is None else seen & before
+        bias = None if seen is None else as_bias(seen, caches[0].keys)
         inputs = StepInputs(1, count, PositionInfo(added=position.added, rotation=position.rotation), bias)
         x = x.flatten(0, 1)  # (B * S, D)
         with changing_lengths(x.device):

@@ -1,17 +1,18 @@
-"""Fusion by prefix: the context becomes part of the decoder's sequence. (Cross-attention is part of the blocks.)"""
+"""Fusion inside the sequence: the context stands before the text. (Cross-attention is part of the blocks.)"""
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
 from vlm.models.context import Context
-from vlm.nn.position import NO_POSITIONS, PositionInfo, Positions
+from vlm.nn.position import Positions
 
 
 class Prefix(nn.Module):
-    """Context states as the first tokens of a decoder (GIT: Wang et al. 2022; PaliGemma: Beyer et al. 2024).
+    """Context states, or tokens with states between them, as the beginning of a decoder's sequence.
 
-    They pass through all blocks, attend to one another in both directions, and are visible to every text of their row.
+    They pass through all blocks and are visible to every text of their row (GIT: Wang et al. 2022; LLaVA: Liu et al.
+    2023; PaliGemma: Beyer et al. 2024).
 
     Args:
         dim: Width D of the decoder.
@@ -21,6 +22,7 @@ class Prefix(nn.Module):
         norm_eps: Epsilon of that norm.
         counted: Whether states occupy the first positions and the text continues after them, as in PaliGemma; else they
             have no positions and the text starts at 0, as in GIT.
+        causal: Whether what stands before the text attends to what is before it, as in LLaVA, else to all of itself.
     Shapes:
         states (B, S, context_dim) -> (B, S, D)
     """
@@ -34,35 +36,43 @@ class Prefix(nn.Module):
         norm: bool = False,
         norm_eps: float = 1e-5,
         counted: bool = False,
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        self.context_dim, self.counted = context_dim, counted
+        self.context_dim, self.counted, self.causal = context_dim, counted, causal
         self.project = nn.Linear(context_dim, dim) if project or context_dim != dim else nn.Identity()
         self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
 
-    def forward(self, states: Tensor, positions: Positions) -> tuple[Tensor, PositionInfo]:
-        """The prefix's input to the blocks, and its positions."""
-        x = self.norm(self.project(states))
-        if not self.counted:
-            return x, NO_POSITIONS
-        places = torch.arange(x.shape[1], device=x.device)
-        added, place = positions.embed(places), positions.place(places, keys=x.shape[1])
-        return x if added is None else x + added.to(x.dtype), PositionInfo(added=place.added, rotation=place.rotation)
+    def forward(self, states: Tensor) -> Tensor:
+        return self.norm(self.project(states))
 
-    def first(self, context: Context, positions: Positions, max_len: int) -> int:
-        """Position of the first token of a text with up to max_len tokens after a context.
+    def places(self, context: Context) -> Tensor | None:
+        """Positions of a context, (S,) or (B, S); None if it has none.
 
         Raises:
-            UserError: Positions are counted and there are too few, or some states are masked.
+            ValueError: There are tokens, which need positions.
+        """
+        if not self.counted:
+            if context.tokens is not None:
+                raise ValueError("tokens between states have positions; set counted=True")
+            return None
+        if context.mask is None:
+            return torch.arange(context.states.shape[1], device=context.states.device)
+        return (context.mask.cumsum(1) - 1).clamp(min=0)
+
+    def first(self, context: Context, positions: Positions, max_len: int) -> int | Tensor:
+        """Position of the first token of a text with up to max_len tokens after a context; (B,) if it is masked.
+
+        Raises:
+            UserError: Positions are counted and there are too few.
         """
         states = context.states.shape[1]
         if not self.counted:
             return 0
-        if context.mask is not None:
-            raise UserError("model.decoder.prefix.counted: not supported with a masked context; set it to false")
         if positions.room is not None and positions.room < states + max_len:
             raise UserError(
                 f"model.position.max_len: {positions.room} positions are too few for a prefix of {states} states and "
                 f"{max_len} tokens; set it to {states + max_len}, or model.decoder.prefix.counted=false"
             )
-        return states
+        begun = context.tokens is not None  # a text begins with the last token of its context
+        return states - begun if context.mask is None else context.mask.sum(1) - int(begun)

@@ -65,14 +65,23 @@ def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, device: torch.device) -> Tensor:
+def with_prefix(
+    text: Mask,
+    prefix: Tensor | None,
+    *,
+    count: int,
+    length: int,
+    device: torch.device,
+    causal: bool = False,
+    seen: Tensor | None = None,
+) -> Tensor:
     """Attention mask of rows that begin with a prefix (Raffel et al. 2020, figure 4).
 
     The prefix attends to itself only; the text attends to the prefix and to itself as its own mask allows. Two
     prefix states p and two packed captions a and b:
 
             p p  a a  b
-        p   1 1  0 0  0
+        p   1 1  0 0  0      of a causal prefix 1 0
         p   1 1  0 0  0
         a   1 1  1 0  0
         a   1 1  1 1  0
@@ -83,6 +92,8 @@ def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, d
         prefix: States of the prefix that may be attended to, (B, S); None for all.
         count: Number S of states.
         length: Number L of tokens.
+        causal: Whether a state attends to itself and earlier ones only, else to all.
+        seen: States that the text may attend to, (B, S), if these are not those of `prefix`.
     Shapes:
         -> bool mask (B or 1, 1, S + L, S + L)
     """
@@ -91,8 +102,17 @@ def with_prefix(text: Mask, prefix: Tensor | None, *, count: int, length: int, d
     whole = torch.ones(length, length, dtype=torch.bool, device=device)
     own = text if isinstance(text, Tensor) else (whole if text is None else whole.tril())[None, None]
     states = torch.ones(1, count, dtype=torch.bool, device=device) if prefix is None else prefix
-    # The columns of the prefix are the same for all rows of the mask.
-    return F.pad(own, (count, 0, count, 0)) | F.pad(states, (0, length))[:, None, None]
+    above = states[:, None, None].expand(-1, 1, count, -1)  # (B or 1, 1, S, S)
+    above = above & causal_tail(count, count, device) if causal else above
+    below = (states if seen is None else seen)[:, None, None].expand(-1, 1, length, -1)  # (B or 1, 1, L, S)
+    parts = [_over(above, below), F.pad(own, (0, 0, count, 0))]
+    rows = max(len(part) for part in parts)
+    return torch.cat([part.expand(rows, -1, -1, -1) for part in parts], dim=-1)
+
+
+def _over(above: Tensor, below: Tensor) -> Tensor:
+    rows = max(len(above), len(below))
+    return torch.cat([part.expand(rows, -1, -1, -1) for part in (above, below)], dim=2)
 
 
 def as_bias(seen: Tensor, like: Tensor) -> Tensor:

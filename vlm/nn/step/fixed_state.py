@@ -37,8 +37,8 @@ class FixedDecodeState(DecodeState):
         starts = torch.zeros(rows, dtype=torch.long, device=device) if state.starts is None else state.starts
         self.slots = torch.zeros(state.beams, dtype=torch.long, device=device)
         caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
-        sizes = {"beams": state.beams, "max_len": state.max_len, "first": state.first}
-        super().__init__(state.blocks, caches, state.context, state.mask, starts, **sizes)
+        sizes = (state.beams, state.max_len, state.first)
+        super().__init__(state.blocks, caches, state.context, state.mask, starts, *sizes)
         self.beam_ancestors, self.taken = state.beam_ancestors, state.length
         self.now = torch.full((1,), self.taken - 1, device=device)  # index of the last step
 

@@ -103,8 +103,7 @@ class StepperPool:
         if stepper is None:
             stepper = self._steppers[key] = Stepper(decoder, decoder.start(context, **sizes))
         else:
-            mask = None if context is None else context.mask
-            stepper.state.replace(torch.arange(rows // beams, device=device), decoder.keys_values(context), mask)
+            stepper.state.replace(torch.arange(rows // beams, device=device), decoder.read(context))
         return stepper
 
 

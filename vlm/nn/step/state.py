@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,20 @@ from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import KeyValueCache
 
 KeysValues = tuple[Tensor, Tensor]
+
+
+class ReadContext(NamedTuple):
+    """What all texts of a row share, computed once.
+
+    Args:
+        keys_values: Keys and values of the context in each block, two of (B, N, S, K), or None.
+        mask: States that texts attend to, (B, S); None for all.
+        first: Position of the first token of a text, (B,) if it differs between rows.
+    """
+
+    keys_values: Sequence[KeysValues | None]
+    mask: Tensor | None = None
+    first: int | Tensor = 0
 
 
 @dataclass
@@ -38,19 +53,19 @@ class DecodeState:
         starts: Step at which the text of each row begins; None if all begin at 0.
         beams: Number G of beams per row.
         max_len: Maximum number of steps of a row.
-        first: Position of the first token of a text.
+        first: See ReadContext.
     Shapes:
         context two of (B, N, S, K), mask (B, S) or None, starts (B,) or None, beam_ancestors (B, G, steps, G) or None
     """
 
     blocks: list[StepBlock]
     caches: list[KeyValueCache]
-    context: list[KeysValues | None]
+    context: Sequence[KeysValues | None]
     mask: Tensor | None
     starts: Tensor | None = None
     beams: int = 1
     max_len: int = 0
-    first: int = 0
+    first: int | Tensor = 0
 
     def __post_init__(self) -> None:
         self.beam_ancestors: Tensor | None = None
@@ -93,14 +108,20 @@ class DecodeState:
         self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
         self.mask = None if self.mask is None else self.mask[rows]
         self.starts = None if self.starts is None else self.starts[rows]
+        self.first = self.first[rows] if isinstance(self.first, Tensor) else self.first
         self.beam_ancestors = None if self.beam_ancestors is None else self.beam_ancestors[rows]
         self._context_bias = None
 
-    def replace(self, rows: Tensor, context: list[KeysValues | None], mask: Tensor | None) -> None:
-        """Starts new texts in these rows (B',), with the keys and values of their context.
+    def replace(self, rows: Tensor, read: ReadContext) -> None:
+        """Starts new texts in these rows (B',), after their context.
 
         Contexts may differ in length: the shorter ones are padded and masked.
         """
+        context, mask, first = read
+        if not isinstance(self.first, Tensor) and (isinstance(first, Tensor) or first != self.first):
+            self.first = torch.full((self.caches[0].keys.shape[0],), self.first, device=self.device)
+        if isinstance(self.first, Tensor):
+            self.first[rows] = first
         length = max(self.states, states_of(context))
         if length > min(self.states, states_of(context)) or (self.mask is None) != (mask is None):
             self.context, self.mask = padded(self.context, self.mask, length)
@@ -126,12 +147,16 @@ class DecodeState:
         steps, slots = self.advance(length)
         at = steps
         if self.starts is not None:
-            own = (steps - self.starts[:, None]).clamp(0, self.max_len - 1)
-            at = own.repeat_interleave(self.beams, 0)  # (B * G, L)
+            at = (steps - self.starts[:, None]).clamp(0, self.max_len - 1)  # (B, L)
+        if isinstance(self.first, Tensor):
+            at = at + self.first[:, None]
+        elif self.first:
+            at = at + self.first
+        if at.ndim == 2:
+            at = at.repeat_interleave(self.beams, 0)  # (B * G, L)
         if self.beam_ancestors is not None:
             new = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
             self.beam_ancestors[:, :, steps % self.max_len] = new
-        at = at + self.first if self.first else at
         position = positions.place(at, keys=slots)
         return at, StepInputs(self.beams, length, self._spread(position, length), self._bias(position, steps, slots))
 
@@ -196,7 +221,7 @@ class DecodeState:
         """Arranges position information like the queries."""
 
         def laid_out(part: Tensor) -> Tensor:
-            if self.starts is not None:  # (B * G, 1, L, K)
+            if part.ndim == 4:  # (B * G, 1, L, K)
                 return part.view(-1, 1, self.beams * length, part.shape[-1])
             return part.repeat(self.beams, 1) if self.beams > 1 else part  # (L, K)
 
