@@ -46,8 +46,9 @@ def page() -> str:
     parts += ["## Model\n", described(vlm.Model)]
     parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
     for name, task in TASKS.items():
-        for command in task.commands:
-            parts += method(command.name, resolve(command.predictor), name.replace("_", " "))
+        kinds = {command.name: resolve(command.predictor) for command in task.commands}
+        for command, kind in kinds.items():
+            parts += method(command, kind, name.replace("_", " ")) if kind.task == name else []
     parts += ["### Options of decoding\n", options(), "## Run\n", described(vlm.Run)]
     parts += entry("run.evaluate", vlm.Run.evaluate, 3)
     parts.append("## Results\n")

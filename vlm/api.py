@@ -35,7 +35,8 @@ class Model:
     """A trained model of any task, ready to use.
 
     It has one method that is named as the task's command: `caption`, `classify`, `generate`, `translate`, `tag`,
-    `answer` or `fill`. One input gives one result, a list gives a list. Options are those of the command.
+    `answer` or `fill`; a model with an encoder has `embed` too. One input gives one result, a list gives a list.
+    Options are those of the command.
 
     Args:
         path: As in `load`.

@@ -7,7 +7,6 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
 from vlm.checkpoint.hugging_face import describe_folder
-from vlm.checkpoint.load import read
 from vlm.checkpoint.rebuild import rebuild
 from vlm.data.images.image import Preprocess, load_image
 from vlm.errors import UserError
@@ -93,7 +92,7 @@ def test_the_whole_of_clip_gives_its_encoder_of_images(folder):
     torch.testing.assert_close(encoder_of(folder)[0](pixels).states[:, 0], truth, rtol=0, atol=1e-4)
 
 
-def test_an_encoder_alone_is_for_training(folder):
+def test_an_encoder_alone_classifies_nothing(folder):
     saved(folder, ENCODERS["dinov2"]())
-    with pytest.raises(UserError, match=r"holds a Dinov2Model, which has no head .* model=pretrained"):
-        read(folder)
+    with pytest.raises(UserError, match=r"holds an encoder alone, .* use `vlm embed`, .* model=pretrained"):
+        ImageClassifier(folder)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from hugging import LABELS, saved_bert, word_pieces
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -12,7 +13,6 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertModel,
 )
 
 from vlm.checkpoint.load import read
@@ -162,7 +162,6 @@ def test_any_ids_are_decoded_alike(folder):
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', not one of"),
         ({"id2label": {"0": "a", "2": "b"}}, "does not name the classes"),
-        ({"architectures": ["BertForMultipleChoice"]}, "has no head for a task of ours"),
         ({"type_vocab_size": 3}, "type_embed.weight"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -179,7 +178,9 @@ def test_what_is_not_ours_is_refused(folder, changes, words):
     assert "\n" not in str(caught.value)
 
 
-def test_an_encoder_alone_is_for_training(folder):
-    saved_bert(folder, BertModel)
-    with pytest.raises(UserError, match=r"holds a BertModel, which has no head .* task=TASK"):
-        read(folder)
+@pytest.mark.parametrize("name", ["BertModel", "BertForMultipleChoice"])
+def test_an_encoder_alone_fills_no_gap(folder, name):
+    """Nor does one whose head is none of ours."""
+    saved_bert(folder, getattr(transformers, name))
+    with pytest.raises(UserError, match=r"holds an encoder alone, .* use `vlm embed`, .* task=TASK"):
+        GapFiller(folder)

@@ -117,6 +117,20 @@ def make(task: str) -> None:
         path.with_suffix(".json").write_text(json.dumps(outputs(task, path), indent=1) + "\n")
 
 
+def make_embedder() -> None:
+    """Keeps the encoder of a model that fills in gaps: nothing trains one for its vectors."""
+    loaded = read(FILES / "masked_language_modeling.ckpt")
+    about, prefix = loaded["vlm"], "model.encoder."
+    own = {"task": "embedding", "scores": {}, "origin": "TextEncoder", "model": about["model"]["args"]["encoder"]}
+    own |= {name: about[name] for name in ("tokenizer", "max_len")}
+    own["embedding"] = {"pooling": "mean", "normalize": True}
+    state = {
+        f"model.{name[len(prefix) :]}": one for name, one in loaded["state_dict"].items() if name.startswith(prefix)
+    }
+    whole = {"format": loaded["format"], "vlm": own, "state_dict": state, "global_step": 0, "epoch": -1}
+    write(FILES / "embedding.ckpt", whole)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or TASKS:
-        make(name)
+    for name in sys.argv[1:] or [*TASKS, "embedding"]:
+        make(name) if name in TASKS else make_embedder()

@@ -5,6 +5,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 from tiny_checkpoints import FILES, IMAGES, STORY
 
@@ -22,6 +23,7 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "captioning": (IMAGES[:2], {"beam": 2, "results": 2, "max_tokens": 8, "workers": 1}),
     "classification": (IMAGES[:2], {"top": 3}),
     "contrastive": (IMAGES[:2], {"label": ["red circle", "blue cross"], "prompt": ["a {}", "one {}"], "top": 2}),
+    "embedding": (TEXTS, {"pooling": "first", "normalize": True}),
     "image_questions": (IMAGES[:2], {"question": ["is there a circle?", "how many?"], "batch_size": 1}),
     "language_modeling": (["A large", ""], {"max_tokens": 12, "top_k": 2, "seed": 3}),
     "masked_language_modeling": (["a [MASK] red circle", "a small [MASK] [MASK]"], {"top": 2}),
@@ -61,6 +63,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, A
 def plain(value: Any) -> Any:
     """A result as plain containers."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -91,6 +91,7 @@ CASES = {
         *(1, {"label": "\n".join(TEXTS), "prompt": ""}, {"photos": [PHOTO]}),
         lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
+    "embedding": (0, {"text": TEXTS[0]}, {}, lambda it: [" ".join(used(it, TEXTS[:1])[0].astype(str))]),
     "image_questions": (
         *(1, {"question": QUESTION}, {"photos": [PHOTO]}),
         lambda it: [(answer := used(it, [PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from services import CASES, TEXTS, body_of, client, form_of, predictor_of, tiny
 from tiny_checkpoints import IMAGES
@@ -18,6 +19,7 @@ tasks = pytest.mark.parametrize("task", TASKS)
 
 def same(answer: Any, truth: Any) -> None:
     """Compares an answer in JSON with the result in Python."""
+    truth = truth.tolist() if isinstance(truth, np.ndarray) else truth
     if isinstance(truth, list):
         assert len(answer) == len(truth)
         for one, other in zip(answer, truth, strict=True):

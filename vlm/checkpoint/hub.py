@@ -17,6 +17,7 @@ FILES = [
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", "config.json"),
     *("generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"),
     *("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "tokenizer.model"),
+    *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
 ]
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 

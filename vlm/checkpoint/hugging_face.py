@@ -8,6 +8,7 @@ import torch
 
 from vlm.checkpoint.decoding_defaults import decoding_defaults
 from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.sentence_transformers import stated_embedding
 from vlm.checkpoint.verify import check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
@@ -30,25 +31,24 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
         dtype: Of its weights, whatever they are stored in.
     Raises:
         UserError: The folder is damaged, its parts do not fit together, our models do not compute its own, or it holds
-            an encoder without a head.
+            a decoder without a head.
     """
     with _in_a_line(folder):
-        specified, about = describe_folder(folder)
-        if specified.model is None:
+        _, about = describe_folder(folder)
+        if about["model"] is None:
             known = ", ".join(folder.architecture.models)
-            with_head = f"give a folder of {known}, or train" if known else "train"
             raise UserError(
-                f"{folder} holds a {folder.origin}, which has no head for a task of ours; {with_head} from it: "
-                f"python train.py model=pretrained model.path={folder} task=TASK"
+                f"{folder} holds a {folder.origin}, which has no head that writes text; give a folder of {known}"
             )
         stored = folder.weights(mapped=True)
         with torch.device("meta"):  # for names and shapes, which are compared before anything is allocated
-            model = rebuild(specified.model)
+            model = rebuild(about["model"])
         state, _ = hugging_face_state(model, folder, stored)
         if lacking := sorted(model.state_dict().keys() - state.keys()):
             raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
         del stored  # a part of the file leaves the memory when its last tensor has been copied
-        weights = {f"model.{name}": state.pop(name).to(dtype, copy=True) for name in list(state)}
+        kinds = {name: dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in state.items()}
+        weights = {f"model.{name}": state.pop(name).to(kind, copy=True) for name, kind in kinds.items()}
         return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
@@ -56,7 +56,7 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
     """A folder's model, and what a checkpoint holds beside its weights; those are not read.
 
     Raises:
-        UserError: As `from_folder`, but for an encoder without a head.
+        UserError: As `from_folder`, but for a decoder without a head.
     """
     with _in_a_line(folder):
         specified = specify(folder)
@@ -67,12 +67,12 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
             _check_images(folder, preprocess.image_size, specified.parts["encoder"])
             about["preprocess"] = preprocess.state()
         about["model"] = specified.model
-        about |= _of_texts(folder, specified)
-        if specified.task in NAMED:
+        about |= _of_texts(folder, specified) | _of_vectors(folder, specified)
+        if about["task"] in NAMED:
             about["classes"] = class_names(folder.config)
-        if specified.task == "text_classification":
+        if about["task"] == "text_classification":
             about["pairs"] = None  # no file says
-        if specified.task == "span_answering":
+        if about["task"] == "span_answering":
             window = min(WINDOW, about["max_len"])
             about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
         check_sizes(about)
@@ -123,6 +123,14 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
         if more := folder.ends[1:]:
             about["decoding"]["ends"] = _known(more, tokenizer, folder)
     return about
+
+
+def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
+    """Of an encoder without a head, or one of sentence-transformers, that it is used for its vectors."""
+    stated = stated_embedding(folder)
+    if specified.parts.keys() != {"encoder"} or (specified.model is not None and not stated):
+        return {}
+    return {"task": "embedding", "model": specified.parts["encoder"], **stated}
 
 
 def _known(ends: list[int], tokenizer: Tokenizer, folder: Folder) -> list[int]:

@@ -15,7 +15,7 @@ from vlm.inference.options import (
     OutputOptions,
     declared,
 )
-from vlm.inference.tasks import TASKS, commands_of, resolve, task_name, tasks_of
+from vlm.inference.tasks import TASKS, misused, resolve, task_name, tasks_of
 
 if TYPE_CHECKING:
     from vlm.inference.predictor import Predictor
@@ -89,10 +89,7 @@ def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -
         with refusing(model.checkpoint):
             task = task_name(loaded["vlm"]["task"])
         if task not in kinds and not any_task:
-            other = commands_of(task)[0]
-            raise UserError(
-                f"{model.checkpoint}: holds a model for {task}, not for {' or '.join(kinds)}; use `vlm {other}`"
-            )
+            raise misused(model.checkpoint, task, *kinds)
         kind = kinds[task] if task in kinds else predictor_of(model.checkpoint, trust=model.trust, task=task)
         own = _own(kind.options, options, task)
         words = kind.arguments.of(arguments.inputs or []) if any_task else _own(kind.arguments, arguments, task)
@@ -151,16 +148,16 @@ def use(
     """
     from vlm.inference.use import write_results
     from vlm.inference.writing import Trace
-    from vlm.io.output import Output, Records
+    from vlm.io.output import Output
 
     inputs = arguments.read()
     read = [*arguments.paths(inputs), *options.files(), model.checkpoint]
     out = Output(output.out, inputs=read)
-    records = Records(form=output.form, fields=kind.columns(options), output=out)
+    records = kind.records(output.form, out, options)
     predictor = model.load(kind, loaded=loaded)
     predictor.check_options(options)
     trace = Trace(getattr(options, "trace", None), predictor, options, inputs=read, out=output.out)
-    with out, trace:
+    with out, records, trace:
         return write_results(predictor, inputs, options, records, trees=trace.trees)
 
 

@@ -64,7 +64,12 @@ BatchSize = Annotated[int, Option("Inputs at a time.", least=1, scope="machine")
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Form = Annotated[
-    str, Option("text, jsonl, csv; html for captions, parquet for those of shards.", ("--format",), metavar="FORMAT")
+    str,
+    Option(
+        "text, jsonl, csv; html for captions, parquet for those of shards and vectors, npy for vectors.",
+        ("--format",),
+        metavar="FORMAT",
+    ),
 ]
 Language = Annotated[str | None, Option("Language of the captions, of a model of several; by default its first.")]
 Question = Annotated[

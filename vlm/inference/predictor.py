@@ -48,7 +48,8 @@ from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, WordArguments
 from vlm.inference.options import Options
-from vlm.inference.tasks import TASKS, commands_of, resolve, task_name
+from vlm.inference.tasks import TASKS, misused, resolve, task_name, uses
+from vlm.io.output import Output, Records
 from vlm.models.pretrained.opened import is_published
 from vlm.nn.step.packed import prepack
 
@@ -94,9 +95,8 @@ class Predictor(ABC):
         with refusing(path):
             about = loaded["vlm"]
             held = task_name(about["task"])
-            if held != self.task:
-                other = commands_of(held)[0]
-                raise UserError(f"{path}: holds a model for {held}, not for {self.task}; use `vlm {other}`")
+            if held != self.task and not uses(held, type(self)):
+                raise misused(path, held, self.task)
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
             if not is_published(ckpt.locate(path)):  # whose config was compared with every shape as it was read
@@ -175,6 +175,17 @@ class Predictor(ABC):
     def columns(cls, options: Any) -> tuple[str, ...]:
         """The fields of a record that a line of text shows."""
         return cls.fields
+
+    @classmethod
+    def records(cls, form: str, output: Output, options: Any) -> Records:
+        """Where a command writes its records.
+
+        Args:
+            form: As --format says it.
+        Raises:
+            UserError: There is no such form.
+        """
+        return Records(form=form, fields=cls.columns(options), output=output)
 
     def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
         """Messages before the results, about sources that are not read whole; a UserError is a failure."""

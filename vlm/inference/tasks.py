@@ -4,9 +4,12 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from vlm.errors import UserError
+
 ANSWER = "Answer questions about images, or about text files: one line each, PATH<TAB>QUESTION<TAB>ANSWER."
 CAPTION = 'Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
 CLASSIFY = "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."
+EMBED = "Make vectors of images or texts: an encoder's states, pooled. --out vectors.npy is a matrix."
 FILL = 'Fill in the gaps of texts such as "a [MASK] circle": one line a text.'
 GENERATE = "Write text that goes on from prompts: token by token as it comes, or the best of a search."
 RETRIEVE = "Rank images by a text: one line each, TEXT<TAB>PATH<TAB>SIMILARITY."
@@ -54,12 +57,20 @@ class Task:
         return self.main.predictor
 
 
+EMBEDDING = Command("embed", EMBED, "vlm.tasks.embedding.predict:Embedder")
+
+
 def _task(
     name: str, help: str, predictor: str, *more: Command, function: str | None = None, like: str | None = None
 ) -> Task:
-    """A task whose folder is that of its predictor; evaluations are compared as those of the task `like`."""
+    """A task whose models have an encoder.
+
+    Args:
+        predictor: Within vlm.tasks.
+        like: The task as whose evaluations its own are compared.
+    """
     compared = like and f"vlm.tasks.{like}.compare:compared"
-    return Task(Command(name, help, f"vlm.tasks.{predictor}", function), more, compared)
+    return Task(Command(name, help, f"vlm.tasks.{predictor}", function), (*more, EMBEDDING), compared)
 
 
 _RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
@@ -68,8 +79,9 @@ TASKS = {
     "captioning": _task(*_CAPTIONER, function="vlm.tasks.captioning.predict:caption", like="captioning"),
     "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
     "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
+    "embedding": Task(EMBEDDING),
     "image_questions": _task("answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", like="image_questions"),
-    "language_modeling": _task("generate", GENERATE, "language_modeling.predict:TextGenerator"),
+    "language_modeling": Task(Command("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator")),
     "masked_language_modeling": _task("fill", FILL, "masked_language_modeling.predict:GapFiller"),
     "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),
     "span_answering": _task("answer", ANSWER, "span_answering.predict:SpanAnswerer", like="span_answering"),
@@ -97,6 +109,26 @@ def resolve(path: str) -> Any:
 def commands_of(task: str) -> tuple[str, ...]:
     """Names of a task's commands; a task of a user's own package has `predict`."""
     return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
+
+
+def uses(task: str, predictor: type) -> bool:
+    """Whether a predictor is that of a command of a task."""
+    path = f"{predictor.__module__}:{predictor.__qualname__}"
+    return task in TASKS and any(command.predictor == path for command in TASKS[task].commands)
+
+
+def misused(path: str, held: str, *wanted: str) -> UserError:
+    """A model that a command does not use.
+
+    Args:
+        held: Its task.
+        wanted: The tasks of the command.
+    """
+    known = " or ".join(wanted)
+    if held == "embedding":
+        remedy = f"use `vlm embed`, or train from it: python train.py model=pretrained model.path={path} task=TASK"
+        return UserError(f"{path}: holds an encoder alone, not a model for {known}; {remedy}")
+    return UserError(f"{path}: holds a model for {held}, not for {known}; use `vlm {commands_of(held)[0]}`")
 
 
 def tasks_of(command: str) -> dict[str, Command]:

@@ -155,6 +155,7 @@ def write_results(
             if isinstance(outcome.result, UserError):
                 print_error(outcome.result)
                 faults.append(outcome.result)
+                records.miss()
                 continue
             added = () if observer is None else observer(outcome)
             if trees is not None:

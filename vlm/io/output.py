@@ -53,19 +53,19 @@ class Output:
             return not os.path.getsize(self._beside)
         return not self._begun
 
-    def write(self, text: str) -> None:
-        """Writes text at once; what is no UTF-8 in a name is escaped, in JSON as JSON escapes it.
+    def write(self, text: str | bytes) -> None:
+        """Writes text at once; what is no UTF-8 in a name is escaped, in JSON as JSON escapes it. Bytes go to a file.
 
         Raises:
             UserError: The file cannot be written. Of stdout the OSError itself, as of any print.
         """
         self._begun = True
-        if self.path is None:
+        if self.path is None and isinstance(text, str):
             sys.stdout.write(text)
             sys.stdout.flush()
             return
         try:
-            rest = memoryview(text.encode("utf-8", "backslashreplace"))
+            rest = memoryview(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
             while rest:  # a disk that fills up takes a part first
                 rest = rest[self._opened().write(rest) :]
         except OSError as fault:
@@ -212,6 +212,10 @@ class Records:
     def watched(self) -> bool:
         """Returns True if records go to a terminal."""
         return self.output.path is None and sys.stdout.isatty()
+
+    def miss(self) -> None:
+        """Takes note of an input that has no record."""
+        return None
 
     def write(self, record: Mapping[str, Any]) -> None:
         if self.form == "text":

@@ -14,11 +14,11 @@ RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # our names f
 
 
 class TimmEncoder(nn.Module):
-    """A backbone of the timm library (Wightman 2019) with features projected to the decoder's width.
+    """A backbone of the timm library (Wightman 2019), its features projected to the decoder's width.
 
     Args:
         name: Name of the backbone in timm, such as "vit_small_patch16_224" or "resnet18".
-        dim: Width D of the projected states.
+        dim: Width D of the projected states; None for the features as they are.
         image_size: Side of the square input, in pixels.
         pretrained: Whether to download timm's pretrained weights.
         weights: Path of a local file of weights to use instead.
@@ -29,12 +29,12 @@ class TimmEncoder(nn.Module):
     """
 
     def __init__(
-        self, *, name: str, dim: Count, image_size: Count, pretrained: bool = False, weights: str | None = None
+        self, *, name: str, dim: Count | None, image_size: Count, pretrained: bool = False, weights: str | None = None
     ) -> None:
         super().__init__()
-        self.dim = dim
         self.backbone: Any = _create(name, image_size, pretrained, weights)
-        self.proj = nn.Linear(self.backbone.num_features, dim)
+        self.dim: int = dim or self.backbone.num_features
+        self.proj = nn.Linear(self.backbone.num_features, dim) if dim else nn.Identity()
         if torch.is_grad_enabled():
             _freeze_unused(self.backbone, image_size)
 
@@ -52,6 +52,10 @@ class TimmEncoder(nn.Module):
 
     def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Features as timm itself pools them: images (B, 3, H, W) -> (B, C)."""
+        return self.backbone(images)
 
     def layer_depths(self) -> dict[str, int]:
         """Number of layers above each parameter, in the backbone by timm's own grouping: 1 for the last block.

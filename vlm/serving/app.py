@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -200,6 +201,8 @@ def _plain(result: Any) -> Any:
         return result._asdict()
     if isinstance(result, Mapping):
         return dict(result)
+    if isinstance(result, np.ndarray):
+        return result.tolist()
     return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
 
 

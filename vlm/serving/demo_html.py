@@ -189,6 +189,8 @@ def result(value: Any, text: str = "") -> str:
         return flowing(value.prompt, value.text)
     if isinstance(value, list) and all(isinstance(one, Tagged) for one in value):
         return tagged(value)
+    if isinstance(value, np.ndarray):
+        return f'<p class="v-text">{escape(" ".join(value.astype(str)))}</p>'
     if hasattr(value, "text") and hasattr(value, "logprob"):
         chance = f"probability {exp(value.logprob):.1%}, log-probability {value.logprob:.2f}"
         return f'<p class="v-big">{escape(value.text) or "<i>(empty)</i>"} <small>{chance}</small></p>'

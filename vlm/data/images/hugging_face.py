@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from math import nextafter
 from typing import Any
 
-from vlm.data.images.image import MAX_IMAGE_SIZE, Preprocess
+from vlm.data.images.image import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP, Preprocess
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
 from vlm.models.pretrained.folder import Folder
+from vlm.models.timm_encoder import RESIZES
 
 FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # newer folders have it beside that of texts
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 CROPPED = {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
@@ -33,6 +35,8 @@ def read_preprocess(folder: Folder) -> Preprocess:
     """
     if own := folder.own("preprocess"):
         return Preprocess.from_state(own)
+    if "pretrained_cfg" in folder.config:
+        return _of_timm(folder.config.part("pretrained_cfg"))
     config, beside = folder.json(FILE), folder.json(BESIDE_TEXT)
     if config is None and beside is not None and "image_processor" in beside:
         config = beside.part("image_processor")
@@ -42,6 +46,18 @@ def read_preprocess(folder: Folder) -> Preprocess:
         return _preprocess(config)
     except ValueError as fault:
         raise UserError(f"{config.file}: cannot be used: {fault}; choose another folder") from fault
+
+
+def _of_timm(config: Fields) -> Preprocess:
+    """As timm's own evaluation prepares images."""
+    size = int(config.read(numbers("input_size", [3, 224, 224], 3, 1, MAX_IMAGE_SIZE))[1])
+    options: dict[str, Any] = {
+        name: config.read(numbers(name, default, 3, 1e-6 if name == "std" else -100, 1e3))
+        for name, default in (("mean", IMAGENET["image_mean"]), ("std", IMAGENET["image_std"]))
+    }
+    options["interpolation"] = config.read(choice("interpolation", "bicubic", {name: name for name in INTERPOLATIONS}))
+    options["resize"] = config.read(choice("crop_mode", "center", RESIZES))
+    return Preprocess(image_size=size, crop=config.read(number("crop_pct", 0.875, MIN_CROP)), **options)
 
 
 def _preprocess(config: Fields) -> Preprocess:

@@ -69,6 +69,8 @@ def architecture_of(config: Fields) -> Architecture:
         UserError: There is no module for it.
     """
     model_type, known = config.values.get("model_type"), known_architectures()
+    if model_type is None and "pretrained_cfg" in config:
+        model_type = "timm"  # which has no name for it
     name = str(model_type).replace("-", "_")
     if name not in known:
         raise UserError(
@@ -78,7 +80,7 @@ def architecture_of(config: Fields) -> Architecture:
     return load_architecture(name)
 
 
-def spec_of(name: str, **args: Any) -> Spec:
+def spec_of(name: str, /, **args: Any) -> Spec:
     """The specification of a class with its arguments, as checkpoints have it."""
     return {"name": name, "args": args}
 

@@ -66,7 +66,8 @@ class Folder:
     def origin(self) -> str:
         """The name of the class that saved the folder; its type where that is not said."""
         named = self.config.values.get("architectures")
-        first = named[0] if isinstance(named, list) and named else self.config.values.get("model_type")
+        kind = self.config.values.get("model_type") or self.config.values.get("architecture")  # of timm
+        first = named[0] if isinstance(named, list) and named else kind
         return str(first)[:100]
 
     @cached_property

@@ -229,7 +229,7 @@ def _make(
     """Our tensors made of theirs, and all that is wrong with them."""
     tensors, faults = {}, []
     for name, (names, make, _) in weights.items():
-        unfit = list(_unfit(name, names, stored, folder))
+        unfit = list(_unfit(name, names, stored, folder, whole=not state[name].is_floating_point()))
         faults += unfit
         if unfit:
             continue
@@ -246,11 +246,18 @@ def _make(
     return tensors, faults
 
 
-def _unfit(name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: Folder) -> Iterator[str]:
+def _unfit(
+    name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: Folder, *, whole: bool
+) -> Iterator[str]:
+    """Yields faults of the tensors that one of ours is made of.
+
+    Args:
+        whole: Whether ours counts, as the steps of a batch norm.
+    """
     for other in names:
         if other not in stored:
             yield f"{folder} has no {other}, of which {name} is made; fetch it again"
-        elif not stored[other].is_floating_point():
+        elif not (stored[other].is_floating_point() or whole):
             yield f"{other} in {folder} is {stored[other].dtype}; give weights that are not quantised"
 
 

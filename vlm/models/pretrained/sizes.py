@@ -6,6 +6,7 @@ from torch import nn
 
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.blocks import GATES
 from vlm.nn.position import GridPositions, LearnedPositions, RotaryPositions
@@ -24,8 +25,10 @@ def plain(sizes: dict[str, Any]) -> dict[str, Any]:
     return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
 
 
-def sizes_built(stack: ViT | Decoder | TextEncoder) -> dict[str, Any]:
+def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, Any]:
     """The arguments that a stack was built with, as far as those of Hugging Face have a say in them."""
+    if isinstance(stack, TimmEncoder):  # whose name says them all
+        return {}
     block: Any = stack.blocks[0]
     sizes = {name: getattr(block.config, name) for name in (*OF_BLOCKS, "qkv_bias")}
     sizes |= {"head_dim": block.attn.head_dim, "num_kv_heads": block.attn.num_kv_heads, "hidden": block.config.hidden}

@@ -21,6 +21,8 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
         UserError: The model is for another task, or an override is at fault.
     """
     task = str(about["task"])
+    if task == "embedding":
+        raise UserError(f"{path}: holds an encoder alone, which no split scores; give a model with a head")
     if asked := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
         raise UserError(f"{asked[0]}: {path} holds a model for {task}; leave the override out")
     own = [text for text in overrides if not text.startswith("task=")]

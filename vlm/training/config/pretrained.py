@@ -81,6 +81,11 @@ def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
 def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str, *, whole: bool) -> None:
     if task in MODELS and (whole or (parts.keys() == {"encoder"} and parts["encoder"]["name"] == MODELS[task][1])):
         return
+    if (encoder := parts.get("encoder")) is not None and encoder["name"] == "TimmEncoder":
+        raise UserError(
+            f"model.path={folder}: a {origin} of timm; choose model/encoder=timm model.encoder.name={origin} "
+            f"model.encoder.weights={folder}/model.safetensors"
+        )
     fit = [name for name, (_, kind) in MODELS.items() if "encoder" in parts and kind == parts["encoder"]["name"]]
     known = f"say which task it is for: task={' or task='.join(fit)}" if fit else "leave task out"
     raise UserError(

@@ -1,0 +1,72 @@
+"""Vectors of inputs in files: a matrix of numpy, or a column of Parquet."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import UserError
+from vlm.io.output import Output, Records
+
+FORMS = ("npy", "parquet")
+
+
+def vector_form(vector: np.ndarray, form: str) -> Any:
+    """A vector as a form of records has it: numbers as short as float32 tells them apart."""
+    if form in FORMS:
+        return vector
+    numbers = vector.astype(str)
+    return " ".join(numbers) if form in ("text", "csv") else list(map(float, numbers))
+
+
+class VectorRecords(Records):
+    """Records that end as one file of numpy, a row an input in their order, or as a table of Parquet.
+
+    Args:
+        form: One of FORMS.
+        output: A file.
+    Raises:
+        UserError: There is no file, or the package of its form is not installed.
+    """
+
+    def __init__(self, form: str, output: Output) -> None:
+        if output.path is None:
+            raise UserError(f"--format {form} needs --out FILE")
+        if form == "parquet":
+            try:
+                import pyarrow.parquet  # noqa: F401
+            except ImportError as fault:
+                line = 'parquet: needs the package pyarrow; pip install "vlm-lightning[parquet]"'
+                raise UserError(line) from fault
+        self.form, self.output = form, output
+        self._rows: list[Mapping[str, Any] | None] = []
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._rows.append(record)
+
+    def miss(self) -> None:
+        self._rows.append(None)
+
+    def __exit__(self, *fault: Any) -> None:
+        if fault[0] is None and any(self._rows):
+            self.output.write(self._matrix() if self.form == "npy" else self._table())
+
+    def _matrix(self) -> bytes:
+        """A row an input, NaN for one that has no vector: a name beside it could not tell which that is."""
+        width = next(len(row["embedding"]) for row in self._rows if row)
+        missing, file = np.full(width, np.nan, np.float32), io.BytesIO()
+        np.save(file, np.stack([row["embedding"] if row else missing for row in self._rows]))
+        return file.getvalue()
+
+    def _table(self) -> bytes:
+        import pyarrow
+        from pyarrow.parquet import write_table
+
+        rows = [row for row in self._rows if row]
+        names = [row["input"].encode("utf-8", "backslashreplace").decode() for row in rows]
+        values = np.stack([row["embedding"] for row in rows])
+        vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
+        file = io.BytesIO()
+        write_table(pyarrow.table({"input": names, "embedding": vectors}), file)
+        return file.getvalue()

@@ -1,0 +1,45 @@
+"""Any encoder of images of timm (Wightman 2019), in a folder as timm and the hub have it; its head is left out."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from vlm.models.pretrained.architecture import Architecture
+from vlm.models.pretrained.fields import REQUIRED, Fields, numbers, text
+from vlm.models.pretrained.stack import Part, Stack, Weight, WeightMap
+from vlm.models.timm_encoder import TimmEncoder
+
+BACKBONE = "backbone."
+BUILT = (
+    "img_size",
+    "in_chans",
+    "num_classes",
+    "global_pool",
+)  # arguments of its constructor that the name and the images say too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmStack(Stack):
+    """A backbone that timm builds by its name, and whose tensors have timm's names."""
+
+    def arguments(self, config: Fields) -> dict[str, Any]:
+        more = config.part("model_args", {})
+        if others := more.values.keys() - {*BUILT}:
+            raise more.fault(min(others), "which is not passed on to timm")
+        name = config.read(text("architecture", REQUIRED)).partition(".")[0]  # after the dot stands what weights it has
+        stated = config.part("pretrained_cfg")
+        channels, height, width = stated.read(numbers("input_size", [3, 224, 224], 3, 1, 4096))
+        if (channels, height) != (3, width):
+            raise stated.fault("input_size", "not of square images in three channels")
+        return {"name": name, "dim": None, "image_size": height}
+
+    def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
+        return {
+            name: Weight((name.removeprefix(BACKBONE),)) for name in module.state_dict() if name.startswith(BACKBONE)
+        }
+
+
+TIMM = TimmStack(kind=TimmEncoder, model_type="timm", sizes={}, names={})
+ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(TIMM, config)})

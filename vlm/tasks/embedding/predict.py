@@ -1,0 +1,210 @@
+"""Vectors of images and texts: the states of an encoder, pooled. It takes no training of its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from vlm.data.images.image import Preprocess
+from vlm.data.text.inputs import Input, encode_text
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.errors import UserError
+from vlm.inference.arguments import Arguments, Texts, read_texts
+from vlm.inference.image_predictor import ImagePredictor
+from vlm.inference.info import preprocess_line, tokenizer_line
+from vlm.inference.inputs import several_images
+from vlm.inference.options import ImageOptions, Option
+from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
+from vlm.inference.text.text_rows import note_cut
+from vlm.inference.text_predictor import TextPredictor
+from vlm.io.output import Output, Records
+from vlm.io.vectors import FORMS, VectorRecords, vector_form
+from vlm.models.classifier import Pool, pool_states
+from vlm.models.context import Context
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.text_encoder import TextEncoder
+from vlm.models.timm_encoder import TimmEncoder
+
+POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
+
+
+@dataclass(kw_only=True)
+class EmbeddingArguments(Arguments):
+    """Images and texts. In Python a str is a text, to a model that reads none a path."""
+
+    files: Annotated[
+        list[str] | None,
+        Option("Images, folders or patterns; files of a text a line, for a model of texts.", positional=True),
+    ] = None
+    text: Texts = None
+
+    def read(self) -> list[Any]:
+        texts = read_texts([], self.text or []) if self.text or not self.files else []
+        return [*map(Path, self.files or []), *texts]
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(self.files or [])
+
+    @classmethod
+    def several(cls, value: Any) -> tuple[list[Any], bool]:
+        return several_images(value) if isinstance(value, np.ndarray) else super().several(value)
+
+
+class ImagesToEmbed(EmbeddingArguments):
+    """The same of a model that reads no texts."""
+
+    kind = "image"
+
+
+@dataclass(kw_only=True)
+class EmbeddingOptions(ImageOptions):
+    """Options of embedding."""
+
+    pooling: Annotated[
+        str | None, Option("mean of the encoder's states, or the first one; by default the model's own.")
+    ] = None
+    normalize: Annotated[
+        bool | None, Option("Scale vectors to length 1; by default as the model has it.", ("--normalize/--as-is",))
+    ] = None
+
+
+class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
+    """A trained encoder of images, of texts or of both, ready to use; arguments as in Predictor.
+
+    By default a dual encoder gives its embeddings, a classifier what its head reads, a backbone of timm its own pooled
+    features, and another encoder its class token or else the mean of its states.
+
+    Attributes:
+        stated: Pooling and normalisation that the model comes with.
+        max_len: Tokens of a text that the model reads, where that is less than its encoder could.
+    """
+
+    task = "embedding"
+    fields = ("input", "embedding")
+    options = EmbeddingOptions
+    arguments = EmbeddingArguments
+    stated: Mapping[str, Any] = {}
+    max_len: int | None = None
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        if "preprocess" in about:
+            self.preprocess = Preprocess.from_state(about["preprocess"])
+        if "tokenizer" in about:
+            self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        else:
+            self.arguments = ImagesToEmbed  # type: ignore[misc]  # what a model reads is known once it is loaded
+        self.max_len = about.get("max_len")
+        self.stated = dict(about.get("embedding", {}))
+        if self.stated.get("pooling") not in (None, *POOLINGS) or self.stated.keys() - {"pooling", "normalize"}:
+            raise ValueError(f"no way of pooling is {self.stated!r:.80}")
+
+    def check(self) -> None:
+        options = EmbeddingOptions()
+        if self.text_encoder is not None:
+            check_outputs(self.text_encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+            list(self.predict([self.prepare("a", options)], options))
+        if self.image_encoder is not None:
+            list(self.predict([self.pixels(Image.new("RGB", (1, 1)))], options))
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        if "tokenizer" in about:
+            yield tokenizer_line(about["tokenizer"])
+        if "preprocess" in about:
+            yield preprocess_line(about["preprocess"])
+
+    @property
+    def text_encoder(self) -> TextEncoder | None:
+        return next((one for one in self._encoders() if isinstance(one, TextEncoder)), None)
+
+    @property
+    def image_encoder(self) -> nn.Module | None:
+        """The encoder of images; one of texts has no preprocessing."""
+        others = (one for one in self._encoders() if not isinstance(one, TextEncoder))
+        return next(others, None) if hasattr(self, "preprocess") else None
+
+    def _encoders(self) -> list[Any]:
+        """The model's encoders, or the model, which is one itself."""
+        parts = [getattr(self.model, name, None) for name in ("image_encoder", "encoder", "text_encoder")]
+        return [part for part in parts if part is not None] or [self.model]
+
+    def check_options(self, options: EmbeddingOptions) -> None:
+        if options.pooling not in (None, *POOLINGS):
+            raise UserError(f"--pooling: {options.pooling!r} is unknown; choose {' or '.join(POOLINGS)}")
+
+    def sources(self, inputs: Sequence[Any], options: EmbeddingOptions) -> list[Any]:
+        """Texts as str, and images as anything else: lines and folders are taken apart."""
+        self.check_options(options)
+        return [source for one in inputs for source in self._sources(one)]
+
+    def _sources(self, one: Any) -> list[Any]:
+        if self.text_encoder is not None and (isinstance(one, str) or self.image_encoder is None):
+            if not isinstance(one, str | Path):
+                raise UserError(f"a {type(one).__name__} is no text, and this model reads texts alone; give texts")
+            return [one] if isinstance(one, str) else read_texts([str(one)], [])
+        images, _ = several_images(one)
+        return [Path(image) if isinstance(image, str) else image for image in images]
+
+    def prepare(self, source: Any, options: Any) -> Any:
+        if not isinstance(source, str):
+            return super().prepare(source, options)
+        encoder: Any = self.text_encoder
+        return encode_text(self.tokenizer, min(self.max_len or encoder.max_len, encoder.max_len), source)
+
+    @torch.inference_mode()
+    def predict(self, batch: Sequence[Any], options: EmbeddingOptions) -> Iterator[np.ndarray]:
+        pooling = options.pooling or self.stated.get("pooling")
+        normalize = self.stated.get("normalize") if options.normalize is None else options.normalize
+        for of_texts, group in groupby(batch, lambda one: isinstance(one, Input)):
+            embed = self._texts if of_texts else self._images
+            vectors = embed(list(group), pooling)
+            vectors = F.normalize(vectors.float(), dim=-1) if normalize else vectors.float()
+            yield from vectors.cpu().numpy()
+
+    def _texts(self, texts: Sequence[Input], pooling: str | None) -> Tensor:
+        rows = self.encoded([[text._replace(places=[0])] for text in texts])
+        if pooling is None and isinstance(self.model, DualEncoder):
+            assert rows.places is not None
+            return self.model.embed_texts(rows.tokens, rows.segments, rows.places)
+        encoder: Any = self.text_encoder
+        context = encoder(rows.tokens, rows.segments, rows.types).one_text_per_row(rows.layout)
+        return self._pooled(context, pooling, "mean")
+
+    def _images(self, pixels: Sequence[Tensor], pooling: str | None) -> Tensor:
+        images = normalized(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
+        if pooling is None and isinstance(self.model, DualEncoder):
+            return self.model.embed_images(images)
+        if pooling is None and isinstance(self.model, TimmEncoder):
+            return self.model.pooled(images)
+        encoder: Any = self.image_encoder
+        has_class = getattr(encoder, "class_token", None) is not None
+        return self._pooled(encoder(images), pooling, "first" if has_class else "mean")
+
+    def _pooled(self, context: Context, pooling: str | None, default: str) -> Tensor:
+        """States (B, S, D) as one vector each, as asked for or as the model's own head reads them: (B, E)."""
+        own = getattr(self.model, "pooled", None)
+        if pooling is None and own is not None:
+            return own(context)
+        return pool_states(context, POOLINGS[pooling or default], None)
+
+    def record(self, source: Any, result: np.ndarray, options: Any, *, form: str = "jsonl") -> Rows:
+        return [{"input": self.name_of(source), "embedding": vector_form(result, form)}]
+
+    @classmethod
+    def records(cls, form: str, output: Output, options: Any) -> Records:
+        suffix = Path(output.path or "").suffix.removeprefix(".").lower()
+        form = suffix if form == "text" and suffix in FORMS else form
+        return VectorRecords(form, output) if form in FORMS else super().records(form, output, options)
+
+    def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
+        encoder, texts = self.text_encoder, [source for source in sources if isinstance(source, str)]
+        if texts and encoder is not None:
+            room = min(self.max_len or encoder.max_len, encoder.max_len) - 2
+            yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), room)
