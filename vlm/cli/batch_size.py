@@ -1,17 +1,21 @@
-"""The largest batch that fits into memory, for `vlm bench --find-batch`."""
+"""`vlm bench`, and the largest batch that fits into memory, for its option --find-batch."""
 
 import gc
+import json
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from vlm.cli.bench import trained
+from vlm.cli.bench import measure, text, trained
 from vlm.errors import UserError
+from vlm.inference.options import Option, Overrides
 from vlm.training.step.step_loader import StepLoader
 
 STEPS = 2  # the optimiser's moments are made in the first one, and its memory is full in the second
@@ -154,3 +158,32 @@ def kilobytes(path: str, name: str) -> int:
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
     except (OSError, StopIteration) as fault:
         raise UserError(f"--find-batch: on a CPU it needs Linux, which tells {name} in {path}") from fault
+
+
+def bench(
+    overrides: Overrides = None,
+    steps: Annotated[int, Option("Optimiser steps that are timed.", least=1)] = 20,
+    form: Annotated[str, Option("text or json.", ("--format",))] = "text",
+    find_batch: Annotated[
+        bool, Option("The largest data.batch_size that fits, by trying on a GPU.", ("--find-batch",))
+    ] = False,
+) -> int:
+    """Times training steps of a config, or finds its largest batch; returns the exit status."""
+    if form not in ("text", "json"):
+        raise UserError(f"--format: {form!r} is unknown; choose text or json")
+    from vlm.config.compose import compose
+    from vlm.training.config.check import check
+    from vlm.training.run.faults import explain
+    from vlm.training.run.train import quiet
+
+    config = compose(overrides or [], check)
+    quiet()
+    try:
+        with redirect_stdout(sys.stderr):  # the figures alone go to stdout
+            figures = largest_batch(config) if find_batch else measure(config, steps=steps)
+    except Exception as fault:
+        explained = explain(fault, None)
+        raise explained from (None if explained is fault else fault)
+    if figures:
+        print(json.dumps(figures, indent=1) if form == "json" else text(figures), flush=True)
+    return 0

@@ -1,7 +1,7 @@
 """`vlm check-data`: looks a data set over before hours are spent on it."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, Field, LabelField
@@ -22,27 +22,28 @@ from vlm.evaluation.data_check.faults import (
 from vlm.evaluation.data_check.pairs import pair_faults
 from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults, text_source_faults
 from vlm.evaluation.report.data_page import data_page, write_page
+from vlm.inference.options import Option, Overrides
 from vlm.io.output import output_folder
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
 
 
-def check(overrides: list[str], *, out: str | None = None, limit: int | None = None, seed: int = 0) -> int:
+def check(
+    overrides: Overrides = None,
+    out: Annotated[str | None, Option("Folder for a page with faults and samples.", metavar="DIR")] = None,
+    limit: Annotated[int | None, Option("Samples of each split that are read; all by default.", least=1)] = None,
+    seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
+) -> int:
     """Prints what is wrong with a data set and returns the exit status: 1 if it would spoil a run.
 
-    Args:
-        overrides: The config's values, as for training.
-        out: Folder for a page with the faults and some samples.
-        limit: Samples of each split that are read; None for all.
-        seed: Of the samples on the page.
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
     from vlm.training.config.check import check as check_config
     from vlm.training.run.run import build_data, check_fit
 
-    config = compose(overrides, check_config)
+    config = compose(overrides or [], check_config)
     check_fit(config)
     folder = None if out is None else output_folder(out)
     with collect_errors():

@@ -3,23 +3,25 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 from vlm.checkpoint.runs import LAST, newest_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, paired
 from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, aligned
 from vlm.tasks.shared.stored import StoredEvaluation, places, read
 
 
-def compare(folders: Sequence[str], *, out: str | None = None, seed: int = 0) -> int:
+def compare(
+    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs, or last.", positional=True)],
+    out: Annotated[str | None, Option("HTML page to write as well.", metavar="FILE")] = None,
+    seed: Annotated[int, Option("Seed of the resampling.")] = 0,
+) -> int:
     """Prints evaluations side by side, each compared with the first; returns the exit status.
 
-    Args:
-        folders: Folders of ``vlm evaluate --out``, or of runs; ``last`` is the newest run.
-        out: HTML file to write as well.
-        seed: Of the resampling.
     Raises:
         UserError: A folder holds no evaluation, there are fewer than two, or two have no sample or no score in common.
     """

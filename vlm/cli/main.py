@@ -10,37 +10,79 @@ from typing import Annotated
 import typer
 
 from vlm import __version__
-from vlm.cli import data, doctor, evaluate, pretrained, train, use
+from vlm.cli import use
 from vlm.cli.options import as_typer
 from vlm.errors import UserError, is_out_of_memory, print_error
-from vlm.inference.tasks import TASKS
+from vlm.inference.tasks import TASKS, resolve
 from vlm.tuning import tune
 
 PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
+TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
+# Commands beside those of the tasks: the function of each, which is imported when it is called, and its help.
+COMMANDS = {
+    "bench": (
+        "vlm.cli.batch_size:bench",
+        "Time training steps of any config, as vlm train would take them.",
+    ),
+    "serve": ("vlm.serving.serve:serve", "Serve a model over HTTP: POST /predict, /health, /metrics, /openapi.json."),
+    "demo": ("vlm.serving.demo:demo", "Try a model of any task on a page in the browser."),
+    "evaluate": (
+        "vlm.training.run.evaluate:evaluate_checkpoint",
+        "Evaluate a checkpoint on a split of its data, with the controls any model should beat.",
+    ),
+    "info": (
+        "vlm.cli.pretrained:info",
+        "Show the contents of a checkpoint: task, model, tokenizer, data, step and scores.",
+    ),
+    "score": (
+        "vlm.cli.score:score",
+        "Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint.",
+    ),
+    "compare": (
+        "vlm.cli.compare:compare",
+        "Compare evaluations side by side, with paired bootstrap significance against the first.",
+    ),
+    "doctor": (
+        "vlm.cli.doctor:doctor",
+        "What this machine offers, what will be chosen on it, and what is missing: for reports of faults.",
+    ),
+    "check-data": (
+        "vlm.cli.check_data:check",
+        "Look a data set over before hours are spent on it; exit status 1 if something would spoil a run.",
+    ),
+    "shard": (
+        "vlm.cli.shard:shard",
+        "Write a data set of images as shards: tars with checksums, which data=webdataset reads where they lie.",
+    ),
+    "import": (
+        "vlm.cli.pretrained:import_folder",
+        "Make one checkpoint file of a Hugging Face folder, or of adapters and their base.",
+    ),
+    "export": (
+        "vlm.cli.pretrained:export",
+        "Write a checkpoint as a folder for others: weights as safetensors, tokenizer, processor, model card.",
+    ),
+}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def app(argv: Sequence[str]) -> typer.Typer:
-    """The command line; of the tasks' commands, only the one that is called is imported."""
+    """The command line; only the command that is called is imported."""
     program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     program.callback()(_root)
-    program.command("train", help="Train a model: vlm train [OVERRIDES], the same as python train.py.")(
-        as_typer(train.train)
-    )
-    program.command()(as_typer(train.bench))
-    for name, help in {one.name: one.help for task in TASKS.values() for one in task.commands}.items():
-        function = as_typer(use.command_of(name)) if name in argv[:1] else lambda: None
-        program.command(name, help=help)(function)
-    predict = as_typer(use.predict_of(argv)) if "predict" in argv[:1] else lambda: None
-    program.command("predict", help=PREDICT)(predict)
-    for function in (use.serve, use.demo, evaluate.evaluate, use.info, evaluate.score, evaluate.compare):
-        program.command(function.__name__)(as_typer(function))
-    program.command()(as_typer(doctor.doctor))
-    program.command("check-data")(as_typer(data.check_data))
-    program.command("shard")(as_typer(data.shard))
-    program.command("import")(as_typer(pretrained.import_folder))
-    program.command("export")(as_typer(pretrained.export))
+    helps = {"train": TRAIN} | {one.name: one.help for task in TASKS.values() for one in task.commands}
+    helps |= {"predict": PREDICT} | {name: help for name, (_, help) in COMMANDS.items()}
+    for name, help in helps.items():
+        called = name in argv[:1] and name != "train"  # whose overrides are Hydra's: see `run`
+        program.command(name, help=help)(as_typer(_function(name, argv)) if called else lambda: None)
     return program
+
+
+def _function(name: str, argv: Sequence[str]) -> Callable[..., int]:
+    """The function of a command."""
+    if name in COMMANDS:
+        return resolve(COMMANDS[name][0])
+    return use.predict_of(argv) if name == "predict" else use.command_of(name)
 
 
 def _tell(version: bool) -> None:
@@ -67,15 +109,13 @@ def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
     tune()
     read_any_name()
-    if sys.argv[1:2] == ["train"]:
-        from vlm.training.run.fit import main as fit
-
-        sys.exit(fit(sys.argv[2:]))
     sys.exit(run(sys.argv[1:] or _typed()))
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs a command in this process; returns its exit status."""
+    if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
+        return resolve("vlm.training.run.fit:main")(list(argv[1:]))
     return _report(lambda: app(argv)(list(argv), standalone_mode=False))
 
 

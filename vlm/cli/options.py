@@ -7,12 +7,6 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from vlm.inference.options import Option
-
-Overrides = Annotated[
-    list[str] | None, Option("Config values, as KEY=VALUE.", metavar="[OVERRIDES]...", positional=True)
-]
-
 
 def as_typer(command: Callable[..., int]) -> Callable[..., int]:
     """A function with a command's options for typer; a parameter that is a dataclass has its fields for options."""

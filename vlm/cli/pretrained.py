@@ -1,4 +1,4 @@
-"""The commands of Hugging Face folders: `vlm import` and `vlm export`. torch is imported only inside a command."""
+"""`vlm info`, `vlm import` and `vlm export`. torch is imported only inside a command."""
 
 import os
 from typing import Annotated
@@ -43,4 +43,12 @@ def export(
 
     for name in write(checkpoint, folder, form=to, trust=trust):
         print(os.path.join(folder, name))
+    return 0
+
+
+def info(checkpoint: Checkpoint) -> int:
+    """Prints what a checkpoint holds."""
+    from vlm.inference.info import describe
+
+    print(describe(checkpoint))
     return 0

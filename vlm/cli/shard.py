@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vlm.config.compose import compose
 from vlm.data.records import NAMES
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 from vlm.errors import UserError, print_error, printable
+from vlm.inference.options import Option, Overrides
 
 
-def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> int:
+def shard(
+    out: Annotated[str, Option("Folder that is made for the shards.", metavar="DIR")],
+    overrides: Overrides = None,
+    shard_size: Annotated[int, Option("The most images of a shard.", least=1)] = 10_000,
+    shard_mb: Annotated[int, Option("Megabytes at which a shard is ended.", least=1)] = 1000,
+) -> int:
     """Writes every split of a data set of images as shards and returns the exit status: 1 if images are missing.
 
-    Args:
-        overrides: The config's values, as for training.
-        out: Folder that is made, or is empty.
-        shard_size: The most samples of a shard.
-        shard_mb: Megabytes at which a shard is ended.
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
@@ -26,7 +27,7 @@ def shard(overrides: list[str], *, out: str, shard_size: int, shard_mb: int) -> 
     from vlm.training.run.command import train_command
     from vlm.training.run.run import build_data, check_fit, skipped_lines
 
-    config = compose(overrides, check)
+    config = compose(overrides or [], check)
     check_fit(config)
     folder = _empty(Path(out))
     data: Any = build_data(config)

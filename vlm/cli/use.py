@@ -1,4 +1,4 @@
-"""The commands that use a model: each task's own, `vlm predict` for any, `vlm serve`, `vlm demo` and `vlm info`."""
+"""The commands that use a model: each task's own, and `vlm predict` for any."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
@@ -6,10 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from vlm.errors import UserError
 from vlm.inference.options import (
-    BatchSize,
-    Checkpoint,
-    DecodingOptions,
-    Language,
     ModelOptions,
     Option,
     OutputOptions,
@@ -159,46 +155,3 @@ def use(
     trace = Trace(getattr(options, "trace", None), predictor, options, inputs=read, out=output.out)
     with out, records, trace:
         return write_results(predictor, inputs, options, records, trees=trace.trees)
-
-
-def serve(
-    model: ModelOptions,
-    decoding: DecodingOptions,
-    batch_size: BatchSize = 32,
-    language: Language = None,
-    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
-    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
-    queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
-    max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
-    timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
-    allow_origin: Annotated[
-        list[str] | None, Option("Origin of web pages that may ask, or *; may be repeated.", metavar="ORIGIN")
-    ] = None,
-) -> int:
-    """Serve a model over HTTP: POST /predict, /health, /metrics, /openapi.json."""
-    from vlm.serving.serve import serve
-
-    limits: Any = {"queue": queue, "max_mb": max_mb, "timeout": timeout, "allow_origin": allow_origin or ()}
-    return serve(model, decoding, rows=batch_size, language=language, host=host, port=port, **limits)
-
-
-def demo(
-    model: ModelOptions,
-    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
-    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
-    queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,
-    max_mb: Annotated[int, Option("Megabytes of the largest photo.", least=1)] = 16,
-    rate: Annotated[int, Option("Requests that a client may send in a minute.", least=1)] = 120,
-) -> int:
-    """Try a model of any task on a page in the browser."""
-    from vlm.serving.demo import demo
-
-    return demo(model, host=host, port=port, queue=queue, max_mb=max_mb, rate=rate)
-
-
-def info(checkpoint: Checkpoint) -> int:
-    """Show the contents of a checkpoint: task, model, tokenizer, data, step and scores."""
-    from vlm.inference.info import describe
-
-    print(describe(checkpoint))
-    return 0

@@ -79,6 +79,11 @@ Question = Annotated[
 Top = Annotated[int, Option("Classes of an input, the likeliest first.", least=1)]
 
 
+Overrides = Annotated[
+    list[str] | None, Option("Config values, as KEY=VALUE.", metavar="[OVERRIDES]...", positional=True)
+]
+
+
 @dataclass(kw_only=True)
 class ModelOptions:
     """Which model is used, and where."""

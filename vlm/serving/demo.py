@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from vlm.errors import UserError, print_error
-from vlm.inference.options import ModelOptions
+from vlm.inference.options import ModelOptions, Option
 from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
@@ -15,14 +15,16 @@ SPARE = 64  # connections beside those whose requests may wait: each page holds 
 MEGABYTE = 10**6
 
 
-def demo(model: ModelOptions, *, host: str, port: int, queue: int, max_mb: int, rate: int) -> int:
+def demo(
+    model: ModelOptions,
+    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
+    queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,
+    max_mb: Annotated[int, Option("Megabytes of the largest photo.", least=1)] = 16,
+    rate: Annotated[int, Option("Requests that a client may send in a minute.", least=1)] = 120,
+) -> int:
     """Shows the page of a model until a signal; returns 128 and its number as the exit status.
 
-    Args:
-        host, port: The address that it listens on.
-        queue: Requests that may wait.
-        max_mb: Megabytes of the largest photo.
-        rate: Requests that a client may send in a minute.
     Raises:
         UserError: The extra is not installed, or the address cannot be had.
     """

@@ -1,11 +1,11 @@
 """A model as an HTTP service: what is loaded, how it is bound, and how a signal ends it."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from vlm.errors import UserError, print_error
-from vlm.inference.options import DecodingOptions, ModelOptions
+from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
 from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
@@ -17,26 +17,21 @@ SPARE = 64  # connections beside those whose inputs may wait
 def serve(
     model: ModelOptions,
     decoding: DecodingOptions,
-    *,
-    rows: int,
-    language: str | None,
-    host: str,
-    port: int,
-    queue: int,
-    max_mb: int,
-    timeout: int,
-    allow_origin: Sequence[str],
+    batch_size: BatchSize = 32,
+    language: Language = None,
+    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
+    queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
+    max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
+    timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
+    allow_origin: Annotated[
+        list[str] | None, Option("Origin of web pages that may ask, or *; may be repeated.", metavar="ORIGIN")
+    ] = None,
 ) -> int:
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
     Args:
         decoding, language: Options that hold where a request states no others.
-        rows: Inputs at a time.
-        host, port: The address that it listens on.
-        queue: Inputs that may wait.
-        max_mb: Megabytes of the largest body.
-        timeout: Seconds without a new token after which a request is given up.
-        allow_origin: Origins of further pages that may ask, as in `Sites`.
     Raises:
         UserError: The extra is not installed, options do not go with the model, or the address cannot be had.
     """
@@ -47,12 +42,12 @@ def serve(
         from vlm.serving.sites import Sites
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
-    key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin)
+    key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin or ())
     predictor = model.load(load_predictor)
     defaults = {name: value for name, value in vars(decoding).items() if value != getattr(DecodingOptions, name)}
     defaults |= {} if language is None else {"language": language}
     limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
-    service = Service(predictor, defaults, rows=rows, **limits, key=key, sites=sites)
+    service = Service(predictor, defaults, rows=batch_size, **limits, key=key, sites=sites)
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     line = f"serving     http://{host}:{{port}}/predict"

@@ -4,7 +4,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from vlm.config import target
 from vlm.config.compose import override
 from vlm.config.tree import resolve
 from vlm.errors import UserError, print_error, printable
+from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.training.config.foreign import foreign_config
@@ -59,24 +60,16 @@ def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, A
     return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
 
 
-def evaluate_checkpoint(path: str, overrides: list[str], **options: Any) -> int:
-    """Evaluates a checkpoint; arguments and faults as in `_evaluate`."""
-    with ExitStack() as stack:
-        return _evaluate(path, overrides, stack, **options)
-
-
-def _evaluate(
-    path: str,
-    overrides: list[str],
-    stack: ExitStack,
-    *,
-    split: str | None,
-    out: str | None,
-    device: str,
-    batch_size: int | None,
-    trust: str | None,
+def evaluate_checkpoint(
+    checkpoint: Checkpoint,
+    overrides: Overrides = None,
+    split: Annotated[str | None, Option("train, val or test; by default test, else val.")] = None,
+    out: Annotated[str | None, Option("Folder for metrics.json and the predictions.", metavar="DIR")] = None,
+    device: Device = "auto",
+    batch_size: Annotated[int | None, Option("Inputs at a time.", least=1)] = None,
+    trust: Trust = None,
 ) -> int:
-    """Evaluates a checkpoint, prints its scores and controls, and writes them where asked; returns the exit status.
+    """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
 
     Raises:
         UserError: As `evaluation_of`.
@@ -85,22 +78,25 @@ def _evaluate(
     from vlm.training.run.results import keep_results
     from vlm.training.run.train import split_note, table
 
-    folder = None if out is None else output_folder(out)
-    config, task, data, results = evaluation_of(
-        path, overrides, stack, split=split, device=device, batch_size=batch_size, trust=trust
-    )
-    unreadable = task.evaluation.unreadable
-    print(table(results) + "\n".join([split_note(config, results), *task.notes()]))
-    print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unreadable):,} skipped" if unreadable else ""))
-    for reason in unreadable:
-        print_error(printable(reason))
-    if folder is not None:
-        try:
-            keep_results(folder, task, results, data)
-            print(f"report      {folder / 'report.html'}")
-        except OSError as fault:
-            raise UserError(f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
-    return 1 if unreadable else 0
+    with ExitStack() as stack:
+        folder = None if out is None else output_folder(out)
+        config, task, data, results = evaluation_of(
+            checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
+        )
+        unreadable = task.evaluation.unreadable
+        print(table(results) + "\n".join([split_note(config, results), *task.notes()]))
+        print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unreadable):,} skipped" if unreadable else ""))
+        for reason in unreadable:
+            print_error(printable(reason))
+        if folder is not None:
+            try:
+                keep_results(folder, task, results, data)
+                print(f"report      {folder / 'report.html'}")
+            except OSError as fault:
+                raise UserError(
+                    f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
+                ) from fault
+        return 1 if unreadable else 0
 
 
 def evaluation_of(
