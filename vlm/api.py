@@ -193,9 +193,10 @@ def score(results: Any, references: Any, *, java: bool = False, references_of: A
     Raises:
         Error: A file cannot be read, or no image has both.
     """
-    from vlm.evaluation.score import score_values
+    from vlm.evaluation import score as scores
 
-    return score_values(results, references, java=java, references_of=references_of)
+    captioned, larger = scores.read_captions(results, references, references_of)
+    return scores.score(captioned, java=java, larger=larger).corpus
 
 
 def _overrides(sections: Mapping[str, Any], above: str = "") -> Iterator[str]:

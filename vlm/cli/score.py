@@ -1,8 +1,13 @@
 """`vlm score`: captions in COCO's formats. torch is not imported."""
 
+from pathlib import Path
 from typing import Annotated
 
+from vlm.errors import UserError
+from vlm.evaluation.score import FORMS, add_clip_score, image_files, read_captions
+from vlm.evaluation.score import score as score_captions
 from vlm.inference.options import Option, Out
+from vlm.io.output import Output
 
 
 def score(
@@ -18,17 +23,20 @@ def score(
         str | None, Option("References of a larger set, for the weights of CIDEr.", metavar="FILE")
     ] = None,
 ) -> int:
-    """Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint."""
-    from vlm.evaluation.score import score_files
+    """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
 
-    return score_files(
-        results,
-        references,
-        per_image=per_image,
-        form=form,
-        out=out,
-        java=java,
-        clip=clip,
-        images=images,
-        references_of=references_of,
-    )
+    Raises:
+        UserError: A file is unreadable or in another format, or the files have no image in common.
+    """
+    if (clip is None) != (images is None):
+        raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
+    if form not in FORMS:
+        raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
+    output = Output(out, inputs=[results, references, *filter(None, [references_of])])
+    captioned, larger = read_captions(results, references, references_of)
+    scores = score_captions(captioned, java=java, larger=larger)
+    if clip is not None and images is not None:
+        add_clip_score(scores, captioned, clip, image_files(references, Path(images), captioned.predictions))
+    with output:
+        output.write(FORMS[form](captioned, scores, per_image))
+    return 1 if captioned.without_caption or captioned.without_reference else 0

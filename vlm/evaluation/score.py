@@ -13,7 +13,7 @@ from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
 from vlm.evaluation.metrics.tokens import Units, units_of
-from vlm.io.output import Output, csv_text, text_line
+from vlm.io.output import csv_text, text_line
 
 ONE_IMAGE = "its weights need references of several images; give those of a larger set: --references-of FILE"
 NAMED = 10  # number of unscored images listed on stderr; JSON lists all
@@ -49,49 +49,6 @@ class Scores:
     per_image: dict[str, dict[str, float]]
     units: Units
     absent: dict[str, str] = field(default_factory=dict)
-
-
-def score_files(
-    results: str,
-    references: str,
-    *,
-    per_image: bool,
-    form: str,
-    out: str | None = None,
-    java: bool = True,
-    clip: str | None = None,
-    images: str | None = None,
-    references_of: str | None = None,
-) -> int:
-    """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
-
-    Args:
-        results: File in COCO's result format, a list of ``{"image_id", "caption"}``; in a .jsonl file, one per line.
-        references: File in COCO's annotation format, ``{"annotations": [{"image_id", "caption"}]}``.
-        per_image: Whether to print the scores of each image too.
-        form: "text", "json" or "csv".
-        out: File to write instead of stdout.
-        java: Whether to compute METEOR and SPICE if possible.
-        clip: Folder of a CLIP model for CLIPScore.
-        images: Folder of the images for CLIPScore.
-        references_of: File with the references of a larger set, which determine the weights of CIDEr.
-    Raises:
-        UserError: A file is unreadable or in another format, or the files have no image in common.
-    """
-    if (clip is None) != (images is None):
-        raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
-    if form not in FORMS:
-        raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
-    output = Output(out, inputs=[results, references, *filter(None, [references_of])])
-    captioned = bring_together(read_results(results), read_references(references))
-    report_all_missing(captioned, results, references)
-    larger = None if references_of is None else read_references(references_of)
-    scores = score(captioned, java=java, larger=larger)
-    if clip is not None and images is not None:
-        add_clip_score(scores, captioned, clip, image_files(references, Path(images), captioned.predictions))
-    with output:
-        output.write(FORMS[form](captioned, scores, per_image))
-    return 1 if captioned.without_caption or captioned.without_reference else 0
 
 
 def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
@@ -147,26 +104,28 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
     return files
 
 
-def score_values(results: Any, references: Any, *, java: bool, references_of: Any = None) -> dict[str, float]:
-    """Scores captions in Python: files, their contents, or texts by image.
+def read_captions(
+    results: Any, references: Any, references_of: Any = None
+) -> tuple[Captioned, dict[str, list[str]] | None]:
+    """Reads captions and references from files, from their contents, or from texts by image; names those without.
 
     Args:
         results: A path, a list of ``{"image_id", "caption"}``, or one caption per image as a dictionary or list.
         references: A path, ``{"annotations": [...]}`` or its list, or captions per image as a dictionary or list.
-        java: Whether to compute METEOR and SPICE if possible.
         references_of: References of a larger set in the same form, which determine the weights of CIDEr.
+    Returns:
+        The captions with their references, and the references of the larger set.
     Raises:
-        UserError: As in `score_files`.
+        UserError: A file is unreadable or in another format, or the files have no image in common.
     """
     contents, names = [], ("results", "references", "references_of")
     for name, value in zip(names, (results, references, references_of), strict=True):
         path = isinstance(value, str | os.PathLike)
         contents.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
-    (one, predictions), (other, truths), (third, more) = contents
-    captioned = bring_together(parse_results(one, predictions), parse_references(other, truths))
+    (one, predictions), (other, truths), larger = contents
+    captioned = bring_together(_captions(one, predictions), _references(other, truths))
     report_all_missing(captioned, one, other)
-    larger = None if references_of is None else parse_references(third, more)
-    return score(captioned, java=java, larger=larger).corpus
+    return captioned, None if references_of is None else _references(*larger)
 
 
 def _listed(value: Any) -> Any:
@@ -181,17 +140,8 @@ def _listed(value: Any) -> Any:
     return [{"image_id": image, "caption": getattr(text, "text", text)} for image, texts in several for text in texts]
 
 
-def read_results(path: str) -> dict[str, str]:
-    """Reads captions by image from a file in COCO's result format.
-
-    Raises:
-        UserError: It has another format, or several captions of an image.
-    """
-    return parse_results(path, _load(path))
-
-
-def parse_results(path: str, content: Any) -> dict[str, str]:
-    """Like `read_results`, for the contents of a file; `path` is for messages."""
+def _captions(path: str, content: Any) -> dict[str, str]:
+    """The caption of each image, from the contents of a file in COCO's result format."""
     captions: dict[str, str] = {}
     for image, caption in _rows(path, content, "results"):
         if captions.setdefault(image, caption) != caption:
@@ -199,17 +149,8 @@ def parse_results(path: str, content: Any) -> dict[str, str]:
     return captions
 
 
-def read_references(path: str) -> dict[str, list[str]]:
-    """Reads captions by image from a file in COCO's annotation format; images may have none.
-
-    Raises:
-        UserError: It has another format.
-    """
-    return parse_references(path, _load(path))
-
-
-def parse_references(path: str, content: Any) -> dict[str, list[str]]:
-    """Like `read_references`, for the contents of a file; `path` is for messages."""
+def _references(path: str, content: Any) -> dict[str, list[str]]:
+    """The captions of each image, from the contents of a file in COCO's annotation format; images may have none."""
     listed: Any = content
     captions: dict[str, list[str]] = {}
     if isinstance(content, dict):
