@@ -49,6 +49,7 @@ def check(
     with collect_errors():
         data: Any = build_data(config)
     faults = Faults()
+    limit = FRESH if limit is None and data.source.drawn else limit
     splits: dict[str, Any] = {name: data.split(name) for name in NAMES if name in data.splits}
     about = [f"data        {type(data.source).__name__}"]
     if "document" in data.source.holds:
@@ -67,11 +68,9 @@ def check(
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
     """Looks at images, and at captions if there are any; gives a line for each fact."""
     drawn = data.source.drawn
-    limit = FRESH if limit is None and drawn else limit
-    lines = [f"{name:<12}{len(split):,} images" for name, split in splits.items()]
-    lines += [f"looked at   the first {limit:,} of each"] if limit else []
+    lines = sizes(splits, "images", limit)
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
-    image_faults(read_images(splits, faults, limit=limit, watch=_watch), faults, drawn=drawn)
+    image_faults(read_images(splits, faults, limit=limit), faults, drawn=drawn)
     fields = data.fields.values()
     data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):
@@ -82,12 +81,16 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     return [*lines, *class_lines(fields, "images")]
 
 
+def sizes(splits: dict[str, Any], unit: str, limit: int | None) -> list[str]:
+    """Lines on the size of each split, and on how much of it is read."""
+    lines = [f"{name:<12}{len(split):,} {unit}" for name, split in splits.items()]
+    return [*lines, *([f"looked at   the first {limit:,} of each"] if limit else [])]
+
+
 def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
     """Looks at texts and their labels, tags or translations; gives a line for each fact."""
     drawn = data.source.drawn
-    limit = FRESH if limit is None and drawn else limit
-    lines = [f"{name:<12}{len(split):,} samples" for name, split in splits.items()]
-    lines += [f"looked at   the first {limit:,} of each"] if limit else []
+    lines = sizes(splits, "samples", limit)
     lines += [f"left out    {line}" for line in text_source_faults(data.source, sum(map(len, splits.values())), faults)]
     fields = data.fields.values()
     data.learn_tokenizers()
@@ -136,9 +139,3 @@ def fault_lines(faults: Faults) -> list[str]:
         else "nothing that spoils a run"
     )
     return [*lines, *([""] if lines else []), f"verdict     {verdict}"]
-
-
-def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
-    from vlm.io.files import progress
-
-    return progress(items, total, "images")

@@ -1,6 +1,6 @@
 """`vlm shard`: writes a data set as shards."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ from vlm.data.records import NAMES
 from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import Option, Overrides
+from vlm.io.files import progress
 
 
 def shard(
@@ -44,7 +45,7 @@ def shard(
         for name in (name for name in NAMES if name in data.splits):
             samples = files_of(data.split(name), lost)
             splits[name] = write_split(
-                _watch(samples, len(data.split(name))),
+                progress(samples, len(data.split(name)), "images"),
                 folder / name,
                 shard_size=shard_size,
                 shard_bytes=shard_mb * 10**6,
@@ -77,9 +78,3 @@ def _lines(splits: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     for name, entries in splits.items():
         samples, size = (sum(entry[key] for entry in entries) for key in ("samples", "bytes"))
         yield f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB"
-
-
-def _watch(items: Iterable[Any], total: int) -> Iterable[Any]:
-    from vlm.io.files import progress
-
-    return progress(items, total, "images")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,6 +13,7 @@ from vlm.data.images.image import ImageError
 from vlm.data.images.image_hash import ImageHash, exact, image_hash, near
 from vlm.data.records import Skipped, Source, Split
 from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
+from vlm.io.files import progress
 from vlm.machine import cores
 
 TINY = 32  # shorter side of an image, in pixels
@@ -58,6 +59,15 @@ LIMITS = {
 }
 
 
+# By whether the pixels are equal, and whether the splits differ.
+DUPLICATES = {
+    (True, True): "image in two splits",
+    (False, True): "nearly the same image in two splits",
+    (True, False): "duplicate image",
+    (False, False): "near duplicate image",
+}
+
+
 @dataclass
 class Faults:
     """Messages by kind of problem, and the number of things that were checked.
@@ -95,26 +105,13 @@ class Seen:
     hash: ImageHash
 
 
-def read_images(
-    splits: Mapping[str, Split],
-    faults: Faults,
-    *,
-    limit: int | None,
-    watch: Callable[[Iterable[Any], int], Iterable[Any]],
-) -> list[Seen]:
-    """Reads the images of all splits in parallel and records unreadable ones.
-
-    Args:
-        splits: Splits by name.
-        faults: Extended by the problems.
-        limit: Maximum number of images per split; None for all.
-        watch: Wraps an iterable to show progress.
-    """
+def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[Seen]:
+    """Reads the images of all splits in parallel, with a progress bar, and records unreadable ones."""
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
     seen: list[Seen] = []
     unreadable = []
     with ThreadPoolExecutor(cores()) as pool:
-        for one in watch(_ahead(pool, work), len(work)):
+        for one in progress(_ahead(pool, work), len(work), "images"):
             if isinstance(one, Seen):
                 seen.append(one)
             else:
@@ -149,34 +146,20 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False)
         drawn: Whether images are generated, so that near duplicates are expected.
     """
     named = [f"{one.split}: {one.name}" for one in images]
-    tiny = [
-        f"{name}: {one.size[0]} x {one.size[1]}"
-        for name, one in zip(named, images, strict=True)
-        if min(one.size) < TINY
-    ]
-    faults.add("tiny image", tiny, len(images))
+    sizes = zip(named, (one.size for one in images), strict=True)
+    faults.add(
+        "tiny image", [f"{name}: {size[0]} x {size[1]}" for name, size in sizes if min(size) < TINY], len(images)
+    )
     kinds: dict[str, list[str]] = defaultdict(list)
     hashes = [one.hash for one in images]
-    groups = exact(hashes)
-    pairs = [(group[0], other, True) for group in groups for other in group[1:]]
+    pairs = [(group[0], other, True) for group in exact(hashes) for other in group[1:]]
     pairs += [(one, other, False) for one, other in ([] if drawn else near(hashes))]
     for one, other, same in pairs:
-        apart = images[one].split != images[other].split
-        kind = (
-            ("image in two splits" if same else "nearly the same image in two splits")
-            if apart
-            else ("duplicate image" if same else "near duplicate image")
-        )
-        kinds[kind].append(f"{named[one]} = {named[other]}" if same else f"{named[one]} ~ {named[other]}")
+        line = f"{named[one]} {'=' if same else '~'} {named[other]}"
+        kinds[DUPLICATES[same, images[one].split != images[other].split]].append(line)
         if same and images[one].label != images[other].label:
-            kinds["one image in two classes"].append(f"{named[one]} = {named[other]}")
-    duplicates = (
-        "image in two splits",
-        "nearly the same image in two splits",
-        "duplicate image",
-        "near duplicate image",
-    )
-    for kind in (*duplicates, "one image in two classes"):
+            kinds["one image in two classes"].append(line)
+    for kind in (*DUPLICATES.values(), "one image in two classes"):
         faults.add(kind, kinds[kind], len(images))
 
 
