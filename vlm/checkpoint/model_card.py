@@ -45,15 +45,16 @@ def _lines(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
     library, pipeline = "transformers" if plain else "vlm-lightning", PIPELINES.get(task)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
-    yield from ("```python", *(["import transformers", "", USE[task]] if plain else _own_use()), "```", "")
+    yield from (
+        "```python",
+        *(["import transformers", "", USE[task]] if plain else ["import vlm", "", "model = vlm.load(folder)"]),
+        "```",
+        "",
+    )
     yield from ("## Data and training", "", *_training(loaded), "")
     yield from ("## Scores", "", *_scores(about, path), "")
     yield from ("## Sizes", "", *_sizes(loaded), "")
     yield from ("## Limits", "", *_limits(about))
-
-
-def _own_use() -> list[str]:
-    return ["import vlm", "", "model = vlm.load(folder)"]
 
 
 def _training(loaded: Mapping[str, Any]) -> Iterator[str]:

@@ -70,11 +70,8 @@ def check_archive(path: str | os.PathLike) -> None:
 
 def _known(name: str) -> bool:
     kind = name.removeprefix("torch.storage.").removeprefix("torch.")
-    return name in GLOBALS or (kind.isidentifier() and (kind.endswith("Storage") or _is_dtype(kind)))
-
-
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), torch.dtype)
+    is_type = kind.endswith("Storage") or isinstance(getattr(torch, kind, None), torch.dtype)
+    return name in GLOBALS or (kind.isidentifier() and is_type)
 
 
 def check_content(content: Any) -> None:

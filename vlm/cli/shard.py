@@ -24,8 +24,8 @@ def shard(
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
     from vlm.data.sources.shards import Shards
+    from vlm.io.shell import train_command
     from vlm.training.config.check import check
-    from vlm.training.run.command import train_command
     from vlm.training.run.run import build_data, check_fit, skipped_lines
 
     config = compose(overrides or [], check)

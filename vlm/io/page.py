@@ -124,10 +124,6 @@ def cards(figures: Iterable[str]) -> str:
     return f'<div class="cards">{"".join(figures)}</div>'
 
 
-def subtitle(text: str) -> str:
-    return f"<h3>{escape(text)}</h3>"
-
-
 def preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 

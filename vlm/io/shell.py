@@ -1,7 +1,9 @@
 """Command lines that a user may copy from a terminal."""
 
 import shlex
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def shell_line(arguments: Iterable[str]) -> str:
@@ -25,3 +27,11 @@ def _escaped(char: str) -> str:
     if char.isprintable():
         return char
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def train_command(*arguments: str) -> str:
+    """A quoted shell command: `python train.py` if that was called or exists here, else `vlm train`."""
+    called = Path(sys.argv[0])
+    script = called if called.name == "train.py" else Path("train.py")
+    started = ["vlm", "train"] if called.stem == "vlm" or not script.is_file() else ["python", str(script)]
+    return shell_line([*started, *arguments])

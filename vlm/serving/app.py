@@ -109,13 +109,10 @@ class Service:
             loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
 
         jobs = self.engine.submit(asked.inputs, asked.options, grown=grow)
-        decode = getattr(self.predictor, "tokenizer", self).decode
-        results = self._results(jobs, asked.cut)
-        return StreamingResponse(events(jobs, grown, results, decode=decode), headers=HEADERS, media_type=MEDIA_TYPE)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens of a model without a tokenizer."""
-        return str(tokens)
+        tokenizer = getattr(self.predictor, "tokenizer", None)
+        decode = str if tokenizer is None else tokenizer.decode
+        sent = events(jobs, grown, self._results(jobs, asked.cut), decode=decode)
+        return StreamingResponse(sent, headers=HEADERS, media_type=MEDIA_TYPE)
 
     async def _results(self, jobs: Sequence[Job], cut: Set[int]) -> dict[str, list[Any]]:
         """The answers of jobs, or what is wrong with the input of one.

@@ -70,7 +70,7 @@ def evaluation_page(
     body.append(scores_section(scores, evaluation.remark))
     if drawn := curve_charts(curves or {}, evaluation.curves):
         body.append(page.section("Curves of the run", drawn))
-    body += [rendered(section, picture) for section in evaluation.sections]
+    body += [page.section(one.title, *(_part(part, picture) for part in one.parts)) for one in evaluation.sections]
     samples = f"{evaluation.used:,} sample{'s' * (evaluation.used != 1)}"
     return page.page(evaluation.title, f"{evaluation.split} split, {samples}", body)
 
@@ -138,11 +138,6 @@ def curve_charts(curves: Mapping[str, charts.Line], wanted: Collection[str]) -> 
     drawn += [charts.line_chart(name, {name: curves[name]}) for name in others if name.split("/")[1] in wanted]
     charts_html = "".join(filter(None, drawn))
     return f'<div class="charts">{charts_html}</div>' if charts_html else ""
-
-
-def rendered(section: Section, picture: Picture) -> str:
-    """A section as HTML."""
-    return page.section(section.title, *(_part(part, picture) for part in section.parts))
 
 
 def _part(part: Part, picture: Picture) -> str:

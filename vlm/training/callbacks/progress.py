@@ -89,8 +89,7 @@ class Progress(ProgressBar):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._show(int(sum(trainer.num_test_batches)), "scores")
 
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._end()
+    on_test_end = on_train_end
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._end()

@@ -9,9 +9,8 @@ from typing import Any
 
 from vlm.errors import SharedError, UserError, printable_lines
 from vlm.io.output import aligned
-from vlm.io.shell import shell_line
+from vlm.io.shell import shell_line, train_command
 from vlm.training.run import run_folder
-from vlm.training.run.command import train_command
 
 
 def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> int:

@@ -46,16 +46,10 @@ class StepState:
 
     def _begin(self) -> None:
         self.batches: list[tuple[Sequence[str], Mapping[str, Term]]] = []  # the names of samples, the terms of the loss
+        # Of the loss terms in all of this rank's batches of the step; a loss of one term needs none.
         self.counts: Mapping[str, int] = {}
         self._scales: list[Tensor] | None = None
         self._bad = 0
-
-    def expect(self, counts: Mapping[str, int]) -> None:
-        """Takes the counts of the loss terms in all of this rank's batches of the step, before the first is added.
-
-        A loss of one term needs none.
-        """
-        self.counts = counts
 
     def add(self, batch: Any, terms: Mapping[str, Term]) -> Tensor:
         """Adds a batch; returns the loss to run its backward pass from."""

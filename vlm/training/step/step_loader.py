@@ -54,7 +54,7 @@ class StepLoader(DataLoader):
             step = [first, *islice(batches, self._batches_of_step() - 1)]
             for batch in step[1:]:
                 total.update(task.counts(batch))
-            task.step.expect(total)
+            task.step.counts = total
             yield from step
 
     def _batches_of_step(self) -> int:
