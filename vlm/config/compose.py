@@ -21,6 +21,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from vlm.config.leftover import drop_leftovers
 from vlm.config.override import parse, quote, read, resolve_others, update
 from vlm.config.target import find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
@@ -170,6 +171,7 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
+        drop_leftovers(tree, name, chosen[len(search) :], search)
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRAS))]
             _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
