@@ -6,6 +6,7 @@ from typing import Self
 
 from vlm.checkpoint.load import read
 from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.library import PieceModelTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
@@ -13,12 +14,12 @@ from vlm.models.pretrained.opened import is_published, opened
 
 
 class PretrainedTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face folder or checkpoint; a new checkpoint contains it completely.
+    """The tokenizer of a Hugging Face folder, a checkpoint or a file; a new checkpoint contains it completely.
 
     Token embeddings from the same place (``init_from``) then keep their meaning.
 
     Args:
-        path: A folder, checkpoint or run's folder.
+        path: A folder, checkpoint or run's folder, or a model of SentencePiece (.model).
         mask: Whether a mask id is needed.
     """
 
@@ -42,6 +43,8 @@ class PretrainedTokenizer(Tokenizer):
         return self
 
     def _at_path(self) -> Tokenizer:
+        if Path(self.path).suffix == ".model":
+            return PieceModelTokenizer.of_path(Path(self.path))
         if is_published(Path(self.path)):
             return read_tokenizer(opened(self.path))
         state = read(self.path)["vlm"].get("tokenizer")

@@ -2,14 +2,14 @@
 
 import io
 import json
-import random
 from pathlib import Path
 
 import pytest
 import sentencepiece
-from hugging import TEXTS
+from hugging import TEXTS, byte_pairs, word_pieces
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from varied import varied_lines
 
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import PATTERNS, JsonTokenizer
@@ -94,33 +94,42 @@ def unigram():
 KINDS = {"llama3": llama3, "qwen": qwen, "smollm": smollm, "llama2": llama2, "gemma": gemma, "unigram": unigram}
 
 
-def varied(count: int):
-    """Lines of words, numbers, spaces and characters of many scripts."""
-    chance, words = random.Random(0), " ".join(LINES).split(" ")
-    for _ in range(count):
-        parts = chance.choices(
-            [*words, "\n", "  ", str(chance.randrange(10**6)), chr(chance.randrange(32, 0x2FFF))], k=8
-        )
-        yield " ".join(parts)
+def saved_tokenizer(kind: str, folder: Path):
+    """A tokenizer with added tokens that are found in texts, and no special ones."""
+    made = KINDS[kind]()
+    made.add_tokens([AddedToken("<tool>", normalized=False), "zebra"])
+    theirs = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    theirs.save_pretrained(folder)
+    return theirs
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]()
-    made.add_tokens([AddedToken("<tool>", normalized=False), "zebra"])  # found in texts, and no special ones
-    theirs = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    theirs.save_pretrained(tmp_path)
+    theirs = saved_tokenizer(kind, tmp_path)
     ours = read_tokenizer(Folder(tmp_path), IDS)
     assert isinstance(ours, JsonTokenizer)
     again = tokenizer_from_state(ours.state())
     assert again.fingerprint == ours.fingerprint and ours.vocab_size == len(theirs)
-    lines = [*LINES, *varied(400), "a <tool> in a zebra<tool>"]
-    for line in lines:
+    special = {"<pad>", "<s>", "</s>"}  # text to ours
+    lines = [line for line in varied_lines(400) if not any(one in line for one in special)]
+    for line in [*LINES, *lines, "a <tool> in a zebra<tool>"]:
         ids = theirs(line, add_special_tokens=False).input_ids
         assert ours.encode(line) == again.encode(line) == ids
         assert ours.decode([1, *ids, 2]) == theirs.decode([1, *ids, 2], skip_special_tokens=True)
         assert [*ours.starts, *ids] == theirs(line).input_ids
     assert kind == "unigram" or b"".join(ours._row(id)[0] for id in ours.encode(LINES[-2])) == LINES[-2].encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, "gpt2", "bert"])
+def test_ids_of_10_000_lines_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    own = {"gpt2": byte_pairs, "bert": word_pieces}  # which ours reads without the library
+    theirs = own[kind]() if kind in own else saved_tokenizer(kind, tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours, lines = read_tokenizer(Folder(tmp_path), IDS), varied_lines(10_000)
+    # The name of a special token in a text is text, as to ours.
+    ids = theirs(lines, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+    assert [line for line, row in zip(lines, ids, strict=True) if ours.encode(line) != row] == []
 
 
 def test_rows_of_weights_that_no_piece_has_decode_to_nothing(tmp_path: Path) -> None:
@@ -140,7 +149,7 @@ def test_a_sentencepiece_model_alone(tmp_path: Path) -> None:
         tokenizer_from_state(ours.state()),
         sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
     )
-    for line in [*LINES, *varied(100)]:
+    for line in [*LINES, *varied_lines(100)]:
         ids = truth.encode(line)
         assert ours.encode(line) == again.encode(line) == ids
         assert ours.decode([1, *ids, 2]) == truth.decode(ids)

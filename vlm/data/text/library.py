@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, packed
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
+from vlm.errors import UserError
+from vlm.models.pretrained.folder import MAX_TEXT
 
 # Regular expressions that a file may hold: another could take any time on some text.
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -117,6 +120,29 @@ class PieceModelTokenizer(Tokenizer):
         head = {"size": size, "starts": list(starts), **ids}
         tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
         return tokenizer
+
+    @classmethod
+    def of_path(cls, path: Path) -> Self:
+        """The tokenizer of a model's file, with the special ids that the model itself has.
+
+        Raises:
+            UserError: It cannot be read, or has no end token.
+        """
+        import sentencepiece
+
+        try:
+            if path.stat().st_size > MAX_TEXT:
+                raise ValueError(f"it has more than {MAX_TEXT:,} bytes")
+            model = path.read_bytes()
+            stated = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (OSError, RuntimeError, ValueError) as fault:
+            reason = "it is no model of SentencePiece" if isinstance(fault, RuntimeError) else fault
+            raise UserError(f"{path} cannot be read ({reason}); give the file that SentencePiece wrote") from fault
+        ids = {"pad": stated.pad_id(), "bos": stated.bos_id(), "eos": stated.eos_id()}  # -1 for one that it lacks
+        if ids["eos"] < 0:
+            raise UserError(f"{path}: has no end token; give a model with one")
+        known = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
+        return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], **known)
 
     def fit(self, texts: Any, cache: Any = None) -> Self:
         """Does nothing: the vocabulary is there."""
