@@ -190,15 +190,29 @@ class HeadNorm(nn.Module):
         return self.k(k.to(self.k.weight.dtype)).to(k.dtype)
 
 
-class QueryKeyNorm:
-    """The query-key normalisation of an attention layer, of which it has one kind at most."""
+class MultiHead(nn.Module):
+    """Base of attention layers: the sizes of heads, at most one query-key normalisation, and the output projection.
 
-    cosine: CosineScale | None
-    head_norm: HeadNorm | None
+    Args:
+        dim: Width D of the output.
+        others: As in SelfAttention.
+    """
 
-    def make_qk_norm(self, kind: "bool | str", num_heads: int, head_dim: int, eps: float) -> None:
-        self.cosine = CosineScale(num_heads=num_heads) if kind is True else None
-        self.head_norm = HeadNorm(head_dim=head_dim, eps=eps) if kind == "rms" else None
+    def __init__(
+        self, *, dim: int, num_heads: int, head_dim: int | None, num_kv_heads: int | None, dropout: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
+        self.head_dim = width_of_head(dim, num_heads, head_dim)
+        self.dropout = dropout
+        self.attend = attention
+
+    def add_output(self, dim: int, *, bias: bool, qk_norm: bool | str, norm_eps: float) -> None:
+        """Adds the query-key normalisation and the output projection, after the subclass's own projections."""
+        self.cosine = CosineScale(num_heads=self.num_heads) if qk_norm is True else None
+        self.head_norm = HeadNorm(head_dim=self.head_dim, eps=norm_eps) if qk_norm == "rms" else None
+        self.proj = nn.Linear(self.num_heads * self.head_dim, dim, bias=bias)
 
     @property
     def qk_norm(self) -> CosineScale | HeadNorm | None:
@@ -209,8 +223,14 @@ class QueryKeyNorm:
         """Factor of the products; None for 1 / √K."""
         return None if self.cosine is None else 1.0
 
+    def output(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Attends and projects: (B, N, L, K) -> (B, L, D); options as in `attention`."""
+        dropout = self.dropout if self.training else 0.0
+        out = self.attend(q, k, v, scale=self.scale, dropout=dropout, **options)
+        return self.proj(out.transpose(1, 2).flatten(2))
 
-class SelfAttention(nn.Module, QueryKeyNorm):
+
+class SelfAttention(MultiHead):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
     Args:
@@ -240,42 +260,21 @@ class SelfAttention(nn.Module, QueryKeyNorm):
         qk_norm: bool | str = False,
         norm_eps: float = 1e-5,
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
-        self.head_dim = width_of_head(dim, num_heads, head_dim)
-        self.dropout = dropout
+        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, dropout=dropout)
         width = (num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = nn.Linear(dim, width, bias=bias if qkv_bias is None else qkv_bias)
-        self.make_qk_norm(qk_norm, num_heads, self.head_dim, norm_eps)
-        self.proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
-        self.attend = attention
+        self.add_output(dim, bias=bias, qk_norm=qk_norm, norm_eps=norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask = None,
-        position: PositionInfo = NO_POSITIONS,
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask = None, position: PositionInfo = NO_POSITIONS) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, heads of all three, L, K)
         q, k, v = position.add(qkv).split(heads, dim=1)
         if self.qk_norm is not None:
             q, k = self.qk_norm.queries(q), self.qk_norm.keys(k)
-        q, k = position.rotate(q), position.rotate(k)
-        x = self.attend(
-            q,
-            k,
-            v,
-            mask=mask,
-            bias=position.bias,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        return self.proj(x.transpose(1, 2).flatten(2))  # (B, N, L, K) -> (B, L, D)
+        return self.output(position.rotate(q), position.rotate(k), v, mask=mask, bias=position.bias)
 
 
-class CrossAttention(nn.Module, QueryKeyNorm):
+class CrossAttention(MultiHead):
     """Attention of text to context (Vaswani et al. 2017, 3.2.3). Keys and values are computed once per context.
 
     Args:
@@ -300,38 +299,23 @@ class CrossAttention(nn.Module, QueryKeyNorm):
         qk_norm: bool | str = False,
         norm_eps: float = 1e-5,
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
-        self.head_dim = width_of_head(dim, num_heads, head_dim)
-        self.dropout = dropout
-        inner = num_heads * self.head_dim
-        self.q = nn.Linear(dim, inner, bias=bias)
+        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, dropout=dropout)
+        self.q = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(context_dim, 2 * self.num_kv_heads * self.head_dim, bias=bias)
-        self.make_qk_norm(qk_norm, num_heads, self.head_dim, norm_eps)
-        self.proj = nn.Linear(inner, dim, bias=bias)
-        self.attend = attention
+        self.add_output(dim, bias=bias, qk_norm=qk_norm, norm_eps=norm_eps)
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(states).unflatten(-1, (2, self.num_kv_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         return (k if self.qk_norm is None else self.qk_norm.keys(k)), v  # each (B, num_kv_heads, S, K)
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
-        k, v = keys_values
         q = self.q(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, N, L, K)
-        out = self.attend(
-            q if self.qk_norm is None else self.qk_norm.queries(q),
-            k,
-            v,
-            mask=None if mask is None else mask[:, None, None, :],  # (B, 1, 1, S)
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        return self.proj(out.transpose(1, 2).flatten(2))  # (B, L, D)
+        q = q if self.qk_norm is None else self.qk_norm.queries(q)
+        return self.output(q, *keys_values, mask=None if mask is None else mask[:, None, None, :])  # (B, 1, 1, S)
 
 
 @contextmanager
-def recorded(*layers: SelfAttention | CrossAttention) -> Iterator[list[list[Tensor]]]:
+def recorded(*layers: MultiHead) -> Iterator[list[list[Tensor]]]:
     """Records the attention weights of these layers inside the context; other layers keep their fast kernels.
 
     Yields:
