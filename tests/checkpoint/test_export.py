@@ -298,6 +298,22 @@ def test_numbers_that_torch_cannot_sum_are_read_or_refused_in_a_line(tmp_path: P
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_the_card_has_the_command_that_was_run_without_folders_of_this_machine(tmp_path: Path) -> None:
+    typed = ["task=captioning", "data=captions", "data.root=/home/ada/my photos", "optim.lr=1e-3", "resume=x`\n```", 7]
+    older, newer = Path(__file__).with_name("files") / "captioning.ckpt", tmp_path / "newer.ckpt"
+    loaded = read(older)
+    loaded["vlm"]["typed"] = typed
+    write(newer, loaded)
+    for path, name in ((newer, "out"), (older, "older")):
+        assert command(["export", str(tmp_path / name), "-c", str(path), "--to", "safetensors"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    (line,) = (line for line in card.split("\n") if "vlm train" in line)
+    shown = [text.replace("/home/ada/", ".../") for text in map(str, typed)]
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == ["vlm", "train", *shown] and "ada" not in card
+    assert "vlm train" not in (tmp_path / "older" / "README.md").read_text()
+
+
 def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> None:
     path = captioner(tmp_path)
     assert command(["export", str(tmp_path / "out"), "-c", str(path)]) == 0

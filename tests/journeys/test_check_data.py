@@ -110,6 +110,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     assert "000.png is in two splits" in kinds["image in two splits"]
     for kind in ("unreadable image", "image in two splits"):
         assert f"SPOILS      {kind}" in said
+    assert "  remedy: the vocabulary lacks characters of these texts; keep all of train with tokenizer.char" in said
     page = (tmp_path / "page" / "report.html").read_text()
     assert all(kind in page for kind in planted)
 

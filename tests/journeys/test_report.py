@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from PIL import Image
 from sacrebleu.metrics import BLEU, CHRF
 
+from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.evaluation import Evaluation, evaluation_page
@@ -56,17 +58,21 @@ def caption_page(count: int = 30, caption: str = ODD) -> str:
     draw = np.random.default_rng(0)
     rows = [f"image {n}" for n in range(count)]
     images = {name: Image.fromarray(draw.integers(0, 255, (90, 140, 3), np.uint8)) for name in rows}
-    curves = {"train/loss": [(n * 1.0, 3 - n / 100) for n in range(200)], "val/cider": [(9.0, 0.1), (99.0, 0.9)]}
     kinds = ("Random captions", "Best captions", "Worst captions")
     names = rows[:8]
     cards = [Card(image=name, text=caption, lines=["CIDEr 0.10", name], references=["a", ODD]) for name in names]
-    evaluation = Evaluation(
-        task="captioning",
-        title="Captioning: " + ODD, split="test", used=count, results=results(),
-        sections=[Section(title, [Cards(cards)]) for title in kinds],
-        headlines=("cider", "bleu4"), curves=("cider",),
-    )  # fmt: skip
-    return evaluation_page(evaluation, picture=images.get, curves=curves)
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "photos" / "2026-01-01"
+        run.mkdir(parents=True)
+        rows = [f"{n},0,{3 - n / 100},{0.9 if n in (9, 99) else ''}\n" for n in range(200)]
+        (run / "metrics.csv").write_text("".join(["step,epoch,train/loss,val/cider\n", *rows]))
+        evaluation = Evaluation(
+            task="captioning",
+            title="Captioning: " + ODD, split="test", used=count, results=results(),
+            sections=[Section(title, [Cards(cards)]) for title in kinds],
+            headlines=("cider", "bleu4"), curves=("cider",), checkpoint=run / "checkpoints" / "best.ckpt",
+        )  # fmt: skip
+        return evaluation_page(evaluation, picture=images.get)
 
 
 def class_page() -> str:
@@ -117,7 +123,11 @@ def test_a_model_that_ignores_images_is_called_so() -> None:
 def test_an_estimate_is_no_control_and_one_sample_is_one() -> None:
     text = text_page()
     assert "controls" not in text and "an estimate of the same loss" in text
-    assert "val split, 1 sample<" in text and "test split, 30 samples<" in caption_page()
+    assert "val split, 1 sample<" in text
+
+
+def test_a_report_names_its_run_and_checkpoint() -> None:
+    assert "test split, 30 samples, run photos/2026-01-01, checkpoint best.ckpt<" in caption_page()
 
 
 def test_few_images_and_no_curves() -> None:
@@ -176,11 +186,19 @@ def test_a_run_and_its_evaluation_have_pages(trained: Path, tmp_path: Path, caps
     last = str(trained / "checkpoints" / "last.ckpt")
     assert vlm(["evaluate", "-c", last, "--out", str(tmp_path / "last"), "--device", "cpu"]) == 0
     assert "samples     20 used\n" in capsys.readouterr().out
+    elsewhere = "".join(Reader((tmp_path / "last" / "report.html").read_text()).texts)
+    assert "Curves of the run" in elsewhere and "checkpoint last.ckpt" in elsewhere
     out = tmp_path / "comparison.html"
     assert vlm(["compare", str(trained), str(tmp_path / "last"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "difference (95% interval)" in said and "CIDEr" in said
     Reader(out.read_text())
+
+
+def test_a_run_keeps_what_it_was_started_with(trained: Path, small: list[str]) -> None:
+    for name in ("best", "last"):
+        typed = read(trained / "checkpoints" / f"{name}.ckpt")["vlm"]["typed"]
+        assert typed == [*small, "trainer.max_epochs=2", f"runs={trained.parents[1]}"]
 
 
 def evaluation(folder: Path, captions: dict[str, str]) -> str:

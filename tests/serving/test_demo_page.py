@@ -87,8 +87,6 @@ def test_a_photo_is_captioned(http):
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (["", *OPTIONS], "drop a photo first"),
-        ([None, *OPTIONS], "drop a photo first"),
         (["data:;base64,AAAA", *OPTIONS], "photo: damaged, or not an image of a known format"),
         (["data:;base64,A", *OPTIONS], "photo: did not come whole"),
         (["data:;base64,", *OPTIONS], "photo: the file is empty"),
@@ -101,6 +99,12 @@ def test_a_photo_is_captioned(http):
 def test_a_hostile_photo_is_a_line(http, data, line):
     shown = answers(http, *data)[-1]
     assert shown.startswith('<p class="v-refusal" role="alert">' + line) and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("photo", ["", None])
+def test_beams_may_be_chosen_before_a_photo(http, photo):
+    shown = answers(http, photo, "", "beams", 3, 1.0, 0, 128)[-1]
+    assert shown == '<p class="v-soft">Drop a photo, or choose an example.</p>'
 
 
 def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):

@@ -1,6 +1,7 @@
 """The model card of an export: its README.md."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from vlm.checkpoint.load import weights
 from vlm.checkpoint.stored import interpolated
 from vlm.config.tree import resolve
+from vlm.io.shell import shell_line
 
 PIPELINES = {
     "captioning": "image-to-text",
@@ -63,14 +65,22 @@ def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
         yield f"Weights of a {about.get('origin', 'model')} of Hugging Face, whose own card has them."
         return
     config = resolve(interpolated(about["config"]))
-    source, name = config["data"]["source"], config["name"]
+    source = config["data"]["source"]
     yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
-    yield f"- command: `python train.py task={config['task_name']}`, in the run named {name}, with the values below"
+    yield f"- run: {config['name']}, task {config['task_name']}{_command(about.get('typed'))}"
     yield f"- steps: {loaded.get('global_step', 0):,}, epochs begun: {loaded.get('epoch', -1) + 1}"
     for group in ("optim", "schedule"):
         values = {key: value for key, value in config[group].items() if not isinstance(value, dict | list)}
         yield f"- {group}: " + ", ".join(f"{key.strip('_')} {value}" for key, value in values.items())
     yield f"- batch: {config['data'].get('batch_size')} samples, seed {config['seed']}"
+
+
+def _command(typed: Any) -> str:
+    """The command that a run was started with, as an indented block; of an older checkpoint nothing is known."""
+    if not isinstance(typed, list):
+        return ""
+    public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # a home's name is nobody's business
+    return f"; it was started with\n\n      {shell_line(['vlm', 'train', *public])}\n"
 
 
 def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:

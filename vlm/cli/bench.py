@@ -10,7 +10,7 @@ from vlm.errors import UserError
 
 WARM_UP = 5  # steps at least that are not timed: memory is allocated, and queues of batches come to rest
 # Callbacks without a part in a step: they print, judge or keep.
-LEFT_OUT = ("progress", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
+LEFT_OUT = ("progress", "pace", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
 
 
 def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:

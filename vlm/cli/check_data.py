@@ -11,6 +11,7 @@ from vlm.data.text.target_field import TargetField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import printable
 from vlm.evaluation.data_check.faults import (
+    REMEDIES,
     Faults,
     caption_faults,
     caption_line,
@@ -131,6 +132,7 @@ def fault_lines(faults: Faults) -> list[str]:
         lines += ["", f"{mark:<12}{kind}: {len(named):,} ({faults.share(kind):.1%} of {faults.looked_at[kind]:,})"]
         lines += [f"  {line}" for line in named[:NAMED]]
         lines += [f"  and {len(named) - NAMED:,} more"] if len(named) > NAMED else []
+        lines += [f"  remedy: {REMEDIES[kind]}"] if kind in REMEDIES else []
     verdict = (
         "found nothing"
         if not lines

@@ -68,13 +68,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def app(argv: Sequence[str]) -> typer.Typer:
     """The command line; only the command that is called is imported."""
-    program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    # Plain help: rich's frames leave half of 80 columns for the words, and cut long options short.
+    program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     program.callback()(_root)
     helps = {"train": TRAIN} | {one.name: one.help for task in TASKS.values() for one in task.commands}
     helps |= {"predict": PREDICT} | {name: help for name, (_, help) in COMMANDS.items()}
     for name, help in helps.items():
         called = name in argv[:1] and name != "train"  # whose overrides are Hydra's: see `run`
-        program.command(name, help=help)(as_typer(_function(name, argv)) if called else lambda: None)
+        # A short help is not cut to one line.
+        program.command(name, help=help, short_help=help)(as_typer(_function(name, argv)) if called else lambda: None)
     return program
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+VALUES = ((int, "N"), (float, "X"), (str, "TEXT"), (bool, " "))  # names in --help that leave room for the words
+
 
 def as_typer(command: Callable[..., int]) -> Callable[..., int]:
     """A function with a command's options for typer; a parameter that is a dataclass has its fields for options."""
@@ -43,9 +45,10 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     kind, option = get_args(hint)
     kind = kind if option.typed is None else option.typed
     if option.positional:
-        argument: Any = typer.Argument(help=option.help, metavar=option.metavar)
+        argument: Any = typer.Argument(help=option.help, metavar=option.metavar or name.upper())
     else:
         limits = {"min": option.least, "max": option.most}
-        argument = typer.Option(*option.flags, help=option.help, metavar=option.metavar, **limits)
+        metavar = option.metavar or next((name for type_, name in VALUES if type_ in (kind, *get_args(kind))), None)
+        argument = typer.Option(*option.flags, help=option.help, metavar=metavar, **limits)
     annotation = Annotated[kind, argument]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

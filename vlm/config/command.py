@@ -12,7 +12,6 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +74,9 @@ def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep
         flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
         if flags or any(text.lstrip("+~").startswith(("hydra.", "hydra/")) for text in options.overrides):
             return _run_hydra(main, options, check, prefix=_prefix(argv), sweep=sweep)
-        return main(compose(options.overrides, check, options))
+        config = compose(options.overrides, check, options)
+        config.typed = argv
+        return main(config)
 
     return _status(job)
 
@@ -95,12 +96,17 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
 
     def job(config: DictConfig) -> int:
         own = HydraConfig.get()
-        command = typed
+        command, line = typed, [*_flags(options, *_PLACES), *own.overrides.task]
         if sweeps:
             # What Lightning starts again for each further device is this job, not the sweep.
-            command = [*prefix, *_flags(options, *_PLACES), *own.overrides.task]
+            command = [*prefix, *line]
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
-        whole = partial(Composed(config, [], []).config, check)
+
+        def whole() -> Config:
+            own_config = Composed(config, [], []).config(check)
+            own_config.typed = line
+            return own_config
+
         HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
         with _argv(command):
             if sweeps and sweep:

@@ -6,7 +6,7 @@ The grammar is OmegaConf's.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlm.errors import UserError
@@ -30,9 +30,15 @@ _PART = re.compile(
 
 
 class Config(dict[str, Any]):
-    """A resolved config in plain containers; `tree` is the config with its interpolations."""
+    """A resolved config in plain containers.
+
+    Attributes:
+        tree: The config with its interpolations.
+        typed: The arguments of the command line that asked for it.
+    """
 
     tree: dict[str, Any]
+    typed: Sequence[str] = ()
 
 
 class MissingKey(UserError):

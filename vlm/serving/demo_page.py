@@ -55,6 +55,9 @@ class Page:
 
     def answer(self, *inputs: Any) -> Iterator[str]:
         """The answer to what stands in the form, as HTML; of what is wrong with it, a line."""
+        if self.form.photos and not any(inputs[: self.form.photos]):  # beams may be chosen before a photo
+            yield html.hint("Drop a photo, or choose an example.")
+            return
         try:
             yield from self.form.answer(self.values(inputs))
         except UserError as fault:
@@ -67,13 +70,11 @@ class Page:
         """The values of the form.
 
         Raises:
-            UserError: Something is missing, or is wrong.
+            UserError: A value is wrong.
         """
         remaining = iter(inputs)
         sources = [str(next(remaining) or "") for _ in range(self.form.photos)]
         photos = [self.photo(source, place) for place, source in enumerate(sources, start=1) if source]
-        if self.form.photos and not photos:
-            raise UserError("drop a photo first, or choose an example")
         texts = {name: self.text(name, str(next(remaining) or "")) for name in self.form.texts}
         language = _known(next(remaining), self.form.languages) if self.form.languages else None
         options = {name: _typed(one, next(remaining)) for name, one in self.form.options.items()}

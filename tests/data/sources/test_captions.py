@@ -92,7 +92,7 @@ def test_a_few_absent_images_are_skipped_and_named(root):
 FAULTS = {
     "missing column": (b"file,text\na.png,x\n", ["'image'", "'file', 'text'", "data.source.image_column"]),
     "missing caption column": (b"image,words\na.png,x\n", ["'caption'", "'words'", "data.source.caption_column"]),
-    "no header": (b"a.png,a cat\n", ["'image'", "'a.png'"]),
+    "no header": (b"a.png,a cat\n", ["first line holds no names of columns; put the line 'image, caption' above it"]),
     "empty file": (b"", ["is empty; it needs the columns 'image' and 'caption'"]),
     "two columns of a name": (b"image,caption,caption\na.png,x,y\n", ["2 columns 'caption'", "rename"]),
     "only a header": (b"image,caption\n", ["no image with a caption", "data.path"]),
@@ -255,6 +255,7 @@ REFUSED = [
             "data.source.image_column and data.source.caption_column",
         ],
     ),
+    ("t.tsv", b"1\ta cat on a mat\n", ["first line holds no names", "put the line 'image, caption' above it"]),
     ("t.csv", b"image,caption\na.png,x\nimages/no.png,y\n", ["1 of 2", "ROOT/images/no.png", "data.root"]),
 ]
 

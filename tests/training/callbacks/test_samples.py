@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from vlm.cli.main import run as vlm
 from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
-from vlm.training.callbacks.samples import Samples, folded
+from vlm.training.callbacks.samples import Samples
 from vlm.training.run.fit import main
 
 
@@ -69,13 +69,3 @@ def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
     )
     Samples(show=1, keep=0).on_validation_end(trainer, task)
     assert capsys.readouterr().out.endswith("  a\\x1b[2J\\x00 b\n")
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_lines_are_folded_between_words_on_a_terminal_alone(width, monkeypatch):
-    line = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
-    assert folded(line) == line
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", str(width))
-    rows = folded(line).split("\n")
-    assert len(rows) > 1 and max(map(len, rows)) < width and " ".join(rows).split() == line.split()

@@ -16,6 +16,7 @@ PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters
 LINES = (".jsonl", ".ndjson")
 TABLES = (*PARTED, *LINES, ".json", *stored.SUFFIXES)
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
+_VALUE = re.compile(r"\.[A-Za-z]{2,5}$|\S+(?:\s+\S+){3}")  # the name of a file or a sentence, and no name of a column
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -145,6 +146,9 @@ def _find_columns(place: str, present: Collection[str], columns: Mapping[str, st
         lacking = " and ".join(repr(columns[key]) for key in missing)
         if not present:
             raise UserError(f"{place}: is empty; it needs the columns {lacking}")
+        if any(_VALUE.search(name) for name in present):
+            first = ", ".join(columns[key] for key in known if key != "split_column")
+            raise UserError(f"{place}: its first line holds no names of columns; put the line {first!r} above it")
         keys = " and ".join(f"data.source.{key}" for key in missing)
         shown = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""

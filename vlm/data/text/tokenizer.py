@@ -150,8 +150,15 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             sentencepiece.SentencePieceTrainer.train(**options)
         except RuntimeError as error:
-            failure = f"tokenizer.vocab_size: {options['vocab_size']} does not suit these texts"
-            raise UserError(f"{failure}; SentencePiece says: {str(error).rpartition('] ')[2]}") from None
+            size, reason = options["vocab_size"], str(error).rpartition("] ")[2]
+            if least := re.search(r"smaller than required_chars. \d+ vs (\d+)", reason):
+                raise UserError(
+                    f"tokenizer.vocab_size: {size} has no room for the characters of these texts; give "
+                    f"tokenizer.vocab_size={int(least[1]) + 1000}, or tokenizer=bytes"
+                ) from None
+            raise UserError(
+                f"tokenizer.vocab_size: {size} does not suit these texts; SentencePiece says: {reason}"
+            ) from None
         return model.getvalue()
 
     def _build(self, learned: bytes) -> Sequence[Row]:

@@ -57,6 +57,29 @@ LIMITS = {
     "document in two splits": 0.0,
     "duplicate document": 0.1,
 }
+REMEDIES = {
+    "unreadable image": "mend or remove these files; a run skips them, up to callbacks.bad_samples.limit",
+    "damaged shard": "write or fetch the shard again",
+    "image in two splits": "keep it in one: scores on images that training has seen mean nothing",
+    "nearly the same image in two splits": "keep both in one split",
+    "one image in two classes": "decide for one",
+    "duplicate image": "give all captions of an image to one row or file",
+    "tiny image": "use larger copies: images are enlarged to data.image_size",
+    "empty caption": "write one, or remove the row",
+    "over-long caption": "raise data.max_len",
+    "one caption for most images": "write captions that tell images apart",
+    "unknown to the tokenizer": (
+        "the vocabulary lacks characters of these texts; keep all of train with tokenizer.character_coverage=1.0, "
+        "or use tokenizer=bytes, which knows any"
+    ),
+    "over-long text": "raise data.max_len",
+    "text in two splits": "keep it in one",
+    "one text in two classes": "decide for one",
+    "tag that train lacks": "correct the tag, or add sentences with it to train",
+    "context in two splits": "keep all questions of a context in one split",
+    "answer not in its context": "copy answers from the context, letter by letter",
+    "document in two splits": "keep it in one",
+}
 
 
 # By whether the pixels are equal, and whether the splits differ.

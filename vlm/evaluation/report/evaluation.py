@@ -20,6 +20,8 @@ CONTROLS = {"chance": "by chance", "constant": "best constant", "shuffled": "shu
 CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word", "dictionary": "word for word"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
+METRICS = "metrics.csv"  # of a run
+
 Results = Mapping[str, float]
 Picture = Callable[[str], Image.Image | None]
 
@@ -33,6 +35,7 @@ class Evaluation:
         task: Name of the task, by which `vlm compare` finds what it compares.
         split: Name of the split.
         used: Number of evaluated samples.
+        checkpoint: The evaluated file or folder; None if there is none.
         results: Scores as split/metric, with controls and intervals.
         predictions, details: Contents of the files of these names.
         sections: The task's part of the report.
@@ -47,6 +50,7 @@ class Evaluation:
     split: str
     used: int
     results: Results
+    checkpoint: Path | None = None
     predictions: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[Section] = ()
@@ -55,24 +59,35 @@ class Evaluation:
     curves: Sequence[str] = ()
     remark: str = ""
 
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run that the checkpoint belongs to."""
+        folder = None if self.checkpoint is None else self.checkpoint.resolve().parent.parent
+        return folder if folder and (folder / METRICS).is_file() else None
 
-def evaluation_page(
-    evaluation: Evaluation, *, picture: Picture, curves: Mapping[str, charts.Line] | None = None
-) -> str:
+
+def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
     """The whole page.
 
     Args:
         picture: Returns the image of a sample by id, or None.
-        curves: Lines of the run by metric.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
     body = [headlines(scores, evaluation.headlines), *_findings(evaluation.findings), *_grounding(scores)]
     body.append(scores_section(scores, evaluation.remark))
-    if drawn := curve_charts(curves or {}, evaluation.curves):
+    if evaluation.run and (drawn := curve_charts(charts.read_curves(evaluation.run / METRICS), evaluation.curves)):
         body.append(page.section("Curves of the run", drawn))
     body += [page.section(one.title, *(_part(part, picture) for part in one.parts)) for one in evaluation.sections]
     samples = f"{evaluation.used:,} sample{'s' * (evaluation.used != 1)}"
-    return page.page(evaluation.title, f"{evaluation.split} split, {samples}", body)
+    return page.page(evaluation.title, ", ".join([f"{evaluation.split} split", samples, *_origin(evaluation)]), body)
+
+
+def _origin(evaluation: Evaluation) -> Iterator[str]:
+    """The run and the checkpoint, by their names: a page may be published."""
+    if evaluation.run:
+        yield f"run {'/'.join(evaluation.run.parts[-2:])}"
+    if evaluation.checkpoint:
+        yield f"checkpoint {evaluation.checkpoint.name}"
 
 
 def headlines(scores: Results, wanted: Sequence[str]) -> str:
@@ -191,9 +206,3 @@ def pictures_of(split: Any) -> Picture:
         return record.image() if record is not None and "image" in record else None
 
     return picture
-
-
-def curves_beside(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Training curves of a folder, or of RUN if the folder is RUN/evaluation/SPLIT."""
-    places = [folder / "metrics.csv", folder.resolve().parent.parent / "metrics.csv"]
-    return next((curves for place in places if (curves := charts.read_curves(place))), {})

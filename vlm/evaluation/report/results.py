@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.evaluation.report.confusion import confusion_picture
-from vlm.evaluation.report.evaluation import Evaluation, Picture, curves_beside, evaluation_page
+from vlm.evaluation.report.evaluation import Evaluation, Picture, evaluation_page
 from vlm.evaluation.report.sections import Confusion
 from vlm.io.atomic import file_named_in_errors, write_text
 
@@ -29,5 +29,4 @@ def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> 
     for part in (part for section in evaluation.sections for part in section.parts if isinstance(part, Confusion)):
         with file_named_in_errors(folder / "confusion.png") as path:
             path.write_bytes(confusion_picture(part))
-    text = evaluation_page(evaluation, picture=picture, curves=curves_beside(folder))
-    write_text(folder / "report.html", text)
+    write_text(folder / "report.html", evaluation_page(evaluation, picture=picture))

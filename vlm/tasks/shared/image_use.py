@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
+from vlm.io.terminal import folded
 from vlm.models.frozen_features import Features
 from vlm.tasks.captioning.findings import text_findings
 from vlm.tasks.captioning.metrics import LanguageMetrics
@@ -96,15 +97,19 @@ class ImageUseMonitor(L.Callback):
         self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
         said = {name: signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0}
         if "text" in said and trainer.is_global_zero:
-            print(f"\nwarning: for {self.patience} validations {said['text']}", file=sys.stderr, flush=True)
+            self._warn(said["text"])
         due = [sign for name, sign in said.items() if name != "text"]
         if not due:
             return
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None
         if trainer.is_global_zero:
             causes = [f"  - {cause}" for cause in self.causes(trainer, task)]
-            lines = [f"\nwarning: for {self.patience} validations the model has ignored its images: {'; '.join(due)}"]
-            print("\n".join([*lines, "likely causes:", *causes]), file=sys.stderr, flush=True)
+            said_first = f"the model has ignored its images: {'; '.join(due)}"
+            self._warn("\n".join([said_first, "likely causes:", *causes]))
+
+    def _warn(self, text: str) -> None:
+        text = f"\nwarning: for {self.patience} validations {text}"
+        print(folded(text, sys.stderr), file=sys.stderr, flush=True)
 
     def signs(self, results: dict[str, float], task: Any) -> Iterator[tuple[str, str]]:
         """Yields name and description of each sign in a validation that the model ignores its images."""

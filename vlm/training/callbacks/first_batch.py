@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from vlm.errors import Count, printable
+from vlm.io.terminal import folded
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
@@ -26,7 +27,7 @@ class ShowFirstBatch(L.Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.print("\n".join(map(printable, header(trainer))))  # above the progress bar
+        pl_module.print(folded("\n".join(map(printable, header(trainer)))))  # above the progress bar
 
     @rank_zero_only
     def on_train_batch_start(
@@ -35,7 +36,7 @@ class ShowFirstBatch(L.Callback):
         if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
             task = cast(Task, pl_module)
             lines = [*parameters(task.model), *task.reading(batch, self.tokens)]
-            pl_module.print("\n".join(map(printable, lines)))
+            pl_module.print(folded("\n".join(map(printable, lines))))
 
 
 def header(trainer: L.Trainer) -> list[str]:

@@ -1,9 +1,6 @@
 """Outputs of the model for a few inputs of each validation."""
 
 import json
-import shutil
-import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -11,6 +8,7 @@ import lightning as L
 
 from vlm.errors import Range, printable
 from vlm.io.atomic import write_text
+from vlm.io.terminal import folded
 from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
 from vlm.training.step.task import Task
 
@@ -54,11 +52,3 @@ class Samples(L.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, FaultTolerantLogger):
                 logger.log_samples(shown, trainer.global_step)
-
-
-def folded(line: str) -> str:
-    """Wraps a line to the width of the terminal, if stdout is one."""
-    if not sys.stdout.isatty():
-        return line
-    width = shutil.get_terminal_size().columns - 1
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent="      ", replace_whitespace=False) or [line])

@@ -23,7 +23,9 @@ def prepared(config: dict[str, Any]) -> Config:
     whole = _filled(whole, {f"{place}.preprocess": expected for place in places})
     nodes = {place: select(whole, f"{place}.preprocess") for place in places if select(whole, f"{place}.augment")}
     shown = {f"{place}.augment": {name: node.get(name) for name in SHOWN} for place, node in nodes.items()}
-    return _filled(whole, shown)
+    whole = _filled(whole, shown)
+    whole.typed = getattr(config, "typed", ())
+    return whole
 
 
 def _filled(config: Config, values: dict[str, dict[str, Any]]) -> Config:

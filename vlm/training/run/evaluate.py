@@ -74,7 +74,9 @@ def evaluate_checkpoint(
     Raises:
         UserError: As `evaluation_of`.
     """
+    from vlm.checkpoint.load import locate
     from vlm.io.output import output_folder
+    from vlm.io.terminal import folded
     from vlm.training.run.results import keep_results
     from vlm.training.run.train import split_note, table
 
@@ -84,13 +86,13 @@ def evaluate_checkpoint(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
         unreadable = task.evaluation.unreadable
-        print(table(results) + "\n".join([split_note(config, results), *task.notes()]))
+        print(table(results) + folded("\n".join([split_note(config, results), *task.notes()])))
         print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unreadable):,} skipped" if unreadable else ""))
         for reason in unreadable:
             print_error(printable(reason))
         if folder is not None:
             try:
-                keep_results(folder, task, results, data)
+                keep_results(folder, task, results, data, checkpoint=locate(checkpoint))
                 print(f"report      {folder / 'report.html'}")
             except OSError as fault:
                 raise UserError(

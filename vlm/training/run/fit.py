@@ -50,6 +50,7 @@ def fit(overrides: Sequence[str]) -> Path:
         status = resume_run(where, left)
     else:
         config = compose(left, check)
+        config.typed = left
         folder = Path(broadcast_choice(lambda: str(new_folder(config))))
         status = train(config, folder=folder)
     if status:

@@ -8,13 +8,14 @@ from vlm.evaluation.report.results import write_results
 from vlm.training.step.task import Task
 
 
-def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any) -> None:
+def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any, *, checkpoint: Path) -> None:
     """Writes what a task makes of its last evaluation: scores, predictions, details and the report.
 
     Args:
         folder: Their place; it is made.
         results: The scores as split/metric.
         data: The data module that was evaluated.
+        checkpoint: What was evaluated.
     Raises:
         OSError: A file cannot be written.
     """
@@ -26,6 +27,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any)
         used=task.evaluation.used,
         remark=task.remark,
         results=results,
+        checkpoint=checkpoint,
         predictions=task.predictions(),
         details=task.details(),
         sections=task.report(),

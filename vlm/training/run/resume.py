@@ -44,6 +44,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
         saved = thaw(loaded["vlm"]["config"])
         reached(loaded, saved)
     config = check_resume_overrides(overrides, saved)
+    config.typed = [*loaded["vlm"].get("typed", ()), *overrides]
     check(config)
     check_steps(loaded, saved, config)
     if is_rank_zero():

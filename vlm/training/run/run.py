@@ -190,6 +190,7 @@ class Run:
         model, spec, adapted = self._model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.about = {"model": spec, "config": freeze(config.tree), "data": self.data.fingerprint()}
+        self.task.about["typed"] = list(config.typed)
         if adapted:
             self.task.about[ADAPTERS], self.task.left_out = adapted
         callbacks = self._callbacks()
@@ -288,7 +289,8 @@ class Run:
             return results
         gather(self.task.model)  # one rank writes, and the report reads the model's attention
         if self.trainer.is_global_zero:
-            keep_results(self.folder / "evaluation" / self.data.final_split, self.task, results, self.data)
+            folder = self.folder / "evaluation" / self.data.final_split
+            keep_results(folder, self.task, results, self.data, checkpoint=self.checkpoints.best_or_last)
         scatter(self.task.model)
         return results
 

@@ -10,6 +10,7 @@ from typing import Any
 from vlm.errors import SharedError, UserError, printable_lines
 from vlm.io.output import aligned
 from vlm.io.shell import shell_line, train_command
+from vlm.io.terminal import folded
 from vlm.training.run import run_folder
 
 
@@ -96,7 +97,8 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
     lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
     if results:
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
-        lines = ["", f"the {checkpoint.stem} checkpoint", table(results) + below, *lines, f"report      {report}"]
+        scores = table(results) + folded(below)
+        lines = ["", f"the {checkpoint.stem} checkpoint", scores, *lines, f"report      {report}"]
     command = shell_line([*shlex.split(example), "-c", str(checkpoint)])
     return printable_lines("\n".join([*lines, f"try         {command}"]))
 

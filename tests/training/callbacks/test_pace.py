@@ -1,0 +1,91 @@
+"""Ten steps say how long a run takes, and what would make a long one shorter."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vlm.models.flop import Flop
+from vlm.training.callbacks import pace
+from vlm.training.callbacks.pace import Pace, duration
+
+
+class Model(torch.nn.Module):
+    """A model of images in patches of 16 pixels."""
+
+    def flop(self, image_size: int) -> Flop:
+        return Flop(states=(image_size // 16) ** 2)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def said(
+    clock: list[float], *, seconds: float, batches: int, epochs: int = 1, size: int = 224, **changes: Any
+) -> list[str]:
+    """What a run prints whose steps take so many seconds, with a slow validation after the fourth."""
+    printed: list[str] = []
+    waits = changes.pop("waits", 0.0)
+    loader = SimpleNamespace(waited=0.0)
+    progress = SimpleNamespace(current=SimpleNamespace(ready=0))
+    trainer: Any = SimpleNamespace(
+        datamodule=SimpleNamespace(train_batches=lambda: batches),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+        **{"limit_train_batches": 1.0, "accumulate_grad_batches": 1, "max_epochs": epochs, "max_steps": -1},
+        **{"global_step": 0, "num_training_batches": batches, "train_dataloader": loader, "is_global_zero": True},
+    )
+    vars(trainer).update(changes)
+    preprocess = SimpleNamespace(image_size=size)
+    task: Any = SimpleNamespace(model=Model(), preprocess=preprocess, print=printed.append)
+    callback = Pace()
+    callback.on_train_start(trainer, task)
+    for step in range(1, 31):
+        clock[0] += 40.0 if step == 1 else seconds  # the first one warms up
+        loader.waited += waits * seconds
+        trainer.global_step += 1
+        progress.current.ready += 1
+        callback.on_train_batch_end(trainer, task, None, None, step)
+        if step == 4:
+            callback.on_validation_start(trainer, task)
+            clock[0] += 1000
+            callback.on_validation_end(trainer, task)
+        if printed:
+            assert step == 11
+            return printed[0].split("\n")
+    return []
+
+
+def test_an_epoch_and_the_run_are_reckoned_without_the_first_step_and_validations(clock) -> None:
+    (line,) = said(clock, seconds=2.0, batches=30, epochs=4)
+    assert line == "pace        2 s a step: about 60 s an epoch of 30 steps, 4 min to the end, without validation"
+
+
+def test_a_long_run_says_what_would_shorten_it(clock) -> None:
+    line, shorter = said(clock, seconds=6.0, batches=50, epochs=20, waits=0.5)
+    assert "about 5 min an epoch" in line and "1 h 39 min to the end" in line
+    assert "50% of the time it waits for data" in shorter
+    assert "data.image_size=112 (about a quarter of the 196 patches" in shorter
+    assert shorter.endswith("trainer.max_epochs=3 (15 min)")
+
+
+def test_small_images_and_runs_by_steps_get_other_advice(clock) -> None:
+    changes = {"max_epochs": -1, "max_steps": 10_000}
+    assert said(clock, seconds=1.0, batches=50, size=112, **changes)[1:] == [
+        "shorter     trainer.max_steps=900 (15 min)"
+    ]
+
+
+def test_a_short_run_is_not_spoken_of(clock) -> None:
+    assert said(clock, seconds=0.1, batches=10, epochs=5) == []
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(45, "45 s"), (130, "2 min"), (5400, "1 h 30 min"), (100_000, "27 h 47 min")]
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

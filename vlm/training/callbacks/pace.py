@@ -1,0 +1,96 @@
+"""How long a run takes, printed once its first steps are timed."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning as L
+
+from vlm.io.terminal import folded
+from vlm.training.step.optim import total_steps
+from vlm.training.step.step import accumulates
+from vlm.training.step.task import Task
+
+STEPS = 10  # that are timed, after one that warms up
+SHORT, LONG = 60.0, 15 * 60.0  # seconds: of a shorter run nothing is said, of a longer one how to shorten it
+FEW_PATCHES = 100  # with no more, smaller images save little
+
+
+class Pace(L.Callback):
+    """Prints, after ten steps, how long an epoch and the rest of the run take; and what would shorten a long run."""
+
+    def __init__(self) -> None:
+        self._timed = self._begin = self._waited = self._paused = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._timed = -1
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = time.monotonic()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin += time.monotonic() - self._paused  # an epoch may be shorter than ten steps
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._timed >= STEPS or accumulates(trainer):
+            return
+        self._timed += 1
+        loader: Any = trainer.train_dataloader
+        if self._timed == 0:
+            self._begin, self._waited = time.monotonic(), loader.waited
+        elif self._timed == STEPS and trainer.is_global_zero:
+            spent = time.monotonic() - self._begin
+            waits = (loader.waited - self._waited) / spent
+            task = cast(Task, pl_module)
+            pl_module.print(folded("\n".join(lines(trainer, task, step=spent / STEPS, waits=waits))))
+
+
+def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
+    """The lines of a run.
+
+    Args:
+        step: Seconds of an optimiser step.
+        waits: Share of them in which training waits for data.
+    """
+    steps = -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+    epoch, left = step * steps, step * ((total_steps(trainer) or 0) - trainer.global_step)
+    if max(epoch, left) < SHORT:
+        return
+    text = f"pace        {step:.2g} s a step: about {duration(epoch)} an epoch of {steps:,} steps"
+    yield text + (f", {duration(left)} to the end, without validation" if left > 0 else "")
+    if left > LONG:
+        yield "shorter     " + "; ".join(_advice(trainer, task, step=step, epoch=epoch, waits=waits))
+
+
+def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits: float) -> Iterator[str]:
+    """What would make a run shorter."""
+    if waits > 0.3:
+        yield f"{waits:.0%} of the time it waits for data: smaller files, or more data.num_workers on more cores"
+    size = getattr(getattr(task, "preprocess", None), "image_size", 0)
+    patches = _patches(task, size)
+    if patches > FEW_PATCHES:
+        half = -(-size // 32) * 16
+        yield f"data.image_size={half} (about a quarter of the {patches} patches of an image)"
+    by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
+    most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
+    yield f"trainer.{most} ({duration(LONG)})"
+
+
+def _patches(task: Task, image_size: int) -> int:
+    """Number of states that the model makes of an image; 0 if it is not known."""
+    from vlm.models.flop import model_flop
+
+    try:
+        return model_flop(task.model, image_size=image_size).states if image_size else 0
+    except TypeError:
+        return 0
+
+
+def duration(seconds: float) -> str:
+    """Time in words, rounded: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
