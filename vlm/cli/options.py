@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-VALUES = ((int, "N"), (float, "X"), (str, "TEXT"), (bool, " "))  # names in --help that leave room for the words
+VALUES = {"N": int, "X": float, "TEXT": str, " ": bool}  # names in --help that leave room for the words
 
 
 def as_typer(command: Callable[..., int]) -> Callable[..., int]:
@@ -48,7 +48,12 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
         argument: Any = typer.Argument(help=option.help, metavar=option.metavar or name.upper())
     else:
         limits = {"min": option.least, "max": option.most}
-        metavar = option.metavar or next((name for type_, name in VALUES if type_ in (kind, *get_args(kind))), None)
+        metavar = option.metavar or next(name for name, known in VALUES.items() if known in _types(kind))
         argument = typer.Option(*option.flags, help=option.help, metavar=metavar, **limits)
     annotation = Annotated[kind, argument]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _types(hint: Any) -> list[Any]:
+    """A type, and those that it is made of."""
+    return [hint, *(inner for part in get_args(hint) for inner in _types(part))]

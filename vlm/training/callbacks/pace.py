@@ -44,7 +44,8 @@ class Pace(L.Callback):
             spent = time.monotonic() - self._begin
             waits = (loader.waited - self._waited) / spent
             task = cast(Task, pl_module)
-            pl_module.print(folded("\n".join(lines(trainer, task, step=spent / STEPS, waits=waits))))
+            if text := "\n".join(lines(trainer, task, step=spent / STEPS, waits=waits)):
+                pl_module.print(folded(text))
 
 
 def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
