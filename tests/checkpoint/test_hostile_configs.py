@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_gpt2
+from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_decoder, saved_gpt2
 from transformers import BertForSequenceClassification
 
 from vlm.checkpoint.load import load_model, read
@@ -21,6 +21,8 @@ FOLDERS = {
     "blip": (CAPTIONERS["blip"], (IMAGES, TOKENS)),
     "git": (CAPTIONERS["git"], (IMAGES, TOKENS)),
     "gpt2": (saved_gpt2, (TOKENS,)),
+    "llama": (lambda folder: saved_decoder(folder, "llama"), (TOKENS,)),
+    "qwen2": (lambda folder: saved_decoder(folder, "qwen2"), (TOKENS,)),
     "bert": (lambda folder: saved_bert(folder, BertForSequenceClassification), (TOKENS,)),
     "dinov2": (lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (IMAGES,)),
     "siglip": (lambda folder: saved(folder, CLASSIFIERS["siglip"]()), (IMAGES,)),

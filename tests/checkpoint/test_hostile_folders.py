@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hugging import CAPTIONERS, CLASSIFIERS, photos, saved, saved_bert
+from hugging import CAPTIONERS, CLASSIFIERS, photos, saved, saved_bert, saved_decoder
 from safetensors.torch import load_file, save_file
 from transformers import BertForMaskedLM
 
@@ -55,6 +55,13 @@ KINDS = {
         end="sep_token_id",
     ),
     "git": Kind(CAPTIONERS["git"], ("vision_config",), (), "output.bias", generation=GENERATION),
+    "llama": Kind(
+        lambda folder: saved_decoder(folder, "llama"),
+        None,
+        (),
+        "model.layers.1.self_attn.q_proj.weight",
+        generation=GENERATION,
+    ),
     "bert": Kind(lambda folder: saved_bert(folder, BertForMaskedLM), None, (), "cls.predictions.bias"),
     "deit": Kind(lambda folder: saved(folder, CLASSIFIERS["deit_teacher"]()), (), None, "cls_classifier.weight"),
     "dinov2": Kind(

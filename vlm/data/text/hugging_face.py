@@ -61,7 +61,7 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
         if whole is not None and not _is_plain(whole):
             return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids))
-        if whole is None and model is not None and not any(map(folder.bytes, PLAIN_FILES)):
+        if whole is None and model is not None and not any(map(folder.has, PLAIN_FILES)):
             known = {name: id for name, id in ids.items() if id is not None}
             starts = [known["bos"]] if settings.get("add_bos_token", True) and "bos" in known else []
             return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, **known)

@@ -27,7 +27,7 @@ def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
     Raises:
         UserError: An id stands for different texts, or the folder's file cannot be read.
     """
-    name = next((name for name in FILES if folder.bytes(name) is not None), None)
+    name = next(filter(folder.has, FILES), None)
     if name is None:
         return
     try:

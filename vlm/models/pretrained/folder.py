@@ -141,6 +141,10 @@ class Folder:
         """What messages call a file."""
         return str(self.path / name)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        return self.file(name).is_file()
+
     def bytes(self, name: str) -> "bytes | None":
         """The content of a file beside the weights; None if there is no such file."""
         path = self.file(name)

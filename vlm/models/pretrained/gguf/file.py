@@ -1,12 +1,13 @@
 """A GGUF file (llama.cpp) in the place of a folder of Hugging Face."""
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from vlm.errors import UserError
+from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
 from vlm.models.pretrained.gguf.config import DIVISORS, config_of, folder_name, generation_of
 from vlm.models.pretrained.gguf.header import read_header
@@ -36,22 +37,27 @@ class GGUF(Folder):
             self._contents = self._made()
         except KeyError as fault:
             raise UserError(f"{self} cannot be read: it has no {fault.args[0]}; choose another file") from fault
-        except (OSError, TypeError, ValueError) as fault:
+        except (AttributeError, OSError, TypeError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; choose another file") from fault
 
-    def _made(self) -> "dict[str, bytes]":
-        """The contents of files by their names."""
+    def _made(self) -> dict[str, Any]:
+        """The contents of files by their names, objects in the place of JSON."""
         place = self._header.tensors.get(DIVISORS)
-        divisors = None if place is None else read_tensor(self.path, place)
-        described = {CONFIG: config_of(self._header, divisors), GENERATION: generation_of(self._header)}
-        files = {name: json.dumps(content).encode() for name, content in described.items()}
-        return files | tokenizer_files(self._header.values)
+        config = config_of(self._header, None if place is None else read_tensor(self.path, place))
+        made = {CONFIG: config, GENERATION: generation_of(self._header)}
+        return made | tokenizer_files(self._header.values, config["vocab_size"])
 
     def place(self, name: str) -> str:
         return str(self.path)
 
+    def has(self, name: str) -> bool:
+        return name in self._contents
+
     def bytes(self, name: str) -> "bytes | None":
         return self._contents.get(name)
+
+    def _read_json(self, name: str) -> Fields | None:
+        return Fields(self._contents[name], str(self.path)) if name in self._contents else None
 
     def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
         try:

@@ -38,7 +38,8 @@ def read_tensor(path: Path, place: Place) -> Tensor:
     """A checked tensor; one that is not quantised stays in the file until it is used."""
     import numpy as np
 
-    library, content = _library(), np.memmap(path, np.uint8, "c", place.start, (_bytes(place),))
+    content = np.memmap(path, np.uint8, "c", place.start, (_bytes(place),)).view(np.ndarray)
+    library = _library()
     kind = library.GGMLQuantizationType(place.kind)
     if kind.name in PLAIN:
         return torch.from_numpy(content).view(PLAIN[kind.name]).view(place.shape)

@@ -1,11 +1,10 @@
 """The tokenizer of a GGUF file as files of a folder: tokenizer.json of byte pairs, or a model of SentencePiece."""
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY = "tokenizer.ggml."
+KEY, LONGEST = "tokenizer.ggml.", 1024
 # Kinds of tokens, numbered as SentencePiece does.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -30,31 +29,31 @@ CUTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def tokenizer_files(values: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a tokenizer by their names.
+def tokenizer_files(values: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The contents of a tokenizer's files by their names, objects in the place of JSON.
 
     Args:
         values: Those of the header.
+        rows: Of the embedding.
     Raises:
         ValueError: It is damaged, or of a kind that is not known.
         KeyError: Something is missing.
     """
     tokens = values[f"{KEY}tokens"]
     kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
-    if not all(isinstance(token, str) for token in tokens) or len(kinds) != len(tokens):
-        raise ValueError(f"{KEY}tokens are no texts, or not as many as their types")
+    if len(tokens) != rows or len(kinds) != rows:
+        raise ValueError(f"{KEY}tokens are {len(tokens):,} of {len(kinds):,} types, its weights are of {rows:,}")
+    if not all(isinstance(token, str) and len(token) <= LONGEST for token in tokens):
+        raise ValueError(f"{KEY}tokens are no texts of up to {LONGEST:,} characters")
     known = [token for token, kind in zip(tokens, kinds, strict=True) if kind != UNUSED]
     if len(set(known)) < len(known):
         raise ValueError(f"{KEY}tokens has a token twice")
     model = values[f"{KEY}model"]
     if model == "gpt2":
-        return {"tokenizer.json": json.dumps(_byte_pairs(values, tokens, kinds)).encode()}
+        return {"tokenizer.json": _byte_pairs(values, tokens, kinds)}
     if model == "llama":
         settings = {"add_bos_token": values.get(f"{KEY}add_bos_token", True)}
-        return {
-            "tokenizer.model": _piece_model(values, tokens, kinds),
-            "tokenizer_config.json": json.dumps(settings).encode(),
-        }
+        return {"tokenizer.model": _piece_model(values, tokens, kinds), "tokenizer_config.json": settings}
     raise ValueError(f"{KEY}model is {model!r:.40}, not gpt2 or llama")
 
 
@@ -71,6 +70,8 @@ def _byte_pairs(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequenc
         if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
     merges = [pair.split(" ") for pair in values[f"{KEY}merges"]]
+    if not all(len(pair) == 2 for pair in merges):
+        raise ValueError(f"{KEY}merges are no pairs")
     begins = values.get(f"{KEY}add_bos_token", cuts is LLAMA3)
     return {
         "version": "1.0",

@@ -1,0 +1,239 @@
+"""Cut, wrong and hostile GGUF files: each is read or refused in a line, in under 5 s and 1 GB; nothing is executed."""
+
+import random
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_files import decoder, save_gguf
+from hugging import byte_pairs
+
+from vlm.checkpoint.load import load_model, read
+from vlm.cli.main import run as command
+from vlm.errors import UserError
+
+MUTATIONS = 150
+TEXT, NUMBER, LIST = 8, 4, 9  # numbers of types
+CODE = "{{ ''.__class__.__mro__[1].__subclasses__()[1]('touch canary') }}"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> bytes:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("good") / "a.gguf"
+    save_gguf(path, *decoder("tied"), kind="Q8_0")
+    return path.read_bytes()
+
+
+def text(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def entry(key: str, kind: int, raw: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + raw
+
+
+def header(*entries: bytes, tensors: bytes = b"", counts: tuple[int, int] | None = None, version: int = 3) -> bytes:
+    """A file of a few values and no weights."""
+    first, second = counts or (0, len(entries))
+    return b"GGUF" + struct.pack("<IQQ", version, first, second) + b"".join(entries) + tensors + bytes(64)
+
+
+def tensor(name: str = "output.weight", axes=(32, 32), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, kind, offset)
+
+
+def many(kind: int, count: int, content: bytes = b"") -> bytes:
+    return entry("a", LIST, struct.pack("<IQ", kind, count) + content)
+
+
+# Files made of bytes, and words of the message.
+RAW: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "ends too early"),
+    "the first word alone": (lambda: b"GGUF", "ends too early"),
+    "a pickle": (lambda: b"\x80\x04cos\nsystem\n(S'touch canary'\ntR.", "is no GGUF file"),
+    "version 1": (lambda: header(version=1), "its version is 1"),
+    "the other end first": (lambda: header(version=3 << 24), "its version is 50331648"),
+    "values without end": (lambda: header(counts=(0, 2**63)), "it states 9,223,372,036,854,775,808 values"),
+    "tensors without end": (lambda: header(counts=(2**63, 0)), "it states 9,223,372,036,854,775,808 values"),
+    "a long key": (lambda: header(struct.pack("<Q", 2**63) + b"a"), "ends too early"),
+    "a long text": (lambda: header(entry("a", TEXT, struct.pack("<Q", 2**40))), "ends too early"),
+    "a list of bytes without end": (lambda: header(many(0, 2**62)), "it states 4,611,686,018,427,387,904"),
+    "a list of texts without end": (lambda: header(many(TEXT, 2**40)), "it states 1,099,511,627,776 values"),
+    "as many texts as fit": (lambda: header(many(TEXT, 4 * 10**6, bytes(32 * 10**6))), "it states 4,000,000 values"),
+    "lists in lists": (lambda: header(entry("a", LIST, struct.pack("<IQ", LIST, 1) * 10**5)), "type 9, which is"),
+    "an unknown type": (lambda: header(entry("a", 99, bytes(8))), "type 99, which is unknown"),
+    "a key twice": (lambda: header(*[entry("a", NUMBER, bytes(4))] * 2), "has 'a' twice"),
+    "a key of no text": (lambda: header(text(b"\xff\xfe") + struct.pack("<I", 99)), "type 99"),
+    "a tensor twice": (lambda: header(tensors=tensor() * 2, counts=(2, 0)), "is there twice"),
+    "axes without end": (
+        lambda: header(tensors=text("a") + struct.pack("<I", 2**31), counts=(1, 0)),
+        "2147483648 axes",
+    ),
+    "a giant tensor": (lambda: header(tensors=tensor(axes=(2**62, 2**62)), counts=(1, 0)), "cut short"),
+    "a far tensor": (lambda: header(tensors=tensor(offset=2**63), counts=(1, 0)), "cut short"),
+    "an empty tensor": (lambda: header(tensors=tensor(axes=(0, 2**62)), counts=(1, 0)), "whose rows are no blocks"),
+    "rows of half a block": (lambda: header(tensors=tensor(axes=(20, 2), kind=8), counts=(1, 0)), "rows are no blocks"),
+    "an unknown kind": (lambda: header(tensors=tensor(kind=99), counts=(1, 0)), "is of type 99, not one of F32"),
+    "another kind": (lambda: header(tensors=tensor(axes=(256, 1), kind=18), counts=(1, 0)), "is of type IQ3_XXS"),
+    "no alignment": (lambda: header(entry("general.alignment", NUMBER, bytes(4))), "general.alignment is 0"),
+    "a far alignment": (lambda: header(entry("general.alignment", 10, struct.pack("<Q", 2**60))), "general.alignment"),
+    "nothing said": (lambda: header(), "it has no general.architecture"),
+    "an architecture of no text": (lambda: header(entry("general.architecture", NUMBER, bytes(4))), "is 0, not one of"),
+    "another architecture": (
+        lambda: header(entry("general.architecture", TEXT, text("mamba"))),
+        "is 'mamba', not one of",
+    ),
+}
+NAN, KEY, ROWS = float("nan"), "tokenizer.ggml.", len(byte_pairs(320))
+PIECES: dict[str, Any] = {f"{KEY}model": "llama", f"{KEY}merges": None}
+# Values that replace those of a good file.
+VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "a million layers": ({"llama.block_count": 10**6}, "num_hidden_layers is 1000000, not a whole number"),
+    "another layer": ({"llama.block_count": 3}, r"has no model\.layers\.2\."),
+    "no heads": ({"llama.attention.head_count": 0}, "num_attention_heads is 0, no number above 0"),
+    "heads of each layer": ({"llama.attention.head_count_kv": [2, 2]}, r"num_key_value_heads is \[2, 2\], no number"),
+    "uneven heads": ({"llama.attention.head_count_kv": 3}, "num_key_value_heads is 3, which does not divide 4"),
+    "a giant width": ({"llama.embedding_length": 2**31}, "hidden_size is 2147483648, not a whole number"),
+    "a wide MLP": ({"llama.feed_forward_length": 2**20}, "is .1048576, 64.|[(]2097152, 64[)]"),
+    "a giant context": ({"llama.context_length": 2**31}, "max_position_embeddings is 2147483648"),
+    "a text for a number": ({"llama.block_count": "os.system"}, "num_hidden_layers is 'os.system', no number"),
+    "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": NAN}, "rms_norm_eps is nan"),
+    "turns backwards": ({"llama.rope.freq_base": -1.0}, "rope_theta is -1.0, no number above 0"),
+    "what is not known": ({"llama.attention.clamp_kqv": 1.0}, "clamp_kqv is 1.0, which our Decoder does not do"),
+    "an end beyond": ({f"{KEY}eos_token_id": 10**6}, "an id is outside the vocabulary"),
+    "a second end beyond": ({f"{KEY}eot_token_id": 10**6}, "of which 1000000 is outside the vocabulary"),
+    "an end of text": ({f"{KEY}eos_token_id": "end"}, "eos_token_id is .'end'., not a token"),
+    "no end": ({f"{KEY}eos_token_id": None}, "eos_token_id is .., not a token"),
+    "a padding beyond": ({f"{KEY}padding_token_id": 10**6}, "an id is outside the vocabulary"),
+    "a begin beyond": ({f"{KEY}bos_token_id": 10**6, f"{KEY}add_bos_token": True}, "which is outside the vocabulary"),
+    "no tokens": ({f"{KEY}tokens": None}, "it has no tokenizer.ggml.tokens"),
+    "numbers for tokens": ({f"{KEY}tokens": [*range(ROWS)]}, "tokens are no texts"),
+    "one token for all": ({f"{KEY}tokens": "a" * ROWS}, "has a token twice"),
+    "a token twice": ({f"{KEY}tokens": ["a"] * ROWS}, "has a token twice"),
+    "few types": ({f"{KEY}token_type": [1, 1]}, "of 2 types, its weights are of"),
+    "few tokens": ({f"{KEY}tokens": ["a", "b"]}, "tokens are 2 of"),
+    "a giant token": ({f"{KEY}tokens": [*map(str, range(ROWS - 1)), "a" * 10**7]}, "no texts of up to 1,024"),
+    "merges of one": ({f"{KEY}merges": ["a"]}, "merges are no pairs"),
+    "merges of strangers": ({f"{KEY}merges": ["qqq zzz"]}, "tokenizer in .* cannot be used"),
+    "numbers for merges": ({f"{KEY}merges": [1, 2]}, "cannot be read"),
+    "no merges": ({f"{KEY}merges": None}, "it has no tokenizer.ggml.merges"),
+    "no scores": (PIECES, "it has no tokenizer.ggml.scores"),
+    "few scores": (PIECES | {f"{KEY}scores": [0.0]}, "cannot be read"),
+}
+
+
+def changed(good: bytes, old: bytes, new: bytes) -> bytes:
+    assert len(old) == len(new) and old in good
+    return good.replace(old, new)
+
+
+# Changes to the bytes of a good file.
+CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut in its header": (lambda good: good[:3000], "ends too early|it states"),
+    "cut in its weights": (lambda good: good[: len(good) * 3 // 4], "cut short"),
+    "cut by a byte": (lambda good: good[:-32], "cut short"),
+    "a tensor of another name": (
+        lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.1.ffn_xx.w"),
+        "ffn_xx.* is unknown",
+    ),
+    "a tensor of another layer": (
+        lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.9.ffn_up.w"),
+        r"has no model\.layers\.1\.mlp\.up_proj",
+    ),
+    "weights that are no numbers": (
+        lambda good: good[:-64] + struct.pack("<f", NAN) * 16,
+        "its weights are not finite numbers",
+    ),
+}
+
+
+def peak() -> int:
+    """The most memory of this process since `Path("/proc/self/clear_refs")` was written, in kilobytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def bounded(action: Callable[[], Any]) -> Any:
+    """The result of an action that takes under 5 s and 1 GB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, started = peak(), time.process_time()
+    try:
+        return action()
+    finally:
+        assert time.process_time() - started < 5
+        assert peak() - before < 10**6
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        bounded(lambda: read(path))
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_bytes_of_harm_are_refused_in_a_line(tmp_path, name):
+    make, words = RAW[name]
+    (tmp_path / "a.gguf").write_bytes(make())
+    refused(tmp_path / "a.gguf", words)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_wrong_values_are_refused_in_a_line(tmp_path, name):
+    values, words = VALUES[name]
+    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values=values)
+    refused(tmp_path / "a.gguf", words)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_file_is_refused_in_a_line(good, tmp_path, name):
+    change, words = CHANGES[name]
+    (tmp_path / "a.gguf").write_bytes(change(good))
+    refused(tmp_path / "a.gguf", words)
+
+
+@pytest.mark.parametrize("numbers", [(0.0,) * 8, (NAN,) * 8, (-1.0,) * 8, (1.0, 2.0) * 4], ids=str)
+def test_positions_of_another_scaling_are_refused(tmp_path, numbers):
+    save_gguf(tmp_path / "a.gguf", *decoder("llama3"))
+    content = (tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "a.gguf").write_bytes(content[:-32] + struct.pack("<8f", *numbers))
+    refused(tmp_path / "a.gguf", "rope_freqs.weight does not scale positions as Llama 3 does")
+
+
+def test_code_in_a_template_is_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": CODE})
+    assert command(["generate", "-c", "a.gguf", "--prompt", "a", "--max-tokens", "2"]) == 0
+    assert command(["info", "-c", "a.gguf"]) == 0
+    assert not Path("canary").exists()
+
+
+def mutated(good: bytes, chance: random.Random) -> bytes:
+    """A file that is cut, or with other bytes in a place, mostly of its header."""
+    place = chance.randrange(len(good) if chance.random() < 0.2 else 14000)
+    if chance.random() < 0.1:
+        return good[:place]
+    number = chance.choice([0, 1, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**62, 2**64 - 1, chance.getrandbits(64)])
+    new = chance.choice([bytes([chance.randrange(256)]), struct.pack("<Q", number), struct.pack("<d", 1e300)])
+    return good[:place] + new + good[place + len(new) :]
+
+
+@torch.no_grad()
+def test_any_change_is_read_or_refused_in_a_line(good, tmp_path):
+    chance, whole, path = random.Random(0), 0, tmp_path / "a.gguf"
+    for number in range(MUTATIONS):
+        path.write_bytes(mutated(good, chance))
+        try:
+            bounded(lambda: load_model(read(path))(torch.ones(1, 4, dtype=torch.long)))
+            whole += 1
+        except UserError as fault:
+            assert "\n" not in str(fault) and str(path) in str(fault), number
+            assert "describes no model of ours" not in str(fault), (number, str(fault))
+        except BaseException as fault:
+            pytest.fail(f"{number}: {fault!r}")
+    assert 0 < whole < MUTATIONS
