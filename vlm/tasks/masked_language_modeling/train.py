@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vlm.data.batch import Batch, MaskedRows
-from vlm.data.text.masked_field import MaskedField
 from vlm.errors import Count
 from vlm.evaluation.report.sections import Section, Table, random_places
-from vlm.models.flop import Work
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
 from vlm.tasks.masked_language_modeling.metrics import Filled, MaskedMetric
 from vlm.tasks.masked_language_modeling.predict import GAP, gap_probabilities, pseudo_log_likelihood
-from vlm.tasks.shared.show import row_lines, text_shape
+from vlm.tasks.shared.text_task import TextTask
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
-from vlm.training.step.task import Task, TaskOptions
+from vlm.training.step.task import TaskOptions
 
 
-class MaskedLanguageModeling(Task):
+class MaskedLanguageModeling(TextTask):
     """Trains by the cross-entropy of the tokens that were chosen to be filled in (Devlin et al. 2019).
 
     Args:
@@ -33,18 +31,13 @@ class MaskedLanguageModeling(Task):
     name = "masked_language_modeling"
     headlines = ("accuracy", "pseudo_perplexity")
     curves = ("accuracy",)
-    unit = "texts"
     model: MaskedLanguageModel
 
     def __init__(
         self, *, model: MaskedLanguageModel, scored_texts: Count = 256, **options: Unpack[TaskOptions]
     ) -> None:
         super().__init__(model=model, **options)
-        self.field: MaskedField = options["fields"]["texts"]
         self.scored_texts, self.metric = scored_texts, MaskedMetric()
-
-    def work(self, batch: Batch) -> Work:
-        return Work(0, *batch["texts"].tokens.shape)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows, head = batch["texts"], self.model.head
@@ -84,8 +77,7 @@ class MaskedLanguageModeling(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        rows = self.metric.rows_of()
-        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
+        self.show(self.metric.rows_of(), _line)
         if final:
             source = self.trainer.datamodule.source  # type: ignore[attr-defined]
             results |= self.metric.grammar(source.chances) | self.metric.intervals(seed=self.seed)
@@ -97,11 +89,6 @@ class MaskedLanguageModeling(Task):
     def report(self) -> list[Section]:
         rows = self.metric.rows_of()
         return [Section("Random texts", [Table(["text"], [[_line(rows[at])] for at in random_places(len(rows))])])]
-
-    def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows: MaskedRows = batch["texts"]
-        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens)]
 
     def example(self, data: Data, folder: Path) -> str:
         first, *rest = data.split(data.final_split).record(0)["text"].split()[:12]

@@ -11,25 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.data.batch import Batch, SpanRows
-from vlm.data.text.passage_field import PassageField
 from vlm.data.text.passages import word_places
 from vlm.errors import Count, UserError
-from vlm.evaluation.report.sections import Section, random_places
-from vlm.models.flop import Work
+from vlm.evaluation.report.sections import Section
 from vlm.models.text_classifiers import TokenClassifier
-from vlm.tasks.shared.show import row_lines, text_shape
+from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.span_answering.metrics import Answered, SpanMetric
 from vlm.tasks.span_answering.predict import SpanAnswer, choose_answer, likeliest_spans, span_scores
 from vlm.tasks.span_answering.report import span_line, span_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization
-from vlm.training.step.task import Task
 
 READ = 100_000  # questions of training that a control reads
 
 
-class SpanAnswering(Task):
+class SpanAnswering(TextTask):
     """Trains by the cross-entropies of the answer's start and end among the tokens of a window (Devlin et al. 2019).
 
     Args:
@@ -43,7 +40,7 @@ class SpanAnswering(Task):
     name = "span_answering"
     headlines = ("exact_match", "f1")
     curves = ("exact_match", "f1")
-    unit = "questions"
+    read = unit = "questions"
     counted_unit = "windows"
     model: TokenClassifier
 
@@ -58,13 +55,9 @@ class SpanAnswering(Task):
         longest: Count = 30,
     ) -> None:
         super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
-        self.field: PassageField = fields["questions"]
         self.longest, self.metric = longest, SpanMetric()
         if self.field.marks_shared and getattr(model.encoder.type_embed, "num_embeddings", 0) < 3:
             raise UserError("task.fields.questions.marks_shared: the model has two types of tokens alone; leave it out")
-
-    def work(self, batch: Batch) -> Work:
-        return Work(0, *batch["questions"].tokens.shape)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         return _loss(span_scores(self.model, batch["questions"]), batch["questions"])
@@ -86,8 +79,7 @@ class SpanAnswering(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        rows = self.metric.rows_of()
-        self.evaluation.samples = [{**rows[at], "line": span_line(rows[at])} for at in random_places(len(rows))]
+        self.show(self.metric.rows_of(), span_line)
         if final:
             train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
             pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)
@@ -105,10 +97,8 @@ class SpanAnswering(Task):
         return span_sections(self.metric.rows_of())
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows: SpanRows = batch["questions"]
-        ends = " to ".join(str(place) for place in rows.ends[0].tolist())
-        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens), f"  answer    tokens {ends}"]
+        ends = " to ".join(str(place) for place in batch["questions"].ends[0].tolist())
+        return [*super().reading(batch, tokens), f"  answer    tokens {ends}"]
 
     def example(self, data: Data, folder: Path) -> str:
         record = data.split(data.final_split).record(0)

@@ -8,20 +8,19 @@ from typing import Any, Unpack
 import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
-from vlm.data.text.input_fields import TagField, WordsField
+from vlm.data.text.input_fields import TagField
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
-from vlm.models.flop import Work
 from vlm.models.text_classifiers import TokenClassifier
-from vlm.tasks.shared.show import row_lines, text_shape
 from vlm.tasks.shared.text_controls import tag_controls
+from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric
 from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
-from vlm.training.step.task import Task, TaskOptions
+from vlm.training.step.task import TaskOptions
 
 
-class Tagging(Task):
+class Tagging(TextTask):
     """Trains by the cross-entropy of each word's tag, read at its first piece.
 
     Args:
@@ -32,21 +31,17 @@ class Tagging(Task):
     name = "tagging"
     headlines = ("word_accuracy", "span_f1")
     curves = ("word_accuracy", "span_f1")
-    unit = counted_unit = "words"
+    read = unit = counted_unit = "words"
     model: TokenClassifier
 
     def __init__(self, *, model: TokenClassifier, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
-        self.words: WordsField = options["fields"]["words"]
         tags: TagField = options["fields"]["tags"]
         self.classes = list(tags.classes)
         self.metric = TaggingMetric(classes=self.classes)
 
     def size(self, batch: Batch) -> int:
         return sum(batch["words"].counts)
-
-    def work(self, batch: Batch) -> Work:
-        return Work(0, *batch["words"].tokens.shape)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows, tags = batch["words"], batch["tags"]
@@ -65,9 +60,7 @@ class Tagging(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        sentences = list(self.metric.samples.values())
-        shown = [sentences[at] for at in random_places(len(sentences))]
-        self.evaluation.samples = [{**one._asdict(), "line": _line(one)} for one in shown]
+        self.show([one._asdict() for one in self.metric.samples.values()], lambda row: _line(Sentence(**row)))
         if final:
             train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)
@@ -95,10 +88,7 @@ class Tagging(Task):
         return [Section("Tags", [Confusion(*self.metric.confusion()), table]), *mistakes]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows = batch["words"]
-        names = " ".join(batch["tags"].tags[0][:tokens])
-        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.words.tokenizer, shown=tokens), f"  tags      {names}"]
+        return [*super().reading(batch, tokens), f"  tags      {' '.join(batch['tags'].tags[0][:tokens])}"]
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm tag --text {shlex.quote(' '.join(data.split(data.final_split).record(0)['words']))}"

@@ -8,13 +8,11 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.data.text.input_fields import InputField
 from vlm.evaluation.report.sections import Table
-from vlm.models.flop import Work
 from vlm.models.text_classifiers import SequenceClassifier
 from vlm.tasks.shared.class_task import ClassTask, share
-from vlm.tasks.shared.show import row_lines, text_shape
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
+from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
@@ -23,7 +21,7 @@ from vlm.training.step.task import TaskOptions
 SHOWN_CHARACTERS = 400  # of a text of a report
 
 
-class TextClassification(ClassTask):
+class TextClassification(TextTask, ClassTask):
     """Trains by cross-entropy.
 
     Args:
@@ -39,14 +37,6 @@ class TextClassification(ClassTask):
 
     def __init__(self, *, model: SequenceClassifier, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
-
-    @property
-    def field(self) -> InputField:
-        """The field of the texts."""
-        return self.fields["texts"]  # type: ignore[return-value]
-
-    def work(self, batch: Batch) -> Work:
-        return Work(0, *batch["texts"].tokens.shape)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch["texts"]
@@ -96,10 +86,8 @@ class TextClassification(ClassTask):
         return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows = batch["texts"]
         names = ", ".join(self.classes[label] for label in batch["labels"][:8])
-        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens), f"  classes   {names}"]
+        return [*super().reading(batch, tokens), f"  classes   {names}"]
 
     def example(self, data: Data, folder: Path) -> str:
         texts = self.field.texts_of(data.split(data.final_split).record(0))
