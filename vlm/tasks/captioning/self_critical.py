@@ -101,7 +101,7 @@ class SelfCritical:
         return CaptionFaults(chain.from_iterable(self._training_captions()))
 
     def _training_captions(self) -> Iterator[Sequence[str]]:
-        split = self.task.trainer.datamodule.split("train")  # type: ignore[attr-defined]
+        split = self.task.data.split("train")
         return (record["references"] for record in split.records())
 
 

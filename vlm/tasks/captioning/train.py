@@ -95,8 +95,7 @@ class Captioning(ImageTextTask):
         results = self.metrics.compute() | self.grounding.results(loss, self.summed)
         results |= self.critic.faults(self.metrics.first) if self.critic else {}
         if final:
-            data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
-            results |= self.metrics.beside_scores(data.split("train"), seed=self.seed)
+            results |= self.metrics.beside_scores(self.data.split("train"), seed=self.seed)
         self._findings = self.metrics.findings(results, max_tokens=self.max_tokens)
         return results
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.data.images.image import Preprocess
 from vlm.errors import Range
 from vlm.evaluation.report.sections import Card, Cards
 from vlm.models.classifier import Classifier
@@ -45,11 +44,6 @@ class Classification(ClassTask):
     ) -> None:
         super().__init__(model=model, **options)
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """Makes pixels of images, and normalises them."""
-        return self.fields["images"].preprocess  # type: ignore[attr-defined]
 
     def work(self, batch: Batch) -> Work:
         return Work(images=len(batch.ids), kept=isinstance(batch["images"], Features))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vlm.data.batch import Batch, InputRows
-from vlm.data.images.image import Preprocess
 from vlm.data.text.one_caption_field import OneCaptionField
 from vlm.errors import printable
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_places
@@ -47,11 +46,6 @@ class Contrastive(Task):
     @classmethod
     def compares_samples(cls, options: Mapping[str, Any]) -> bool:
         return True
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """Makes pixels of images, and normalises them."""
-        return self.fields["images"].preprocess  # type: ignore[attr-defined]
 
     def work(self, batch: Batch) -> Work:
         rows, length = batch["captions"].tokens.shape

@@ -70,7 +70,7 @@ class ImageQuestions(ImageTextTask):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.answers.compute() | self.grounding.results(loss, self.summed)
         if final:
-            train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
+            train = islice(self.data.split("train").records(), READ)
             results |= self.answers.controls(question for record in train for question in record["questions"])
             results |= self.answers.intervals(seed=self.seed)
         return results

@@ -82,7 +82,7 @@ class LanguageModeling(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         tokens, size, words = self.text.counts(split)
-        batch_size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
+        batch_size = self.data.batch_size
         batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
         self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]

@@ -79,8 +79,7 @@ class MaskedLanguageModeling(TextTask):
         results = self.metric.compute()
         self.show(self.metric.rows_of(), _line)
         if final:
-            source = self.trainer.datamodule.source  # type: ignore[attr-defined]
-            results |= self.metric.grammar(source.chances) | self.metric.intervals(seed=self.seed)
+            results |= self.metric.grammar(self.data.source.chances) | self.metric.intervals(seed=self.seed)
         return results
 
     def predictions(self) -> list[dict[str, Any]]:

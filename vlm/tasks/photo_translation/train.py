@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlm.data.batch import Batch
-from vlm.data.images.image import Preprocess
 from vlm.inference.predictor import normalized
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
@@ -31,11 +30,6 @@ class PhotoTranslation(Translation):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.controls = nn.ModuleDict({name: TranslationMetric() for name in ("shuffled", "blank")})
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """Makes pixels of images, and normalises them."""
-        return self.fields["images"].preprocess  # type: ignore[attr-defined]
 
     def work(self, batch: Batch) -> Work:
         return replace(super().work(batch), images=len(batch.ids))

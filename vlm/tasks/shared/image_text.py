@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.data.images.image import Preprocess
 from vlm.data.pairs import block_of
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
@@ -16,7 +15,6 @@ from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
 from vlm.tasks.shared.grounding import GroundingLosses
 from vlm.tasks.shared.show import first_row, image_shape, text_shape
-from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, token_loss
 from vlm.training.step.task import Task, TaskOptions
@@ -46,11 +44,6 @@ class ImageTextTask(Task):
         """Reads and writes text."""
         return self.fields[self.written].tokenizer  # type: ignore[return-value]
 
-    @property
-    def preprocess(self) -> Preprocess:
-        """Makes pixels of images, and normalises them."""
-        return self.fields["images"].preprocess  # type: ignore[attr-defined]
-
     def work(self, batch: Batch) -> Work:
         rows, length = batch[self.written].tokens.shape
         return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
@@ -63,8 +56,7 @@ class ImageTextTask(Task):
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
-        data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
-        size = len(data.split(self.evaluation.split))
+        size = len(self.data.split(self.evaluation.split))
         self.grounding = GroundingLosses(size, self.device)
         self.controlled = range(size) if self.trainer.testing else block_of(0, size)
 

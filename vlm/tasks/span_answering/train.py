@@ -81,7 +81,7 @@ class SpanAnswering(TextTask):
         results = self.metric.compute()
         self.show(self.metric.rows_of(), span_line)
         if final:
-            train = islice(self.trainer.datamodule.split("train").records(), READ)  # type: ignore[attr-defined]
+            train = islice(self.data.split("train").records(), READ)
             pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)
             results |= self.metric.controls(pairs) | self.metric.intervals(seed=self.seed)
         return results

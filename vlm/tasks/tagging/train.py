@@ -62,7 +62,7 @@ class Tagging(TextTask):
         results = self.metric.compute()
         self.show([one._asdict() for one in self.metric.samples.values()], lambda row: _line(Sentence(**row)))
         if final:
-            train = self.trainer.datamodule.split("train").records()  # type: ignore[attr-defined]
+            train = self.data.split("train").records()
             results |= self.metric.intervals(seed=self.seed)
             results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
         return results

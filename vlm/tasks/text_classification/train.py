@@ -54,7 +54,7 @@ class TextClassification(TextTask, ClassTask):
         of_classes = [value for value in self.metric.f1() if value is not None]
         results["f1"] = sum(of_classes) / len(of_classes)
         if final:
-            results["accuracy@bag"] = self.bag_accuracy(self.trainer.datamodule, split)  # type: ignore[attr-defined]
+            results["accuracy@bag"] = self.bag_accuracy(self.data, split)
         return results
 
     def bag_accuracy(self, data: Data, split: str) -> float:

@@ -100,8 +100,7 @@ class Translation(Task):
         self.search.end()
         results = self.metric.compute()
         if final:
-            train = self.trainer.datamodule.split("train")  # type: ignore[attr-defined]
-            results |= self.metric.dictionary(train) | self.metric.intervals(seed=self.seed)
+            results |= self.metric.dictionary(self.data.split("train")) | self.metric.intervals(seed=self.seed)
         return results
 
     def notes(self) -> list[str]:

@@ -82,6 +82,16 @@ class Task(L.LightningModule):
     remark = ""  # on how the scores of the last evaluation, of training too, are to be read
     counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
 
+    @property
+    def data(self) -> Data:
+        """The data module."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    @property
+    def preprocess(self) -> Any:
+        """The preprocessing of the task's images; None for a task without images."""
+        return getattr(self.fields.get("images"), "preprocess", None)
+
     def loss(self, batch: Any) -> dict[str, Term]:
         """The terms of a batch's loss, the same ones for each batch."""
         raise TypeError(f"{type(self).__name__} defines no loss")
@@ -161,7 +171,7 @@ class Task(L.LightningModule):
     def on_evaluation_start(self) -> None:
         """Begins an evaluation: its state is new, and metrics are reset."""
         gather(self.model)
-        split = self.trainer.datamodule.test_split if self.trainer.testing else "val"  # type: ignore[attr-defined]
+        split = self.data.test_split if self.trainer.testing else "val"
         ranks, before = self.trainer.world_size, self.evaluation.results
         self.evaluation = EvaluationState(split, ranks=ranks, device=self.device, results=before)
         for module in self.modules():
