@@ -4,6 +4,7 @@ import pytest
 import torch
 from hugging import CLASSIFIERS, ENCODERS, photos, saved, wide
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel
 
 from vlm.checkpoint.hugging_face import describe_folder
@@ -13,6 +14,8 @@ from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.classification.predict import ImageClassifier
+
+FILE = "model.safetensors"
 
 
 @pytest.fixture
@@ -47,6 +50,17 @@ def test_an_encoder_computes_the_same(folder, tmp_path, name):
     truth = states(theirs, pixels)
     assert truth.std() > 0.1
     torch.testing.assert_close(ours(pixels).states, truth, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["clip_vision", "siglip"])
+@pytest.mark.parametrize("prefix", ["", "vision_model."], ids=["today", "published"])
+def test_an_encoder_has_its_weights_with_and_without_a_prefix(folder, name, prefix):
+    theirs, _ = saved(folder, ENCODERS[name]())
+    stored = {f"{prefix}{key.removeprefix('vision_model.')}": one for key, one in load_file(f"{folder}/{FILE}").items()}
+    save_file(stored, f"{folder}/{FILE}")
+    pixels = torch.randn(2, 3, 24, 24)
+    torch.testing.assert_close(encoder_of(folder)[0](pixels).states, states(theirs, pixels), rtol=0, atol=1e-4)
 
 
 @torch.no_grad()

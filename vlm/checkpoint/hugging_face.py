@@ -43,12 +43,10 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
         stored = folder.weights(mapped=True)
         with torch.device("meta"):  # for names and shapes, which are compared before anything is allocated
             model = rebuild(about["model"])
-        state, _ = hugging_face_state(model, folder, stored)
+        state, _ = hugging_face_state(model, folder, stored, dtype=dtype)
         if lacking := sorted(model.state_dict().keys() - state.keys()):
             raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
-        del stored  # a part of the file leaves the memory when its last tensor has been copied
-        kinds = {name: dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in state.items()}
-        weights = {f"model.{name}": state.pop(name).to(kind, copy=True) for name, kind in kinds.items()}
+        weights = {f"model.{name}": tensor for name, tensor in state.items()}
         return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 

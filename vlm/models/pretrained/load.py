@@ -4,6 +4,7 @@ Every shape is checked before anything is copied, and what is left over on eithe
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.folder import AT_ONCE, Folder
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import grid_side, sizes_built
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
@@ -52,12 +53,14 @@ def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
 
 
 def hugging_face_state(
-    model: nn.Module, folder: Folder, stored: Mapping[str, Tensor] | None = None
+    model: nn.Module, folder: Folder, stored: dict[str, Tensor] | None = None, *, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The weights that `load_hugging_face` copies, by our names, and its lines; the model may hold none, on "meta".
 
     Args:
         stored: The folder's weights, where they have been read before.
+        dtype: Type that weights are copied to, each of which then leaves `stored`, so that what lies in files is never
+            there twice. By default they are as they are stored, and may lie in the files.
     Raises:
         UserError: As `load_hugging_face`.
     """
@@ -70,10 +73,11 @@ def hugging_face_state(
         faults += one.foreign(stored, folder)
     weights = folder.architecture.adjust(weights, stored)
     weights |= _head(model, folder, stored, state)
-    tensors, more = _make(weights, stored, state, folder)
+    lines = _report(weights, stored, state, folder)
+    lines += [note for one in placed for note in one.notes(weights, stored, folder)]
+    tensors, more = _make(weights, stored, state, folder, dtype)
     _refuse(faults + more)
-    notes = [note for one in placed for note in one.notes(weights, stored, folder)]
-    return tensors, _report(weights, stored, state, folder) + notes
+    return tensors, lines
 
 
 def _refuse(faults: list[str]) -> None:
@@ -112,7 +116,9 @@ class _Placed:
             theirs = self.part.stack.arguments(self.part.config)["image_size"]
             if (own := sizes.get("image_size")) != theirs:
                 yield f"{name}: images are of {own} pixels, in the folder of {theirs}; interpolated"
-        elif name in weights and (rows := len(stored[other := weights[name].names[0]])) > sizes["max_len"]:
+            return
+        other = weights[name].names[0] if name in weights else ""
+        if other in stored and (rows := len(stored[other])) > sizes["max_len"]:
             yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
 
     def weights(self, stored: Iterable[str]) -> WeightMap:
@@ -224,11 +230,18 @@ def _complete(weights: WeightMap, stored: Collection[str]) -> WeightMap:
 
 
 def _make(
-    weights: WeightMap, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Folder
+    weights: WeightMap,
+    stored: dict[str, Tensor],
+    state: Mapping[str, Tensor],
+    folder: Folder,
+    dtype: torch.dtype | None,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our tensors made of theirs, and all that is wrong with them."""
+    """Our tensors made of theirs, and all that is wrong with them; arguments as in `hugging_face_state`."""
     tensors, faults = {}, []
-    for name, (names, make, _) in weights.items():
+    uses = Counter(name for names, *_ in weights.values() for name in names)
+    # The largest first: a copy beside its original is then no more than what is still to come.
+    large = {name for name, tensor in state.items() if tensor.nbytes > AT_ONCE}
+    for name, (names, make, _) in sorted(weights.items(), key=lambda one: one[0] not in large):
         unfit = list(_unfit(name, names, stored, folder, whole=not state[name].is_floating_point()))
         faults += unfit
         if unfit:
@@ -243,7 +256,19 @@ def _make(
         if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
+        if dtype is not None:
+            tensors[name] = _apart(tensors[name], [stored[other] for other in names], dtype)
+            uses.subtract(names)
+            for other in names:
+                if not uses[other]:
+                    stored.pop(other, None)
     return tensors, faults
+
+
+def _apart(tensor: Tensor, parts: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """A tensor of a type that shares no memory with those that it was made of; whole numbers stay as they are."""
+    shares = tensor.untyped_storage().data_ptr() in {part.untyped_storage().data_ptr() for part in parts}
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=shares)
 
 
 def _unfit(
