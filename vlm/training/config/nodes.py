@@ -6,7 +6,8 @@ from typing import Any
 from vlm.config.build import takes
 from vlm.training.data_module import Data
 
-BESIDE = ("size", "position", "fusion", "adapt")  # groups that others refer to, no arguments of the model
+# Groups under `model` that other keys refer to; the model's class does not take them.
+BESIDE = ("size", "position", "fusion", "adapt")
 
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:
