@@ -242,7 +242,7 @@ def test_every_task_leaves_as_safetensors_and_comes_again(tmp_path: Path, task: 
             {"encoder": {"dim": 36}, "decoder": {"context_dim": 36}},
             "model.encoder.dim: 36 is more than the decoder's 24",
         ),
-        ({"resize": "pad"}, "data.preprocess.resize: pad, with a grey border, is done by no processor"),
+        ({"resize": "pad"}, "data.preprocess.resize: pad, with a grey border, has no equivalent"),
     ],
 )
 def test_what_no_class_computes_is_refused_by_its_key(tmp_path: Path, capsys, changes: dict, line: str) -> None:

@@ -80,7 +80,7 @@ def test_any_config_is_read_or_refused_in_a_line(originals, tmp_path, name):
             read_whole += 1
         except UserError as fault:
             assert "\n" not in str(fault) and str(folder) in str(fault), what
-            assert "describes no model of ours" not in str(fault), (what, str(fault))
+            assert "does not describe a supported model" not in str(fault), (what, str(fault))
         except BaseException as fault:
             pytest.fail(f"{what}: {fault!r}")
         assert time.process_time() - started < 5, what

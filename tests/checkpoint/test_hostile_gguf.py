@@ -233,7 +233,7 @@ def test_any_change_is_read_or_refused_in_a_line(good, tmp_path):
             whole += 1
         except UserError as fault:
             assert "\n" not in str(fault) and str(path) in str(fault), number
-            assert "describes no model of ours" not in str(fault), (number, str(fault))
+            assert "does not describe a supported model" not in str(fault), (number, str(fault))
         except BaseException as fault:
             pytest.fail(f"{number}: {fault!r}")
     assert 0 < whole < MUTATIONS

@@ -94,7 +94,7 @@ def test_without_the_library_a_line_says_what_to_do(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("place", ["hf:", "hf:name", "hf:a/b/c", "hf:../../etc/passwd", "hf:a/b@", "hf:a b/c"])
 def test_what_is_no_name_of_a_model_is_refused(place: str) -> None:
-    with pytest.raises(vlm.Error, match="is no model of the hub; write hf:ORG/NAME"):
+    with pytest.raises(vlm.Error, match="is not a model of the hub; write hf:ORG/NAME"):
         fetched(place)
 
 
@@ -110,6 +110,6 @@ def test_import_makes_one_file_of_a_folder(folder: Path, tmp_path: Path, capsys:
     expected = vlm.load(folder, **exact).caption(photos, beam=2)
     assert vlm.load(out, **exact).caption(photos, beam=2) == expected
     assert command(["import", str(tmp_path), "--out", str(out)]) == 2
-    assert "is no folder of Hugging Face, it has no config.json" in capsys.readouterr().err
+    assert "is not a Hugging Face folder: it has no config.json" in capsys.readouterr().err
     assert command(["import", str(folder), "--out", str(tmp_path)]) == 2
     assert "cannot be written (Is a directory)" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_what_is_no_class_of_a_run_cannot_be_stored(target):
 
 @pytest.mark.parametrize("name", ["Nothing", "vlm.models.vit.ViT", "", "UserError"])
 def test_an_unknown_name_is_refused(name):
-    with pytest.raises(UserError, match="no class of this vlm"):
+    with pytest.raises(UserError, match="this version of vlm does not have"):
         names.full(name)
 
 

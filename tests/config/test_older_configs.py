@@ -81,7 +81,7 @@ def test_what_does_not_follow_in_a_config_without_links_is_said():
 
 @pytest.mark.parametrize("links", [{"fed": 1}, {"fed": {"data": 1}}, {"fed": {"data.root": ["task"]}, "computed": 1}])
 def test_links_of_wrong_kinds_are_refused(links):
-    with pytest.raises(UserError, match="none of vlm"):
+    with pytest.raises(UserError, match="not one of vlm"):
         interpolated(copy.deepcopy(OLD) | links)
 
 

@@ -86,17 +86,17 @@ def test_what_else_is_typed_is_resolved_before_it_is_stored(monkeypatch):
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"a": "${b}", "b": "${a}"}, "circles"),
-        ({"a": {"b": "${a}"}}, "circles"),
-        ({"a": "${a.b}"}, "circles"),
+        ({"a": "${b}", "b": "${a}"}, "circular"),
+        ({"a": {"b": "${a}"}}, "circular"),
+        ({"a": "${a.b}"}, "circular"),
         ({"a": "${b.c}", "b": "${d}", "d": {"e": 1}}, "'d.c' not found"),
         ({"a": "${b}"}, "a: Interpolation key 'b' not found"),
         ({"a": "${b.c}", "b": "x${d}", "d": 1}, "'b.c' not found"),
         ({"a": "???", "b": {"c": "???"}}, "a: has no value; give a=VALUE\nb.c: has no value"),
-        ({"a": "${sum:${b},1}", "b": "ten"}, "b: 'ten' is no number, and a is computed of it"),
+        ({"a": "${sum:${b},1}", "b": "ten"}, "b: 'ten' is not a number, but a is computed from it"),
         ({"a": "${div:1}"}, "does not take so many terms"),
-        ({f"a{n}": f"${{a{n + 1}}}${{a{n + 1}}}" for n in range(40)} | {"a40": "x"}, "unfold into more"),
-        ({f"a{n}": [f"${{a{n + 1}}}"] * 2 for n in range(40)} | {"a40": "x"}, "unfold into more"),
+        ({f"a{n}": f"${{a{n + 1}}}${{a{n + 1}}}" for n in range(40)} | {"a40": "x"}, "expand to too many"),
+        ({f"a{n}": [f"${{a{n + 1}}}"] * 2 for n in range(40)} | {"a40": "x"}, "expand to too many"),
     ],
 )
 def test_what_cannot_be_resolved_is_refused_in_short(tree, said):
@@ -168,7 +168,7 @@ def test_a_fault_is_named_by_the_key_where_the_value_is_set():
     wrong = ["model.width: is wrong", "decoder.positions.dim: is wrong too", "decoder.head: is wrong", "alone"]
     assert origins(TREE, wrong) == ["model.size.dim: is wrong too", "alone"]
     own = ["data.max_len: is wrong", "data.max_len: and more", "model.size.heads: is wrong"]
-    assert origins(TREE, [*own, "task.max_tokens: is computed of it"]) == own
+    assert origins(TREE, [*own, "task.max_tokens: is computed from it"]) == own
 
 
 def test_a_fault_of_a_value_that_was_overridden_where_it_is_used_is_its_own():

@@ -273,7 +273,7 @@ CONFIGS = {
             hidden={"x": {"_class_": "CSVLogger", "folder": CANARY}}, logger="${hidden}"
         )
     ),
-    "config goes in circles": target("name", "${name}"),
+    "config is circular": target("name", "${name}"),
     "config unfolds": changed(
         lambda checkpoint: checkpoint["vlm"]["config"].update(
             {f"a{n}": [f"${{a{n + 1}}}", f"${{a{n + 1}}}"] for n in range(40)}, a40="x"

@@ -40,9 +40,9 @@ def test_drawing_and_searching_exclude_each_other():
 @pytest.mark.parametrize(
     ("chosen", "line"),
     [
-        ({"top_p": 0.5}, "--top-p: is of tokens that are drawn; add --sample"),
-        ({"temperature": 0.5, "sample": False}, "--temperature: is of tokens that are drawn"),
-        ({"min_p": 0.5, "beam": 3}, "--min-p: is of tokens that are drawn"),
+        ({"top_p": 0.5}, "--top-p: applies to sampling alone; add --sample"),
+        ({"temperature": 0.5, "sample": False}, "--temperature: applies to sampling alone"),
+        ({"min_p": 0.5, "beam": 3}, "--min-p: applies to sampling alone"),
         ({"length_penalty": 2.0}, "--length-penalty: ranks the texts of a beam search; add --beam N"),
     ],
 )

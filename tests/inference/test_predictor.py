@@ -109,7 +109,7 @@ def test_a_package_that_is_not_trusted_is_not_imported(counting, options, capsys
 
 
 @pytest.mark.parametrize(
-    ("task", "said"), [("outside.PACKAGE", "is no Predictor"), ("outside.gone.Task", "outside.gone")]
+    ("task", "said"), [("outside.PACKAGE", "is not a Predictor"), ("outside.gone.Task", "outside.gone")]
 )
 def test_a_task_without_a_predictor_is_a_line(counting, task, said, capsys):
     hostile_files.about(task=task)(Path(counting))

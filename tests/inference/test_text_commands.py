@@ -130,7 +130,7 @@ def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     options = ["--beam", "2", "--trace", "./results.txt", "--out", "results.txt"]
     status, _, (line,) = vlm("translation", "translate", "--text", "a red circle", *options)
-    assert status == 2 and line == "error: --trace ./results.txt: is the file of --out, too; choose another"
+    assert status == 2 and line == "error: --trace ./results.txt: is also the file of --out; choose another"
     assert not list(tmp_path.iterdir())
 
 

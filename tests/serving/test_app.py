@@ -57,9 +57,9 @@ def test_images_come_in_any_form(truth):
         ({"content": bytes(100_001)}, 413, "the body has more than 100,000 bytes"),
         ({"json": {"images": []}}, 422, "0 inputs in a request; send 1 to 64"),
         ({"json": {"images": ["AA=="] * 65}}, 422, "65 inputs in a request"),
-        ({"json": {"images": [3]}}, 400, "the body is no JSON such as"),
-        ({"json": ["AA=="]}, 400, "the body is no JSON such as"),
-        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON such as"),
+        ({"json": {"images": [3]}}, 400, "the body is not JSON such as"),
+        ({"json": ["AA=="]}, 400, "the body is not JSON such as"),
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is not JSON such as"),
         ({"files": [("a", ("a", b"x")), ("b", ("b", b"x"))]}, 400, "image 1: damaged"),
         ({"json": {"image": "AA==", "tpo": 3}}, 422, "tpo: unknown to captioning"),
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "boundary"),
@@ -135,11 +135,11 @@ def test_texts_and_classes():
     assert len(http.post("/predict", json={"texts": ["a red circle", "a"]}).json()["results"]) == 2
     for wrong in ({"texts": "a red circle"}, {"texts": {"a": 1}}, {"text": ["a", "b"]}, {"text": 3}):
         answer = http.post("/predict", json=wrong)
-        assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is no JSON such as")
+        assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is not JSON such as")
     for body in ({"content": b"\xff\xfe"}, {"content": b'{"text": "\\ud800"}'}):
         headers = {"Content-Type": "application/json"} if b"ud800" in body.get("content", b"") else {}
         answer = http.post("/predict", **body, headers=headers)
-        assert answer.status_code == 400 and answer.json()["detail"] == "text 1: is no text in UTF-8"
+        assert answer.status_code == 400 and answer.json()["detail"] == "text 1: is not UTF-8"
 
 
 @pytest.fixture(scope="module")

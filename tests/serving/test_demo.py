@@ -300,7 +300,7 @@ def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
     hostile = {"data": [{"path": "http://a.b/", "meta": {"_type": "gradio.FileData"}}]}
     assert asked(guarded, join, json.dumps(hostile).encode())[:2] == (
         422,
-        '{"detail":"the request is none of this page"}',
+        '{"detail":"this page sends no such request"}',
     )
     assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
     assert asked(guarded, join, body)[0] == 429

@@ -88,7 +88,7 @@ def test_a_photo_is_captioned(http):
     ("data", "line"),
     [
         (["data:;base64,AAAA", *OPTIONS], "photo: damaged, or not an image of a known format"),
-        (["data:;base64,A", *OPTIONS], "photo: did not come whole"),
+        (["data:;base64,A", *OPTIONS], "photo: is incomplete"),
         (["data:;base64,", *OPTIONS], "photo: the file is empty"),
         (["large:999999", *OPTIONS], "photo: is too large; 100,000 bytes are the most"),
         (["example:0", *OPTIONS], "photo: the file is empty"),
@@ -152,7 +152,7 @@ def test_a_text_streams_and_hostile_ones_are_lines():
         pieces = answers(http, "A large", "greedy", 4, 1.0, 0, 32)
         assert len(pieces) > 8 and "A large" in pieces[-1] and len(pieces[-1]) > len(pieces[0])
         assert "characters; 20,000 are the most" in answers(http, "x" * 20_001, "greedy", 4, 1.0, 0, 32)[-1]
-        assert "is no text in UTF-8" in answers(http, "\ud800", "greedy", 4, 1.0, 0, 32)[-1]
+        assert "is not UTF-8" in answers(http, "\ud800", "greedy", 4, 1.0, 0, 32)[-1]
 
 
 def test_a_client_may_not_ask_without_end():

@@ -95,7 +95,7 @@ def test_one_bad_input_keeps_no_other_from_its_answer():
     results = client(tiny("masked_language_modeling")).post("/predict", content=body, headers=JSON)
     good, bad, broken, other = results.json()["results"]
     assert good["text"] and other["text"] and bad["error"].startswith("no gap: has no [MASK]")
-    assert broken == {"error": "text 3: is no text in UTF-8"}
+    assert broken == {"error": "text 3: is not UTF-8"}
     form = [("image", PHOTOS[0]), ("image", b"no image"), ("image", PHOTOS[1])]
     answer = client().post("/predict", files=form)
     assert answer.status_code == 200

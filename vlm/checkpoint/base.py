@@ -35,7 +35,7 @@ def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Ten
     else:
         loaded = read_file(path)
         if ADAPTERS in loaded["vlm"]:
-            raise UserError(f"{path}: holds adapters alone, and can be no base; vlm import {path} --out whole.ckpt")
+            raise UserError(f"{path}: holds only adapters and cannot be a base; vlm import {path} --out whole.ckpt")
         stored = weights(loaded)
         head, fitting = best(stored, inner.state_dict(), part)
         tensors = {name: stored[head + name] for name in fitting}

@@ -107,8 +107,8 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
     number = {name: number for number, name in RESAMPLINGS.items()}[preprocess.interpolation]
     if preprocess.resize == "pad":
         raise UserError(
-            "data.preprocess.resize: pad, with a grey border, is done by no processor of Hugging Face; export --to "
-            "safetensors"
+            "data.preprocess.resize: pad, with a grey border, has no equivalent among Hugging Face's processors; "
+            "export --to safetensors"
         )
     shorter = preprocess.resize.startswith("crop")
     crops, size = shorter or inner != side, {"height": inner, "width": inner}

@@ -35,7 +35,7 @@ def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
         return Path(text)
     named = text.removeprefix(PREFIX)
     if not _NAME.fullmatch(named):
-        raise UserError(f"{text}: is no model of the hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
+        raise UserError(f"{text}: is not a model of the hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
     name, _, revision = named.partition("@")
     try:
         import huggingface_hub

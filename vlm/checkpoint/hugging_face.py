@@ -90,8 +90,8 @@ def _in_a_line(folder: Folder) -> Iterator[None]:
     except Exception as fault:  # sizes that are each in range may break a constructor together
         reason = (str(fault).strip().splitlines() or [""])[0][:200]
         raise UserError(
-            f"{folder.config.file}: describes no model of ours ({type(fault).__name__}: {reason}); choose another "
-            "folder"
+            f"{folder.config.file}: does not describe a supported model ({type(fault).__name__}: {reason}); "
+            "choose another folder"
         ) from fault
 
 

@@ -57,12 +57,12 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
             ) from fault
     else:
         raise UserError(
-            f"the checkpoint names {name!r}, which is no model class of vlm; if you trust its author, "
+            f"the checkpoint names {name!r}, which is not a model class of vlm; if you trust its author, "
             "use --trust PACKAGE"
         )
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == module.__name__):
-        raise UserError(f"the checkpoint names {name!r}, which is no module class; use another checkpoint")
+        raise UserError(f"the checkpoint names {name!r}, which is not a module class; use another checkpoint")
     return kind
 
 

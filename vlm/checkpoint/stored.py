@@ -53,7 +53,7 @@ def thaw(stored: Any) -> Config:
         raise UserError(f"{fault}; use another checkpoint") from fault
     kinds = {"seed": int, "name": str, "runs": str, "task_name": str} | dict.fromkeys(GROUPS, dict)
     if wrong := [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]:
-        raise UserError(f"the checkpoint's config is none of vlm ({', '.join(wrong)}); use another checkpoint")
+        raise UserError(f"the checkpoint's config is not one of vlm ({', '.join(wrong)}); use another checkpoint")
     # Of both: an interpolation may put into a place what it takes from another.
     if faults := list(dict.fromkeys([*_faults(tree, ""), *_faults(config, "")])):
         raise UserError(
@@ -82,7 +82,7 @@ def interpolated(stored: Any) -> dict[str, Any]:
                 put(tree, target, text)
         return tree
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
-        raise UserError("the checkpoint's config is none of vlm; use another checkpoint") from fault
+        raise UserError("the checkpoint's config is not one of vlm; use another checkpoint") from fault
 
 
 def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any) -> str | None:

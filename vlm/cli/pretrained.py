@@ -23,7 +23,7 @@ def import_folder(
     place = locate(folder)
     published = is_published(place)
     if not published and not place.is_file():
-        raise UserError(f"{folder}: is no folder of Hugging Face, it has no config.json; give one that has")
+        raise UserError(f"{folder}: is not a Hugging Face folder: it has no config.json; give one that has")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
     checkpoint = from_folder(opened(place)) if published else as_one(place, read(place))
     load_model(checkpoint)  # before anything is written

@@ -200,7 +200,7 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
     """
     replaced = [override for override in given if override.key_or_group in ("model", "model.path")]
     if swept := [override.input_line for override in replaced if override.is_sweep_override()]:
-        raise UserError(f"{swept[0]}: a model that is described elsewhere is swept over alone; give one at a time")
+        raise UserError(f"{swept[0]}: cannot be swept over; give one at a time")
     paths = [override.value() for override in replaced if override.key_or_group == "model.path"]
     path = paths[-1] if paths else None if OmegaConf.is_missing(tree.model, "path") else tree.model.path
     if not path:

@@ -43,7 +43,7 @@ def short(target: str) -> str:
         return target
     name = target.rpartition(".")[2]
     if len(modules().get(name, [])) != 1:
-        raise UserError(f"{target}: cannot stand in a checkpoint; name a class that no other module defines")
+        raise UserError(f"{target}: cannot be stored in a checkpoint; name a class that no other module defines")
     return name
 
 
@@ -57,5 +57,7 @@ def full(name: str) -> str:
     if len(candidates) == 1:
         return f"{candidates[0]}.{name}"
     if "." not in str(name) or str(name).startswith("vlm."):
-        raise UserError(f"the checkpoint names {name!r}, which is no class of this vlm; install the vlm that wrote it")
+        raise UserError(
+            f"the checkpoint names {name!r}, which this version of vlm does not have; install the vlm that wrote it"
+        )
     return str(name)

@@ -48,7 +48,7 @@ def find(name: Any) -> Callable[..., Any]:
     if not isinstance(name, str) or not _inside(name, _allowed):
         raise UserError(f"{name} may not be built; only {_listed()} may")
     if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
-        raise UserError(f"{name} is not the dotted name of something public")
+        raise UserError(f"{name} is not a public dotted name")
     if not _buildable(name):
         raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
     target = _import(name)

@@ -49,14 +49,14 @@ def resolve(tree: dict[str, Any]) -> Config:
     """Resolves the interpolations of a tree.
 
     Raises:
-        UserError: A value is missing (``???``), or an interpolation leads nowhere, goes in circles, is neither of a key
+        UserError: A value is missing (``???``), or an interpolation leads nowhere, is circular, is neither of a key
             nor of our formulas, or unfolds into more than a config needs.
     """
     resolution = _Resolution(tree)
     try:
         config = Config(resolution.value(tree, ""))
     except RecursionError as fault:
-        raise UserError("the config's interpolations are nested too deeply; use another") from fault
+        raise UserError("the config's interpolations are nested too deeply; use another config") from fault
     if resolution.missing:
         raise UserError("\n".join(f"{key}: has no value; give {key}=VALUE" for key in sorted(resolution.missing)))
     config.tree = tree
@@ -115,7 +115,7 @@ class _Resolution:
             return MISSING
         for term, value in zip(terms, values, strict=True):
             if not isinstance(value, int | float):
-                raise UserError(f"{term.strip('${}')}: {value!r:.80} is no number, and {key} is computed of it")
+                raise UserError(f"{term.strip('${}')}: {value!r:.80} is not a number, but {key} is computed from it")
         try:
             return FORMULAS[match["formula"]](*values)
         except TypeError as fault:
@@ -123,7 +123,7 @@ class _Resolution:
 
     def _at(self, source: str, key: str) -> Any:
         if source in self.open or len(self.open) > MAX_DEPTH:
-            raise UserError(f"{key}: the interpolation of {source:.80} goes in circles")
+            raise UserError(f"{key}: the interpolation of {source:.80} is circular")
         try:
             node, rest = reach(self.tree, source)
         except KeyError as fault:
@@ -136,7 +136,7 @@ class _Resolution:
     def _spend(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise UserError("the config's interpolations unfold into more than a config needs; use another")
+            raise UserError("the config's interpolations expand to too many values; use another config")
 
 
 def _joined(text: str, rest: list[str], source: str, key: str) -> str:

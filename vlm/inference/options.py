@@ -203,7 +203,7 @@ class DecodingOptions:
             it.beam = 1
         drawn = draws and it.beam == 1 if it.sample is None else it.sample
         if drawing and not drawn:
-            raise UserError(f"--{drawing[0].replace('_', '-')}: is of tokens that are drawn; add --sample")
+            raise UserError(f"--{drawing[0].replace('_', '-')}: applies to sampling alone; add --sample")
         if penalised and it.beam == 1:
             raise UserError("--length-penalty: ranks the texts of a beam search; add --beam N, more than 1")
         return it

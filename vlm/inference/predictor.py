@@ -278,14 +278,14 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
         return resolve(TASKS[task].predictor)
     module, _, name = task.rpartition(".")
     if trust is None or not f"{module}.".startswith(f"{trust}."):
-        raise UserError(f"{path}: its task {task!r} is none of vlm; if you trust its author, use --trust PACKAGE")
+        raise UserError(f"{path}: its task {task!r} is not one of vlm's; if you trust its author, use --trust PACKAGE")
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError as fault:
         raise UserError(f"--trust {trust}: {fault}; install the package that the checkpoint needs") from fault
     kind = getattr(kind, "predictor", kind)
     if not (isinstance(kind, type) and issubclass(kind, Predictor)):
-        raise UserError(f"{path}: its task {task} is no Predictor and names none as its `predictor`")
+        raise UserError(f"{path}: its task {task} is not a Predictor, nor is its attribute `predictor`")
     return kind
 
 

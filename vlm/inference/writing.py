@@ -238,7 +238,7 @@ class Trace(Output):
         if path is not None and predictor.searching(options).beam == 1:
             raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
         if path is not None and out is not None and os.path.realpath(path) == os.path.realpath(out):
-            raise UserError(f"--trace {path}: is the file of --out, too; choose another")
+            raise UserError(f"--trace {path}: is also the file of --out; choose another")
         super().__init__(path, option="--trace", inputs=inputs)
         self.predictor = predictor
         self.trees: dict[str, Any] | None = None if path is None else {}

@@ -122,4 +122,4 @@ class Bodies:
 
 
 def _no_room() -> HTTPException:
-    return HTTPException(503, "too many bodies come in at once; try again in a moment", {"Retry-After": "1"})
+    return HTTPException(503, "too many requests are being received; try again in a moment", {"Retry-After": "1"})

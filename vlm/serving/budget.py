@@ -40,7 +40,7 @@ class Budget:
                 await turn
             yield
         except TimeoutError as fault:
-            raise HTTPException(503, "too much waits to be read; try again", {"Retry-After": "1"}) from fault
+            raise HTTPException(503, "too many inputs wait to be read; try again", {"Retry-After": "1"}) from fault
         finally:
             if not turn.cancelled():
                 self.used -= amount

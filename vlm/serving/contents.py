@@ -105,7 +105,7 @@ class Contents:
                 raise KeyError(main)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
             example = f'{{"{main}s": [...]}}, images in base64'
-            raise HTTPException(400, f"the body is no JSON such as {example}") from fault
+            raise HTTPException(400, f"the body is not JSON such as {example}") from fault
 
     def _add_value(self, name: str, value: Any) -> None:
         kind = INPUTS.get(name)

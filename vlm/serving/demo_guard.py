@@ -90,7 +90,7 @@ class Guard:
             self._count((scope.get("client") or ("", 0))[0])
         async with self.bodies.read(headers, receive) as body:
             if path == ASKS and not await asyncio.to_thread(_is_plain, body):
-                raise HTTPException(422, "the request is none of this page")
+                raise HTTPException(422, "this page sends no such request")
             return _replayed(bytes(body), receive)
 
     async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:

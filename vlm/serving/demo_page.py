@@ -94,7 +94,7 @@ class Page:
         try:
             return load_image(base64.b64decode(content.partition(",")[2], validate=True))
         except ValueError as fault:
-            raise UserError(f"{name}: did not come whole; try again") from fault
+            raise UserError(f"{name}: is incomplete; try again") from fault
         except ImageError as fault:
             raise UserError(str(fault).replace("<bytes>", name, 1)) from fault
 
@@ -107,7 +107,7 @@ class Page:
         try:
             text.encode()
         except UnicodeEncodeError as fault:
-            raise UserError(f"{label}: is no text in UTF-8") from fault
+            raise UserError(f"{label}: is not UTF-8") from fault
         return text
 
     def blocks(self) -> gr.Blocks:

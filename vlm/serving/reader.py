@@ -185,7 +185,7 @@ class Reader:
             text = content.decode() if isinstance(content, bytes) else content
             text.encode()  # halves of surrogate pairs, which JSON can say, are not text
         except UnicodeError:
-            return "", UserError(f"text {place}: is no text in UTF-8", 1)
+            return "", UserError(f"text {place}: is not UTF-8", 1)
         if isinstance(self.predictor, Tagger | SpanAnswerer):
             questions = max(1, len(as_list(getattr(options, "question", ""))))  # each reads the text once more
             count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len // questions

@@ -96,7 +96,7 @@ class Data(L.LightningDataModule):
         readable = (name for name in self.source.splits if name != "test" or self._test)
         splits = {name: self.source.split(name) for name in readable}
         if "train" not in splits:
-            raise UserError(f"data: has no samples of train, only of {' and '.join(splits)}; give some to learn from")
+            raise UserError(f"data: has no training samples, only {' and '.join(splits)}; add some")
         train = splits["train"]
         if "val" not in splits:
             held = validation(*self._names_and_labels(train), self.seed, skipped=self.source.skipped)

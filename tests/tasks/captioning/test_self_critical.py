@@ -146,7 +146,7 @@ def test_weights_in_parts_are_refused() -> None:
         (["task.reward=cider"], "name one that captions by model.init_from=RUN"),
         (
             [*STARTED, "task.reward=cider", "task.label_smoothing=0.1"],
-            "task.label_smoothing: has no part in training on",
+            "task.label_smoothing: cannot be combined with",
         ),
         ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
         ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),

@@ -170,7 +170,7 @@ def test_a_shard_whose_bytes_do_not_come_leaves_no_file(shards, tmp_path, monkey
     [
         (["0000.tar"], "give --out DIR"),
         (["0000.tar", "--out", "out", "--format", "csv"], "choose jsonl or parquet"),
-        (["0000.tar", "photo.png", "--out", "out"], "photo.png: is no .tar"),
+        (["0000.tar", "photo.png", "--out", "out"], "photo.png: is not a .tar"),
         (["0000.tar", "copy/0000.tar", "--out", "out"], "would share 0000.jsonl"),
         (["*.gone.tar", "--out", "out"], "there is no such shard"),
         (["s4://bucket/0000.tar", "--out", "out"], "is not in a supported store"),

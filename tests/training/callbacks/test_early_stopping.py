@@ -75,7 +75,7 @@ def test_a_run_that_learns_nothing_ends_and_stays_ended(tmp_path, capsys) -> Non
     stop = ["patience=2", "min_gain=1000"]
     stuck = ["callbacks=early_stopping", *(f"callbacks.early_stopping.{one}" for one in stop), "trainer.max_epochs=9"]
     assert main([*arguments, *stuck, f"runs={tmp_path}", "callbacks.progress=null"]) == 0
-    assert "stopped early: val/loss gained nothing in 2 validations" in capsys.readouterr().out
+    assert "stopped early: val/loss did not improve in 2 validations" in capsys.readouterr().out
     folder = only_run(tmp_path)
 
     def epochs() -> int:

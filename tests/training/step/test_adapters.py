@@ -190,7 +190,7 @@ def test_a_model_of_ours_is_adapted(tmp_path, capfd):
     changed = {name.split(".")[-2] for name in after if not torch.equal(after[name], before[name])}
     assert changed == {"qkv", "q", "kv", "proj"}
     assert main([*COMMON, *SHORT, *LORA, f"model.init_from={path}", f"runs={tmp_path / 'third'}"]) == 2
-    assert f"{path}: holds adapters alone, and can be no base; vlm import" in capfd.readouterr().err
+    assert f"{path}: holds only adapters and cannot be a base; vlm import" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def _left_over(paths: Sequence[str], records: Records, *, results: int, attentio
         UserError: There is nothing that can be gone on with.
     """
     if records.output.path is None or records.form == "html":
-        raise UserError("--continue needs --out FILE, in text, jsonl or csv: there it goes on")
+        raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
     columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
     columns += ["attention"] if attention else []
     has = begun(records.output.path, form=records.form, columns=columns, paths=paths, results=results)

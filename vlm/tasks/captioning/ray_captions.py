@@ -71,7 +71,7 @@ def _told(ray: Any, ended: Any, tar: str) -> int:
         raise
     except ray.exceptions.RayError as fault:
         line = str(fault).strip().splitlines()[0]
-        print_error(f"{tar}: failed on {RETRIES + 1} workers ({line}); give the command again")
+        print_error(f"{tar}: failed on {RETRIES + 1} workers ({line}); run the command again")
         return 1
     if isinstance(bad, UserError):
         raise bad

@@ -48,7 +48,7 @@ class SelfCritical:
 
     def __init__(self, task: ImageTextTask, reward: str | Mapping[str, float], *, samples: int) -> None:
         if task.label_smoothing:
-            raise UserError("task.label_smoothing: has no part in training on task.reward; leave one of them out")
+            raise UserError("task.label_smoothing: cannot be combined with task.reward; leave one of them out")
         if task.tokenizer.languages:
             raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
         self.task, self.samples = task, samples

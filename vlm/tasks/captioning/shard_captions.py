@@ -52,7 +52,7 @@ class Member:
         try:
             data = storage.read_span(self.shard.path, self.shard.index.span(self.at))
         except OSError as fault:
-            raise Unreadable(f"{path}: cannot be read ({fault.strerror or fault}); give the command again") from fault
+            raise Unreadable(f"{path}: cannot be read ({fault.strerror or fault}); run the command again") from fault
         except ValueError as fault:
             raise ImageError(f"{path}: {fault}") from fault
         return load_image(data, path)
@@ -186,7 +186,7 @@ def _expanded(tars: Sequence[str]) -> list[str]:
     shards: dict[str, None] = {}
     for pattern in map(storage.local, tars):
         if not pattern.endswith(".tar"):
-            raise UserError(f"{pattern}: is no .tar, beside others that are; give shards alone, or images alone")
+            raise UserError(f"{pattern}: is not a .tar, but others are; give shards alone, or images alone")
         try:
             files = storage.expand(pattern)
         except (ValueError, OSError) as fault:

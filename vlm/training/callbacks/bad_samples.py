@@ -66,7 +66,7 @@ class BadSamples(L.Callback):
             listed = "; ".join(list(self.reasons.values())[:LISTED])
             raise SharedError(
                 f"{self._count(trainer)} could not be read, more than callbacks.bad_samples.limit={self.limit:g} "
-                f"allows; mend or remove them, or raise it:\n{listed}",
+                f"allows; fix or remove them, or raise it:\n{listed}",
                 1,
             )
 

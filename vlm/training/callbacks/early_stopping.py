@@ -51,4 +51,4 @@ class EarlyStopping(L.Callback):
             return
         trainer.should_stop = True
         if trainer.is_global_zero:
-            print(f"\nstopped early: {self.monitor} gained nothing in {self.waited} validations", flush=True)
+            print(f"\nstopped early: {self.monitor} did not improve in {self.waited} validations", flush=True)

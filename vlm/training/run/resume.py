@@ -37,7 +37,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
     if "optimizer_states" not in loaded:
         last = path.with_name(NAMES[0])
         raise UserError(
-            f"resume={where}: {path.name} has no optimiser to go on with; "
+            f"resume={where}: {path.name} has no optimiser state to resume from; "
             f"{f'resume {last}' if last.is_file() else f'give the {last.name} of a run, or a run'}"
         )
     with refusing(path):

@@ -144,7 +144,7 @@ def compiles(config: dict[str, Any]) -> bool:
     if lacking and chosen:
         raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
     if lacking and is_rank_zero():
-        print(f"not compiled: there is no {lacking}; compile=false if that is as it should be", flush=True)
+        print(f"not compiled: there is no {lacking}; compile=false hides this line", flush=True)
     return lacking is None
 
 

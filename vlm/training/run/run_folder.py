@@ -121,7 +121,9 @@ def check_same_run(folder: Path, config: Config) -> None:
     if folder.resolve() in _locks:  # to close the file would unlock it; it was compared before
         return
     if not path.is_file():
-        raise UserError(f"{folder}: is no run's folder, it has no {CONFIG}; resume a checkpoint where its run left it")
+        raise UserError(
+            f"{folder}: is not a run's folder: it has no {CONFIG}; resume a checkpoint where its run left it"
+        )
     try:
         own = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_content(own)
