@@ -18,6 +18,7 @@ from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLan
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.projector import LinearProjector, MLPProjector, ProjectedEncoder
 from vlm.models.several_images import SeveralImages
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
@@ -73,6 +74,8 @@ def backbone(name):
     return lambda: TimmEncoder(name=name, dim=D, image_size=32)
 
 
+SHUFFLED = {"context_dim": 7, "dim": D, "shuffle": 2, "bias": False}
+WIDE = {"context_dim": D, "dim": D}
 BUILDERS = {
     "ViT": [vit],
     "Decoder": [lambda: decoder(None)],
@@ -92,6 +95,11 @@ BUILDERS = {
         lambda: MaskedLanguageModel(encoder=text_encoder(), vocab_size=V, bias=True, transform="gelu")
     ],
     "Prefix": [lambda: Prefix(dim=D, context_dim=7, norm=True)],
+    "LinearProjector": [lambda: LinearProjector(context_dim=7, dim=D), lambda: LinearProjector(**SHUFFLED)],
+    "MLPProjector": [lambda: MLPProjector(context_dim=7, dim=D)],
+    "ProjectedEncoder": [
+        lambda: ProjectedEncoder(backbone=vit(class_token=True), projector=MLPProjector(**WIDE), dim=D, drop=1)
+    ],
     "VocabularyHead": [lambda: VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True, transform="gelu")],
     "TimmEncoder": [
         backbone("resnet10t"),
@@ -117,8 +125,8 @@ def models():
 
 def output(model):
     """What a model makes of random images, of tokens, or of both."""
-    if isinstance(model, Prefix):
-        return model(torch.randn(2, 5, 7))
+    if isinstance(model, Prefix | LinearProjector | MLPProjector):
+        return model(torch.randn(2, 16, 7))
     if isinstance(model, VocabularyHead):
         return model.parts(torch.randn(V, D)).logits(torch.randn(2, 5, D))
     if isinstance(model, MaskedLanguageModel):

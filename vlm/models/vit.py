@@ -24,6 +24,7 @@ class ViT(nn.Module):
         class_token: Whether to put a learned class token before the patches.
         distillation_token: Whether to add a second one after it (DeiT, Touvron et al. 2021); needs class_token.
         embed_norm: Whether to normalise patches before the first block, as CLIP does.
+        final_norm: Whether to normalise the states after the last block.
         positions: Position encoding of the patches, row by row; default learned vectors, initialised with sines and
             cosines of row and column.
         block: See BlockConfig.
@@ -31,7 +32,6 @@ class ViT(nn.Module):
         images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)² + number of extra tokens
     Raises:
         ValueError: patch_size does not divide image_size, or distillation_token is set without class_token.
-        ValueError: patch_size does not divide image_size, or there is a distillation token without a class token.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class ViT(nn.Module):
         class_token: bool = False,
         distillation_token: bool = False,
         embed_norm: bool = False,
+        final_norm: bool = True,
         positions: Positions | None = None,
         **block: Unpack[BlockOptions],
     ) -> None:
@@ -65,7 +66,7 @@ class ViT(nn.Module):
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # the model may be built on "meta"
         self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)
-        self.norm = config.make_final_norm()
+        self.norm = config.make_final_norm() if final_norm else nn.Identity()
         init_weights(self, dim=dim, branches=2 * depth)
 
     @property

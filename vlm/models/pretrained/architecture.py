@@ -30,6 +30,30 @@ class Model(NamedTuple):
     build: Callable[[Fields, Mapping[str, Spec]], Spec]
 
 
+@dataclass(frozen=True)
+class ImageText:
+    """How prompts of a model show an image.
+
+    Args:
+        id_name: Field of config.json with the id of the token that stands for a state.
+        before, after: What stands around the states of an image.
+        starts: Whether what the tokenizer puts before a text stands before a prompt.
+        form: A prompt, with IMAGE and "{}" for the instruction; None if a chat template says it.
+        caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
+    """
+
+    id_name: str
+    before: str = ""
+    after: str = ""
+    starts: bool = True
+    form: str | None = None
+    caption: str = "Describe this image in one sentence."
+    question: str = "{}"
+
+
+IMAGE = "<image>"  # stands in a prompt for the image, in a vocabulary for each of its states
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A model_type.
@@ -41,6 +65,8 @@ class Architecture:
         adjust: Change to all weights; of them and the names that a folder has.
         generation: Options of decoding, of config.json; by default generation_config.json has them.
         added: Pieces that its own code adds at the end of a vocabulary which lacks them.
+        renamed: Patterns of tensors' names in folders of other versions, with their names here.
+        image: How prompts show an image, for a model that reads images inside its text.
         export: A model of ours as one of theirs; None for a model that is of another kind.
     """
 
@@ -50,6 +76,8 @@ class Architecture:
     adjust: Callable[[WeightMap, Collection[str]], WeightMap] = lambda weights, stored: weights
     generation: Callable[[Fields], Fields] | None = None
     added: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    image: ImageText | None = None
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 

@@ -22,6 +22,7 @@ CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safe
 OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # names in folders converted long ago
 NEW_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 MOST_ENDS = 64
+TEXT_PARTS = ("decoder", "text_config")  # of config.json, what describes the decoder
 IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -76,7 +77,7 @@ class Folder:
         if self.architecture.generation is not None:
             return self.architecture.generation(self.config)
         stated = self.json(GENERATION)
-        inner = self.config.part("decoder").values if "decoder" in self.config else {}
+        inner = next((self.config.part(name).values for name in TEXT_PARTS if name in self.config), {})
         older = {**inner, **self.config.values}
         known = {name: older[name] for name in IDS if older.get(name) is not None}
         if stated is None or not stated.values:

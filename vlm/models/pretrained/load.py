@@ -4,6 +4,7 @@ Every shape is checked before anything is copied, and what is left over on eithe
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vlm.models.pretrained.folder import AT_ONCE, Folder
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import grid_side, sizes_built
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
+from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import regridded
 
@@ -67,6 +69,9 @@ def hugging_face_state(
     placed = _placed(model, folder)
     _refuse([fault for one in placed for fault in one.faults(folder, placed)])
     stored = folder.weights() if stored is None else stored
+    for pattern, new in folder.architecture.renamed:
+        for name in [*stored]:  # in place, since tensors leave `stored`
+            stored[re.sub(pattern, new, name)] = stored.pop(name)
     state, weights, faults = model.state_dict(), WeightMap(), list[str]()
     for one in placed:
         weights |= one.weights(stored)
@@ -179,6 +184,8 @@ def _placed(model: nn.Module, folder: Folder) -> list[_Placed]:
 def _place(model: nn.Module, place: str, part: Part, folder: Folder) -> _Placed:
     kind = part.stack.kind
     module, ours = (model, "") if isinstance(model, kind) else (getattr(model, place, None), f"{place}.")
+    if isinstance(module, ProjectedEncoder):
+        module, ours = module.backbone, f"{ours}backbone."
     if not isinstance(module, kind):
         has = f"its {place} is a {type(module).__name__}" if module is not None else f"that has no {place}"
         raise UserError(

@@ -55,6 +55,7 @@ def _image_sizes(vit: ViT) -> dict[str, Any]:
         "class_token": vit.class_token is not None,
         "distillation_token": vit.distillation_token is not None,
         "stem": type(vit.patch_embed).__name__,
+        "final_norm": not isinstance(vit.norm, nn.Identity),
     }
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]

@@ -52,7 +52,8 @@ def arguments_of(stack: Stack, config: Fields) -> dict[str, Any]:
     """The arguments that a stack of ours is built with."""
     sizes = stack.arguments(config)
     sizes.pop("stem", None)  # of plain patches by default, as positions are learned
-    return {name: value for name, value in sizes.items() if (name, value) != ("positions", "learned")}
+    plain = {"positions": "learned", "final_norm": True}
+    return {name: value for name, value in sizes.items() if name not in plain or plain[name] != value}
 
 
 def _ratio(hidden: int, dim: int) -> float:

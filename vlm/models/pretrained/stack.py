@@ -47,6 +47,7 @@ IMAGE_SIZES: dict[str, Any] = {
     "class_token": True,
     "distillation_token": False,
     "stem": "PatchEmbed",
+    "final_norm": True,
 }
 LAYER = re.compile(r"\.(\d+)\.")
 

@@ -1,0 +1,84 @@
+"""Idefics3 (Laurençon et al. 2024), as the first SmolVLM is too: SigLIP's encoder, pixel shuffle, a Llama."""
+
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.models.pretrained.architecture import Architecture, ImageText, Model, Spec, spec_of
+from vlm.models.pretrained.architectures.llama import LLAMA
+from vlm.models.pretrained.architectures.llava import TEXT, VISION, head, inside, stack_of
+from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
+from vlm.models.pretrained.fields import Fields, flag, integer, square
+from vlm.models.pretrained.stack import Part, Weight
+
+SHUFFLE = integer("scale_factor", 2, high=64)
+AROUND = "<fake_token_around_image>"
+
+
+def bucketed(table: Tensor) -> Tensor:
+    """The rows of a table of positions that its own code takes for the cells of a whole image.
+
+    It divides a row or column by their number, in float32, and seeks the quotient among the cells' bounds; rounding
+    moves some cells to their neighbours' positions.
+    """
+    side = isqrt(len(table))
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    shares = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
+    cells = torch.bucketize(shares.clamp(max=1.0 - 1e-6), bounds, right=True)
+    return table[(cells[:, None] * side + cells).flatten()]
+
+
+IDEFICS3_VISION = replace(
+    SIGLIP_VISION,
+    model_type="idefics3_vision",
+    prefix="",
+    sizes={
+        **SIGLIP_VISION.sizes,
+        "dim": integer("hidden_size", 1152),
+        "num_heads": integer("num_attention_heads", 16),
+        "patch_size": square("patch_size", 32),
+    },
+    names={**SIGLIP_VISION.names, "positions.weight": Weight(("embeddings.position_embedding.weight",), bucketed)},
+)
+
+
+def vision(config: Fields) -> Part:
+    """The encoder.
+
+    Raises:
+        UserError: Squares of its states cannot be joined to one.
+    """
+    inner = config.part("vision_config")
+    sizes = IDEFICS3_VISION.arguments(inner)
+    if sizes["image_size"] // sizes["patch_size"] % (joined := config.read(SHUFFLE)):
+        cells = f"{sizes['image_size'] // sizes['patch_size']} patches a side"
+        raise config.fault(SHUFFLE.name, f"{joined} does not divide {cells}")
+    return Part(IDEFICS3_VISION, inner, VISION)
+
+
+def text(config: Fields) -> Part:
+    """The decoder; the model's own config says whether its embedding is the head too."""
+    inner = config.part("text_config")
+    tied = flag("tie_word_embeddings", False)
+    return Part(stack_of(inner, LLAMA), inner | {tied.name: config.read(tied)}, TEXT)
+
+
+def shuffled(config: Fields, widths: dict[str, Any]) -> Spec:
+    return spec_of("LinearProjector", **widths, shuffle=config.read(SHUFFLE), bias=False)
+
+
+MODEL = Model("captioning", inside(shuffled, drop=lambda config: 0))
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": vision(config), "decoder": text(config)},
+    models={"Idefics3ForConditionalGeneration": MODEL},
+    heads=head({"fc": "model.connector.modality_projection.proj"}),
+    renamed=(
+        (r"^model\.vision_model\.", VISION),
+        (r"^model\.text_model\.", f"{TEXT}model."),
+        (r"^lm_head\.", f"{TEXT}lm_head."),
+    ),
+    image=ImageText("image_token_id", before=f"{AROUND}<global-img>", after=AROUND),
+)

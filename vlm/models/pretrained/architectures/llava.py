@@ -1,0 +1,119 @@
+"""LLaVA (Liu et al. 2023): CLIP's or SigLIP's encoder of images inside the text of a Llama or Qwen2, by an MLP.
+
+The base of all models that read images inside their text.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.pretrained.architecture import Architecture, ImageText, Model, Spec, spec_of
+from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION
+from vlm.models.pretrained.architectures.llama import LLAMA
+from vlm.models.pretrained.architectures.qwen2 import QWEN2
+from vlm.models.pretrained.architectures.qwen2 import part as qwen2_part
+from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
+from vlm.models.pretrained.fields import Fields, choice, flag, integer
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack
+
+VISION, TEXT = "vision_tower.", "language_model."
+# The same names in folders of the versions around 4.55, of which the head stands beside the model.
+RENAMED = (
+    (r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),
+    (r"^model\.language_model\.", f"{TEXT}model."),
+    (r"^lm_head\.", f"{TEXT}lm_head."),
+)
+DROPPED = {"default": 1, "full": 0}  # the first state, whatever it is
+LAYER = integer("vision_feature_layer", -2, -1000, 1000)
+
+
+def stack_of(config: Fields, *stacks: Stack) -> Stack:
+    """The stack that a part of config.json describes.
+
+    Raises:
+        UserError: It is none of these.
+    """
+    known = {stack.model_type: stack for stack in stacks}
+    held = str(config.values.get("model_type"))
+    if held not in known:
+        raise config.fault("model_type", f"where {' or '.join(known)} can be read")
+    return known[held]
+
+
+def without_norm(stack: Stack) -> Stack:
+    """A stack whose states leave the last block as they are."""
+    names = {name: other for name, other in stack.names.items() if name != "norm"}
+    return replace(stack, sizes={**stack.sizes, "final_norm": False}, names=names)
+
+
+def vision(config: Fields) -> Part:
+    """The encoder up to the layer whose states are read.
+
+    Raises:
+        UserError: There is no such layer.
+    """
+    inner = config.part("vision_config")
+    stack = without_norm(stack_of(inner, CLIP_VISION, SIGLIP_VISION))
+    depth, layer = inner.read(stack.sizes["depth"]), config.read(LAYER)
+    blocks = layer if layer >= 0 else depth + 1 + layer
+    if not 1 <= blocks <= depth:
+        raise config.fault(LAYER.name, f"which is none of {depth} layers")
+    return Part(stack, inner | {stack.sizes["depth"].name: blocks}, VISION)
+
+
+def text(config: Fields) -> Part:
+    """The decoder, which shares its embedding with the head if either part of config.json says so."""
+    inner = config.part("text_config")
+    stack = stack_of(inner, LLAMA, QWEN2)
+    tied = flag("tie_word_embeddings", False)
+    inner |= {tied.name: config.read(tied) or inner.read(tied)}
+    return (qwen2_part(stack, inner) if stack is QWEN2 else Part(stack, inner))._replace(prefix=TEXT)
+
+
+def inside(
+    projector: Callable[[Fields, dict[str, Any]], Spec], *, causal: bool = True, drop: Callable[[Fields], int]
+) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
+    """A model whose decoder reads the encoder's states inside its text.
+
+    Args:
+        projector: Its specification, of config.json and both widths.
+        causal: Whether what stands before an answer is.
+        drop: Number of first states that are left out.
+    """
+
+    def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+        decoder, backbone = parts["decoder"], parts["encoder"]
+        dim = decoder["args"]["dim"]
+        prefix = spec_of("Prefix", dim=dim, context_dim=dim, counted=True, causal=causal)
+        decoder["args"]["prefix"] = prefix
+        made = projector(config, {"context_dim": backbone["args"]["dim"], "dim": dim})
+        encoder = spec_of("ProjectedEncoder", backbone=backbone, projector=made, dim=dim, drop=drop(config))
+        return spec_of("VisionLanguageModel", encoder=encoder, decoder=decoder)
+
+    return build
+
+
+def mlp(config: Fields, widths: dict[str, Any]) -> Spec:
+    activation = config.read(choice("projector_hidden_act", "gelu", ACTIVATIONS))
+    bias = config.read(flag("multimodal_projector_bias", True))
+    return spec_of("MLPProjector", **widths, activation=activation, bias=bias)
+
+
+def dropped(config: Fields) -> int:
+    return config.read(choice("vision_feature_select_strategy", "default", DROPPED))
+
+
+def head(names: Names) -> Mapping[type, Callable[[Any], Names]]:
+    """The names of a projector's layers."""
+    named = {f"encoder.projector.{ours}": theirs for ours, theirs in names.items()}
+    return {VisionLanguageModel: lambda model: named}
+
+
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": vision(config), "decoder": text(config)},
+    models={"LlavaForConditionalGeneration": Model("captioning", inside(mlp, drop=dropped))},
+    heads=head({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
+    renamed=RENAMED,
+    image=ImageText("image_token_index"),
+)

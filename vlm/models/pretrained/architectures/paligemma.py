@@ -1,0 +1,48 @@
+"""PaliGemma (Beyer et al. 2024): SigLIP's encoder before the text of a Gemma; all that stands before an answer sees
+itself in both directions."""
+
+from dataclasses import replace
+from typing import Any
+
+from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, Spec, spec_of
+from vlm.models.pretrained.architectures.gemma import GEMMA
+from vlm.models.pretrained.architectures.llava import RENAMED, TEXT, VISION, head, inside, stack_of
+from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
+from vlm.models.pretrained.fields import Fields, flag
+from vlm.models.pretrained.stack import Part
+
+BOTH = "use_bidirectional_attention"
+GEMMA_TEXT = replace(GEMMA, needed={"attention_bias": False, BOTH: True})
+
+
+def text(config: Fields) -> Part:
+    """The decoder.
+
+    Raises:
+        UserError: It is another than Gemma, as in PaliGemma 2.
+    """
+    inner = config.part("text_config")
+    stated = inner if BOTH in inner else inner | {BOTH: True}
+    tied = flag("tie_word_embeddings", True)
+    stack_of(inner, GEMMA)
+    return Part(GEMMA_TEXT, stated | {tied.name: config.read(tied)}, TEXT)
+
+
+def linear(config: Fields, widths: dict[str, Any]) -> Spec:
+    return spec_of("LinearProjector", **widths)
+
+
+ARCHITECTURE = Architecture(
+    parts=lambda config: {
+        "encoder": Part(SIGLIP_VISION, config.part("vision_config"), VISION),
+        "decoder": text(config),
+    },
+    models={
+        "PaliGemmaForConditionalGeneration": Model("captioning", inside(linear, causal=False, drop=lambda config: 0))
+    },
+    heads=head({"fc": "multi_modal_projector.linear"}),
+    renamed=RENAMED,
+    image=ImageText(
+        "image_token_index", starts=False, form=f"{IMAGE}<bos>{{}}\n", caption="caption en", question="answer en {}"
+    ),
+)

@@ -1,0 +1,88 @@
+"""From an encoder's states to what a decoder reads inside its text."""
+
+from math import isqrt
+from typing import Literal
+
+from torch import Tensor, nn
+
+from vlm.errors import Count, Injected
+from vlm.models.context import Context
+from vlm.nn.blocks import ACTIVATIONS
+
+
+class LinearProjector(nn.Module):
+    """A linear layer, after squares of neighbouring states are joined to one (PaliGemma; pixel shuffle: Idefics3).
+
+    Args:
+        context_dim: Width C of the encoder's states.
+        dim: Width D of the decoder.
+        shuffle: Side of these squares; 1 for none.
+        bias: Whether the layer has biases.
+    Shapes:
+        states (B, S, C), row by row of a square grid if shuffle > 1 -> (B, S / shuffle², D)
+    """
+
+    def __init__(self, *, context_dim: Injected[int], dim: Count, shuffle: Count = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.shuffle = shuffle
+        self.fc = nn.Linear(context_dim * shuffle**2, dim, bias=bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.shuffle > 1:
+            side = isqrt(states.shape[1]) // self.shuffle
+            cells = states.unflatten(1, (side, self.shuffle, side, self.shuffle))  # (B, rows, i, columns, j, C)
+            states = cells.transpose(2, 3).flatten(3).flatten(1, 2)
+        return self.fc(states)
+
+
+class MLPProjector(nn.Module):
+    """Two linear layers with an activation between them (LLaVA 1.5: Liu et al. 2024).
+
+    Args:
+        activation: See BlockConfig.
+        others: See LinearProjector.
+    Shapes:
+        states (B, S, C) -> (B, S, D)
+    """
+
+    def __init__(
+        self,
+        *,
+        context_dim: Injected[int],
+        dim: Count,
+        activation: Literal["relu", "gelu", "gelu_tanh", "quick_gelu"] = "gelu",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.fc1, self.fc2 = nn.Linear(context_dim, dim, bias=bias), nn.Linear(dim, dim, bias=bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.fc2(self.activation(self.fc1(states)))
+
+
+class ProjectedEncoder(nn.Module):
+    """An encoder of images whose states a projector brings to the decoder's width.
+
+    Args:
+        backbone: Images (B, 3, H, W) -> Context, none of its states masked.
+        projector: Its states -> (B, S, D).
+        dim: Width D.
+        drop: Number of first states that are left out, such as a class token.
+    Shapes:
+        images (B, 3, H, W), normalised -> Context, states (B, S, D)
+    """
+
+    def __init__(self, *, backbone: nn.Module, projector: nn.Module, dim: Count, drop: int = 0) -> None:
+        super().__init__()
+        self.backbone, self.projector, self.dim, self.drop = backbone, projector, dim, drop
+
+    def forward(self, images: Tensor) -> Context:
+        return self.project(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """States of the backbone: images (B, 3, H, W) -> (B, S, C)."""
+        return self.backbone(images).states[:, self.drop :]
+
+    def project(self, features: Tensor) -> Context:
+        return Context(self.projector(features))
