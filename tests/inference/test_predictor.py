@@ -69,7 +69,8 @@ def test_a_command_has_the_options_of_its_groups(command, capsys):
     said = capsys.readouterr().out
     for option in ("--checkpoint", "--format", "--batch-size", "--trust"):
         assert option in said
-    assert ("--no-repeat-ngram" in said) == ("--greedy" in said) == (command in ("caption", "generate", "translate"))
+    writes = command in ("answer", "caption", "generate", "translate")
+    assert ("--no-repeat-ngram" in said) == ("--greedy" in said) == writes
 
 
 @pytest.fixture

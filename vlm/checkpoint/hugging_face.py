@@ -13,6 +13,8 @@ from vlm.checkpoint.verify import check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.library import JsonTokenizer
+from vlm.data.text.prompt_form import read_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, class_names
@@ -21,6 +23,7 @@ from vlm.models.pretrained.load import hugging_face_state
 from vlm.models.pretrained.specification import Specified, specify
 
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
+LONGEST_TEXT = 256  # tokens that a model writes after a prompt, by default
 WINDOW, STRIDE, LONGEST = 384, 128, 30  # tokens of a window, its step and the longest answer, where no file states them
 
 
@@ -112,12 +115,17 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
     tokenizer = _fitting_tokenizer(folder, texts)
     about["tokenizer"] = tokenizer.state()
     about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
+    if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
+        about["form"] = read_form(folder, tokenizer, _states(specified.model["args"]["encoder"])).state()
+        about["max_tokens"] = min(LONGEST_TEXT, about["max_tokens"])
     if place == "decoder":
         generation = folder.generation
         # Of an export of ours; the language says it.
         if [generation.values.get("forced_bos_token_id")] == tokenizer.begin():
             generation = generation | {"forced_bos_token_id": None}
-        about["decoding"] = decoding_defaults(generation, prompted=specified.task == "language_modeling")
+        about["decoding"] = decoding_defaults(
+            generation, prompted="form" in about or specified.task == "language_modeling"
+        )
         if more := folder.ends[1:]:
             about["decoding"]["ends"] = _known(more, tokenizer, folder)
     return about
@@ -129,6 +137,13 @@ def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
     if specified.parts.keys() != {"encoder"} or (specified.model is not None and not stated):
         return {}
     return {"task": "embedding", "model": specified.parts["encoder"], **stated}
+
+
+def _states(encoder: Spec) -> int:
+    """Number of states of an image."""
+    side = encoder["args"]["backbone"]["args"]["image_size"]
+    with torch.device("meta"):
+        return rebuild(encoder)(torch.empty(1, 3, side, side)).states.shape[1]
 
 
 def _known(ends: list[int], tokenizer: Tokenizer, folder: Folder) -> list[int]:

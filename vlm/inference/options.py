@@ -76,6 +76,14 @@ Question = Annotated[
     str | list[str],
     Option("Question about each input; may be repeated.", typed=list[str], beside="text", metavar="TEXT"),
 ]
+Prompt = Annotated[
+    str | list[str] | None,
+    Option(
+        "Another instruction, or with <image> in it the whole prompt, of a model that reads its images inside one.",
+        typed=list[str],
+        metavar="TEXT",
+    ),
+]
 Top = Annotated[int, Option("Classes of an input, the likeliest first.", least=1)]
 
 
@@ -336,6 +344,19 @@ def questions_of(question: str | Sequence[str]) -> list[str]:
         raise UserError(f"--question: {'is empty' if questions else 'missing'}; give a question, or several")
     refuse_undecoded(questions)
     return questions
+
+
+def prompt_of(prompt: str | Sequence[str] | None) -> str | None:
+    """The prompt of an option, if there is one.
+
+    Raises:
+        UserError: There are several.
+    """
+    prompts = [] if prompt is None else as_list(prompt)
+    if len(prompts) > 1:
+        raise UserError("--prompt: given more than once; this model takes one")
+    refuse_undecoded(prompts)
+    return next(iter(prompts), None)
 
 
 def refuse_undecoded(texts: Sequence[str]) -> None:

@@ -75,8 +75,9 @@ def _task(
 
 _RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
 _CAPTIONER = ("caption", CAPTION, "captioning.predict:Captioner")
+_ANSWERER = Command("answer", ANSWER, "vlm.tasks.image_questions.prompted:PromptedAnswerer")
 TASKS = {
-    "captioning": _task(*_CAPTIONER, function="vlm.tasks.captioning.predict:caption", like="captioning"),
+    "captioning": _task(*_CAPTIONER, _ANSWERER, function="vlm.tasks.captioning.predict:caption", like="captioning"),
     "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
     "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
     "embedding": Task(EMBEDDING),

@@ -181,7 +181,7 @@ def _write(writer: Writer, values: Values) -> Iterator[str]:
 def _shown(writer: Writer, source: Any, context: Context, text: Text) -> html.Written:
     words = word_probabilities(writer, context, text.tokens)
     lights = []
-    if isinstance(writer, Captioner):
+    if isinstance(writer, Captioner) and writer.form is None:
         reading = (writer.model, writer.tokenizer, writer.preprocess, source.to(writer.device))
         lights = [weights for _, weights in read_attention(*reading, text.tokens).words]
     return html.Written(text.logprob, text.confidence, words, lights)

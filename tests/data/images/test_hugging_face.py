@@ -49,7 +49,7 @@ def test_it_may_stand_beside_that_of_texts(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"image_processor_type": "LlavaImageProcessor"}, "LlavaImageProcessor is not supported"),
+        ({"image_processor_type": "FuyuImageProcessor"}, "FuyuImageProcessor is not supported"),
         ({"image_processor_type": "CLIPImageProcessor", "size": 20, "crop_size": 24}, "crops 24 pixels out of 20"),
         ({"image_processor_type": "DeiTImageProcessor", "size": 29, "crop_size": 24}, "crops 24 pixels out of 29"),
         ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "not square"),

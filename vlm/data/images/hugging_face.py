@@ -7,7 +7,7 @@ from typing import Any
 from vlm.data.images.image import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP, Preprocess
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
-from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
 
 FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # newer folders have it beside that of texts
@@ -16,14 +16,18 @@ IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.2
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 CROPPED = {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+FITTED = {"resample": 1, "size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}, **HALF}
 # Defaults of each kind of processor, for keys that a file omits.
 KINDS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224, **HALF},
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
     "CLIP": {**CROPPED, **OPENAI},
     "Bit": {**CROPPED, **OPENAI},
+    "Llava": {**CROPPED, **OPENAI},
     "Siglip": {"resample": 3, "size": 224, **HALF},
     "Blip": {"resample": 3, "size": 384, **OPENAI},
+    "Idefics3": FITTED,
+    "SmolVLM": FITTED,
 }
 
 
@@ -35,8 +39,8 @@ def read_preprocess(folder: Folder) -> Preprocess:
     """
     if own := folder.own("preprocess"):
         return Preprocess.from_state(own)
-    if "pretrained_cfg" in folder.config:
-        return _of_timm(folder.config.part("pretrained_cfg"))
+    if (model := folder.json(CONFIG)) is not None and "pretrained_cfg" in model:
+        return _of_timm(model.part("pretrained_cfg"))
     config, beside = folder.json(FILE), folder.json(BESIDE_TEXT)
     if config is None and beside is not None and "image_processor" in beside:
         config = beside.part("image_processor")
@@ -72,8 +76,31 @@ def _preprocess(config: Fields) -> Preprocess:
     rescale = values.read(number("rescale_factor", 1 / 255)) * 255
     if not values.read(flag("do_rescale", True)) or abs(rescale - 1) > 1e-3:
         raise ValueError("it does not scale pixels to [0, 1]")
+    if kind == "Llava" and values.read(flag("do_pad", False)):
+        raise ValueError("it pads images to squares")
+    sides = _fitted(values) if KINDS[kind] is FITTED else _sides(values, KINDS[kind])
+    normalized = values.read(flag("do_normalize", True))
+    mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
+    std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
+    interpolation = values.read(choice("resample", None, RESAMPLINGS))
+    try:
+        return Preprocess(**sides, mean=mean, std=std, interpolation=interpolation)
+    except UserError as fault:
+        raise ValueError(str(fault)) from fault
+
+
+def _fitted(values: Fields) -> dict[str, Any]:
+    """Sides of an image that is resized to a longer side, then to the square that the model reads."""
+    longest, shown = (
+        values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
+        for name in ("size", "max_image_size")
+    )
+    return {"image_size": shown, "resize": "squash", "longest_edge": longest}
+
+
+def _sides(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:
     # A plain number is the shorter side if that is the processor's default, else both sides.
-    shorter = isinstance(KINDS[kind]["size"], Mapping)
+    shorter = isinstance(kind["size"], Mapping)
     size, resize = _size(values, "size", "crop_down" if shorter else "squash")
     shown = size
     if values.read(flag("do_center_crop", False)):
@@ -82,15 +109,7 @@ def _preprocess(config: Fields) -> Preprocess:
             raise ValueError(f"it crops {shown} pixels out of {size}")
     elif resize == "crop_down":
         raise ValueError("its images are not square")
-    normalized = values.read(flag("do_normalize", True))
-    mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
-    std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
-    sides: dict[str, Any] = {"image_size": shown, "resize": resize, "crop": _share(shown, size)}
-    interpolation = values.read(choice("resample", None, RESAMPLINGS))
-    try:
-        return Preprocess(**sides, mean=mean, std=std, interpolation=interpolation)
-    except UserError as fault:
-        raise ValueError(str(fault)) from fault
+    return {"image_size": shown, "resize": resize, "crop": _share(shown, size)}
 
 
 def _share(shown: int, size: int) -> float:

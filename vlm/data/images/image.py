@@ -25,7 +25,7 @@ from PIL import (
 )
 
 from vlm.data.images.guard import guard
-from vlm.data.images.resize import square
+from vlm.data.images.resize import fitted, square
 from vlm.errors import Count, Range, UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
@@ -288,6 +288,7 @@ class Preprocess:
         interpolation: A name in `INTERPOLATIONS`, always antialiased. Default bicubic.
         crop: Share of the resized shorter side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256
             pixels.
+        longest_edge: Longer side that an image is resized to before, as Idefics3 does; None for no such step.
         default_mean, default_std: Used if mean and std are None and the encoder has none.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
@@ -304,6 +305,7 @@ class Preprocess:
         std: Sequence[float] | None = None,
         interpolation: str | None = None,
         crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
+        longest_edge: Count | None = None,
         default_mean: Sequence[float] = (0.5, 0.5, 0.5),
         default_std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
@@ -311,14 +313,20 @@ class Preprocess:
         self.resize = "crop" if resize is None else resize
         self.interpolation = "bicubic" if interpolation is None else interpolation
         self.crop = 1.0 if crop is None else crop
+        self.longest_edge = longest_edge
         check_geometry(image_size, self.resize, self.interpolation, self.crop)
+        if longest_edge is not None and not (type(longest_edge) is int and 1 <= longest_edge <= MAX_IMAGE_SIZE):
+            raise UserError(f"longest_edge={longest_edge!r} is invalid; it must be an integer up to {MAX_IMAGE_SIZE}")
         self.mean = _three("mean", default_mean if mean is None else mean)
         self.std = _three("std", default_std if std is None else std)
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r} is invalid; give numbers greater than 0")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
+        rgb = to_rgb(image)
+        if self.longest_edge is not None:
+            rgb = fitted(rgb, self.longest_edge, self.interpolation)
+        return square(rgb, self.image_size, self.resize, self.interpolation, self.crop)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
@@ -334,6 +342,7 @@ class Preprocess:
             "std": self.std,
             "interpolation": self.interpolation,
             "crop": self.crop,
+            **({} if self.longest_edge is None else {"longest_edge": self.longest_edge}),
         }
 
     @classmethod

@@ -55,6 +55,18 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str,
     return pixels[0, :, top : top + image_size, left : left + image_size].contiguous()
 
 
+def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
+    """An RGB image whose longer side has a length; its shorter one is rounded up to an even number, as Idefics3's is.
+
+    Args:
+        interpolation: Pillow's name of a filter, in lower case.
+    """
+    shorter = int(longest / (max(image.size) / min(image.size)))
+    shorter = max(1, shorter + shorter % 2)
+    size = (longest, shorter) if image.width >= image.height else (shorter, longest)
+    return image.resize(size, Image.Resampling[interpolation.upper()])
+
+
 def _resized(image: Image.Image, side: int) -> tuple[int, int]:
     """Width and height when the shorter side has this length, rounded like torchvision."""
     shorter = min(image.size)

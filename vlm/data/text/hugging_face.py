@@ -53,13 +53,16 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     if own := folder.own("tokenizer"):
         return tokenizer_from_state(own)
     added = () if ids is not None else folder.architecture.added
+    marked = ids is None and folder.architecture.image is not None  # special tokens stand in its prompts
     rows = None if ids is not None else _rows_of_weights(folder)
     ids = folder.special_ids if ids is None else ids
     try:
         if "auto_map" in (settings := _values(folder, "tokenizer_config.json") or {}):
             raise ValueError("it needs custom code (auto_map), which is never run")
         whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
-        if whole is not None and not _is_plain(whole):
+        if marked and whole is None:
+            raise ValueError("there is no tokenizer.json")
+        if whole is not None and (marked or not _is_plain(whole)):
             return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids))
         if whole is None and model is not None and not any(map(folder.has, PLAIN_FILES)):
             known = {name: id for name, id in ids.items() if id is not None}

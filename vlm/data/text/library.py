@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -57,6 +58,24 @@ class JsonTokenizer(SubwordTokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """The text as the file's decoder joins pieces; special and unused ids are skipped."""
         return self._library.decode([id for id in ids if self._row(id)[0]], skip_special_tokens=False)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens stand by their names, without begin and end."""
+        return self._marking.encode(text, add_special_tokens=False).ids
+
+    def marks(self, text: str) -> list[str]:
+        """The special tokens whose names stand in a text."""
+        return [name for name in self._special_names if name in text]
+
+    @cached_property
+    def _marking(self) -> Any:
+        from tokenizers import Tokenizer as Library
+
+        return Library.from_str(self._made.to_str())  # the other one is used from several threads as it is
+
+    @cached_property
+    def _special_names(self) -> list[str]:
+        return [token.content for token in self._made.get_added_tokens_decoder().values() if token.special]
 
     def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
         size = parts["size"]

@@ -59,6 +59,8 @@ class AttentionDrawing:
 
     def __init__(self, captioner: Any, named: str) -> None:
         self.captioner = captioner
+        if captioner.form is not None:
+            raise UserError(f"{named}: of an image inside a prompt there are no maps; leave it out for this model")
         blank = captioner.pixels(Image.new("RGB", (1, 1)))[None].to(captioner.device)
         self.missing = what_is_missing(captioner.model, normalized(captioner.model, captioner.preprocess, blank))
         if len(self.missing) > 1:

@@ -43,7 +43,8 @@ def word_probabilities(writer: Writer, context: Context, tokens: Sequence[int]) 
     """
     if not tokens:
         return []
-    read = torch.tensor([[writer.tokenizer.bos_id, *tokens[:-1]]], device=writer.device)
+    begin = writer.tokenizer.bos_id if context.begin is None else int(context.begin)
+    read = torch.tensor([[begin, *tokens[:-1]]], device=writer.device)
     hidden = writer.model.decoder(read, None, context)  # (1, L, D)
     logprobs = writer.model.head(hidden)[0].float().log_softmax(-1)  # (L, V)
     own = [row[token].item() for row, token in zip(logprobs, tokens, strict=True)]

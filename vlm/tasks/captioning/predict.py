@@ -1,19 +1,30 @@
 """Captioning images with a trained model, and the command `caption`, which keeps files beside the captions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
-from vlm.errors import UserError
+from vlm.data.text.prompt_form import PromptForm
+from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import ImageArguments
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import find_images, open_image
-from vlm.inference.options import ImageOptions, Language, ModelOptions, Option, OutputOptions, WritingOptions, refuse
+from vlm.inference.options import (
+    ImageOptions,
+    Language,
+    ModelOptions,
+    Option,
+    OutputOptions,
+    Prompt,
+    WritingOptions,
+    prompt_of,
+    refuse,
+)
 from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.text_predictor import TextPredictor
 from vlm.inference.use import Observer, write_results
@@ -21,8 +32,9 @@ from vlm.inference.writing import Trace, Writer
 from vlm.io.files import listed
 from vlm.io.output import Output, Records
 from vlm.io.resume_output import begun
-from vlm.models.context import Context
+from vlm.models.context import Context, interleaved
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+from vlm.models.pretrained.architecture import IMAGE
 from vlm.tasks.captioning.sidecars import Sidecars, without_sidecars
 
 
@@ -38,6 +50,7 @@ class CaptionOptions(WritingOptions, ImageOptions):
     """Options of captioning."""
 
     language: Language = None
+    prompt: Prompt = None
 
 
 class ImageTextPredictor(ImagePredictor, TextPredictor):
@@ -52,13 +65,84 @@ class ImageTextPredictor(ImagePredictor, TextPredictor):
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
 
-class Captioner(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narrower model than other writers
+class Prompted(NamedTuple):
+    """An image and the prompt that it stands in.
+
+    Args:
+        pixels: The image as the model reads it, uint8 (3, H, W).
+        tokens: The prompt, with PLACE for each state of the image.
+    """
+
+    pixels: Tensor
+    tokens: Sequence[int]
+
+
+class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narrower model than other writers
+    """A trained model that writes texts about images; arguments as in Predictor.
+
+    Attributes:
+        form: How its prompts are written; None for a model that reads images alone.
+    """
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.form = PromptForm(**about["form"]) if "form" in about else None
+
+    def prompted(self, pixels: Tensor, options: Any, question: str | None = None) -> Prompted:
+        """An image in its prompt.
+
+        Raises:
+            UserError: The prompt leaves no room for a text, or a question holds the name of a special token.
+        """
+        assert self.form is not None
+        tokenizer: Any = self.tokenizer
+        prompt = prompt_of(options.prompt)
+        for text in (prompt or "", question or ""):
+            named = [name for name in tokenizer.marks(text) if text is question or IMAGE not in text]
+            if named:
+                raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
+        tokens = self.form.ids(tokenizer, self.form.prompt(prompt, question))
+        most, room = self.searching(options).max_tokens or self.max_tokens, self.model.decoder.max_len
+        if len(tokens) + most > room:
+            raise UserError(
+                f"--prompt: has {len(tokens)} tokens with its image; with a text of {most} it has no room in the "
+                f"model's {room}; shorten it, or lower --max-tokens"
+            )
+        return Prompted(pixels, tokens)
+
+    def check_options(self, options: Any) -> None:
+        super().check_options(options)
+        if self.form is None and prompt_of(options.prompt) is not None:
+            raise UserError("--prompt: this model reads images alone; leave it out")
+
+    def encode(self, inputs: Sequence[Any]) -> Context:
+        if self.form is None:
+            return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
+        images = {id(one.pixels): one.pixels for one in inputs}  # those of several questions are encoded once
+        pixels = torch.stack(list(images.values())).to(self.device)
+        states = encode_pixels(self.model, self.preprocess, pixels).states  # (images, S, D)
+        places = {key: place for place, key in enumerate(images)}
+        order = torch.tensor([places[id(one.pixels)] for one in inputs], device=self.device)
+        return interleaved([one.tokens for one in inputs], states[order].flatten(0, 1))
+
+    def keys(self, inputs: Sequence[Any]) -> list[str]:
+        if self.form is None:
+            return image_keys(inputs)
+        keys = image_keys([one.pixels for one in inputs])
+        return [f"{key} {one.tokens}" for key, one in zip(keys, inputs, strict=True)]
+
+
+class Captioner(ImageWriter):
     """A trained captioning model, ready to use; arguments as in Predictor."""
 
     task = "captioning"
     fields: ClassVar[tuple[str, ...]] = ("image", "caption")
     names = ("image", "caption")
     options = CaptionOptions
+
+    def prepare(self, source: Any, options: Any) -> Any:
+        pixels = super().prepare(source, options)
+        return pixels if self.form is None else self.prompted(pixels, options)
 
     def attention(self, image: Any, options: CaptionOptions) -> Any:
         """A picture of where the model looked while it wrote each word of an image's caption.
@@ -74,12 +158,6 @@ class Captioner(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narro
         pixels = self.pixels(opened)
         ((_, texts),) = self.results([[pixels]], options)
         return AttentionPicture(texts[0], drawing.png(pixels, texts[0], drawing.view(opened)))
-
-    def encode(self, inputs: Sequence[Tensor]) -> Context:
-        return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
-
-    def keys(self, inputs: Sequence[Tensor]) -> list[str]:
-        return image_keys(inputs)
 
 
 @dataclass(kw_only=True)

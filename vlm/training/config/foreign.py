@@ -23,6 +23,11 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
     task = str(about["task"])
     if task == "embedding":
         raise UserError(f"{path}: holds an encoder alone, which no split scores; give a model with a head")
+    if "form" in about:
+        raise UserError(
+            f"{path}: reads its images inside prompts, which an evaluation does not write; caption the images with "
+            "`vlm caption --format jsonl --out FILE`, and compare with `vlm score`"
+        )
     if asked := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
         raise UserError(f"{asked[0]}: {path} holds a model for {task}; leave the override out")
     own = [text for text in overrides if not text.startswith("task=")]

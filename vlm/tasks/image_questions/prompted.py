@@ -1,0 +1,85 @@
+"""Answering questions about images with a model that reads them inside its prompts."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlm.errors import UserError
+from vlm.inference.arguments import ImageFileArguments
+from vlm.inference.inputs import open_image
+from vlm.inference.options import ImageOptions, Prompt, Question, WritingOptions, prompt_of, questions_of
+from vlm.inference.predictor import Rows, Watch
+from vlm.inference.writing import Text, one_or_list
+from vlm.tasks.captioning.predict import ImageWriter, Prompted
+
+Asked = tuple[Any, list[str]]  # an image and the questions about it
+
+
+@dataclass(kw_only=True)
+class PromptedQuestionOptions(WritingOptions, ImageOptions):
+    """Options of answering questions about images inside prompts."""
+
+    question: Question
+    prompt: Prompt = None
+
+
+class PromptedAnswerer(ImageWriter):
+    """Answers questions about each image, each in a prompt of its own; arguments as in Predictor."""
+
+    task = "captioning"
+    fields = ("image", "question", "answer")
+    names = ("image", "answer")
+    options = PromptedQuestionOptions
+    arguments = ImageFileArguments
+
+    def check_options(self, options: Any) -> None:
+        super().check_options(options)
+        if self.form is None:
+            raise UserError("this model writes captions and reads no questions; use `vlm caption`")
+        if (prompt := prompt_of(options.prompt)) is not None and "{}" not in prompt:
+            raise UserError("--prompt: has no {} for the question; put it where the question stands")
+
+    def sources(self, inputs: Sequence[Any], options: PromptedQuestionOptions) -> list[Asked]:
+        questions = questions_of(options.question)
+        return [(image, questions) for image in inputs]
+
+    def prepare(self, source: Asked, options: Any) -> list[Prompted]:
+        image, questions = source
+        pixels = self.pixels(open_image(image))
+        return [self.prompted(pixels, options, question) for question in questions]
+
+    def results(  # type: ignore[override]  # a list for each question of an image
+        self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None, trees: dict[int, Any] | None = None
+    ) -> Iterator[tuple[int, list[list[Text]]]]:
+        """The answers to the questions about each image, in their order, as soon as all are there."""
+        owners, missing, found = list[int](), dict[int, int](), dict[int, list[Text]]()
+
+        def prompts() -> Iterator[Sequence[Prompted] | None]:
+            for batch in batches:
+                for asked in batch or ():
+                    missing[len(missing)] = len(asked)
+                    owners.extend([len(missing) - 1] * len(asked))
+                yield None if batch is None else [prompt for asked in batch for prompt in asked]
+
+        seen = None if watch is None else lambda place, texts: watch(owners[place], texts)
+        for place, texts in super().results(prompts(), options, watch=seen, trees=trees):
+            found[place], owner = texts, owners[place]
+            missing[owner] -= 1
+            if not missing[owner]:
+                first = owners.index(owner)
+                yield owner, [found.pop(one) for one in range(first, first + owners.count(owner))]
+
+    def answer(self, result: list[list[Text]], options: Any) -> Any:  # type: ignore[override]
+        answers = [one_or_list(texts, options) for texts in result]
+        return answers[0] if isinstance(options.question, str) else answers
+
+    def name_of(self, source: Any) -> str:
+        return str(source[0])
+
+    def record(self, source: Asked, result: list[list[Text]], options: Any, *, form: str = "jsonl") -> Rows:
+        rows: list[Mapping[str, Any]] = []
+        for question, texts in zip(source[1], result, strict=True):
+            for row in super().record(source, texts, options, form=form):
+                image, *others = row.items()
+                rows.append(dict([image, ("question", question), *others]))
+        return rows
