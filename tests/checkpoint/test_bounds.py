@@ -54,7 +54,7 @@ def test_a_size_out_of_bounds_is_refused_in_a_line(stated, command, tmp_path, ca
     assert time.process_time() - started < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and f"{key}={value} is out of bounds" in line
+    assert line.startswith("error: ") and f"{key}: {value} is out of bounds" in line
 
 
 def source(target, **arguments):

@@ -24,8 +24,11 @@ BOUNDS = {
     **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
     **dict.fromkeys(("max_len", "max_tokens", "prompt_tokens", "batch_size", "eval_batch_size"), (1, 2**20)),
     **dict.fromkeys(("num_workers", "repeats", "num_nodes"), (0, 1024)),
-    **dict.fromkeys(("train_scenes", "val_scenes", "test_scenes"), (0, 10**8)),
-    **dict.fromkeys(("train_documents", "val_documents", "test_documents"), (0, 10**8)),
+    **{
+        f"{split}_{what}": (0, 10**7)  # their order is held in memory
+        for split in ("train", "val", "test")
+        for what in ("scenes", "documents", "pairs", "captions", "stories")
+    },
     **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
     **dict.fromkeys(("beam", "results"), (1, 1024)),
     "devices": (-1, 128),  # -1: all there are
@@ -108,21 +111,29 @@ def _check_leaf(value: Any) -> None:
         raise ValueError("a number is too large")
 
 
-def check_sizes(value: Any, path: str = "") -> None:
+def check_sizes(value: Any) -> None:
     """Checks all sizes in a specification before anything is built.
 
     Raises:
         ValueError: A size is out of range.
     """
+    for fault in out_of_bounds(value):
+        raise ValueError(fault)
+
+
+def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
+    """Yields a message for each size in a specification or config that is out of range, and for each huge integer."""
     children = (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     )
     for key, child in children:
         where = f"{path}.{key}" if path else str(key)
         bounds = BOUNDS.get(key) if isinstance(key, str) else None
-        if bounds and isinstance(child, int | float) and not bounds[0] <= child <= bounds[1]:
-            raise ValueError(f"{where}={child} is out of bounds, {bounds[0]} to {bounds[1]}")
-        check_sizes(child, where)
+        if isinstance(child, int) and child.bit_length() > 63:
+            yield f"{where}: the number is too large"
+        elif bounds and isinstance(child, int | float) and not bounds[0] <= child <= bounds[1]:
+            yield f"{where}: {child} is out of bounds, {bounds[0]} to {bounds[1]}"
+        yield from out_of_bounds(child, where)
 
 
 @contextmanager

@@ -58,8 +58,10 @@ def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
         return target(**kwargs)
     except Exception as error:
         # Named, not imported: it is Lightning's word for a setting that this machine cannot serve.
-        expected = isinstance(error, ValueError | OSError | ImportError)
-        if not expected and type(error).__name__ != "MisconfigurationException":
+        expected = type(error).__name__ == "MisconfigurationException"
+        # A TypeError of another package is one of a setting, whose annotation did not tell; ours is a fault.
+        theirs = (TypeError, OverflowError) if target.__module__.partition(".")[0] != "vlm" else ()
+        if not expected and not isinstance(error, (ValueError, OSError, ImportError, *theirs)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
         raise UserError(f"{path}: {reason}") from error

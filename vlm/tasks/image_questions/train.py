@@ -4,15 +4,16 @@ import shlex
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from vlm.data.batch import Batch
 from vlm.data.records import Question
-from vlm.errors import printable
+from vlm.errors import Count, printable
 from vlm.evaluation.report.sections import Section
 from vlm.models.context import Context
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.metrics import AnswerMetric
 from vlm.tasks.image_questions.predict import answer_questions
@@ -20,6 +21,7 @@ from vlm.tasks.image_questions.report import answer_sections
 from vlm.tasks.shared.image_text import ImageTextTask
 from vlm.tasks.shared.show import example_image
 from vlm.training.data_module import Data
+from vlm.training.step.task import TaskOptions
 
 READ = 20_000  # training images whose questions are read for the control that sees the question alone
 
@@ -36,8 +38,8 @@ class ImageQuestions(ImageTextTask):
     curves = ("accuracy",)
     written, segment = "questions", "question"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, model: VisionLanguageModel, max_tokens: Count, **options: Unpack[TaskOptions]) -> None:
+        super().__init__(model=model, max_tokens=max_tokens, **options)
         self.answers = AnswerMetric()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from vlm.models.flop import Work
 from vlm.tasks.photo_translation.predict import encode_with_photos
 from vlm.tasks.shared.show import example_image, image_shape
 from vlm.tasks.translation.metrics import TranslationMetric
-from vlm.tasks.translation.train import Translation
+from vlm.tasks.translation.train import Translation, TranslationOptions
 from vlm.training.data_module import Data
 
 
@@ -27,8 +27,8 @@ class PhotoTranslation(Translation):
     name = "photo_translation"
     model: TextAndImageToText
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, model: TextAndImageToText, **options: Unpack[TranslationOptions]) -> None:
+        super().__init__(model=model, **options)
         self.controls = nn.ModuleDict({name: TranslationMetric() for name in ("shuffled", "blank")})
 
     def work(self, batch: Batch) -> Work:

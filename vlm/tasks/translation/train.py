@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NotRequired, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ from vlm.tasks.translation.report import translation_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
+
+
+class TranslationOptions(TaskOptions):
+    """Arguments of Translation beside its model, for tasks that pass them on."""
+
+    max_tokens: Count
+    beam: NotRequired[Count]
+    length_penalty: NotRequired[float]
+    val_texts: NotRequired[Count | None]
 
 
 class Translation(Task):

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from vlm.config.check import check as check_nodes
 from vlm.config.check import product
 from vlm.config.target import find, limit, parameters
-from vlm.config.tree import Config, origins
-from vlm.config.types import fits, show
+from vlm.config.tree import Config, origins, select, walk
+from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
+from vlm.training.config.overrides import short_text
 
 Batches = Annotated[int | float | None, Range(0)]
 _FILLED_IN = Annotated[Any, INJECTED]
@@ -80,23 +81,48 @@ def check(config: Config, *, resolved: bool = True) -> None:
         resolved: False if the config's interpolations could not be resolved: only data and models that are for another
             task are reported.
     """
+    from vlm.checkpoint.verify import out_of_bounds  # torch loads with it
     from vlm.training.config.nodes import data_node, model_node
     from vlm.training.feature_cache import feature_faults
     from vlm.training.run.run import check_fit
 
+    _refuse(named_faults(config))
     if not resolved:
         _refuse(model_faults(config))
         return check_fit(config)
     nodes = {"data": data_node(config), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED)
-    faults = [*size_faults(nodes, ""), *model_faults(config), *feature_faults(config), *accumulation_faults(config)]
-    _refuse(origins(config.tree, [*faults, *reward_faults(config)]))
+    faults = [
+        *out_of_bounds(config),
+        *size_faults(nodes, ""),
+        *place_faults(config),
+        *model_faults(config),
+        *feature_faults(config),
+    ]
+    _refuse(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
 
 
 def _refuse(faults: list[str]) -> None:
     if faults:
         raise UserError("\n".join(faults))
+
+
+def named_faults(config: dict[str, Any]) -> list[str]:
+    """An error for each field, callback or logger that is not a node; the latter may be null."""
+    parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
+    return [
+        f"{key}.{name}: {short_text(node)} names nothing to build; give it a _target_"
+        for key, nodes in parts.items()
+        for name, node in (nodes or {}).items()
+        if not (isinstance(node, dict) and "_target_" in node) and (node is not None or key == "task.fields")
+    ]
+
+
+def place_faults(config: dict[str, Any]) -> list[str]:
+    """An error for each `init_from` of the model or of a part of it that is no path."""
+    places = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
+    return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in places if not fits(value, str | None)]
 
 
 def model_faults(config: dict[str, Any]) -> list[str]:
@@ -125,6 +151,17 @@ def reward_faults(config: dict[str, Any]) -> list[str]:
     if config["task"].get("reward") is None or start_places(config):
         return []
     return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
+
+
+def patch_faults(config: dict[str, Any]) -> list[str]:
+    """An error if images are smaller than a patch of the model."""
+    size = select(config, "data.preprocess.image_size")
+    patches = {key: value for key, value in walk(config["model"], "model") if key.endswith(".patch_size")}
+    return [
+        f"data.preprocess.image_size: {size} is smaller than {key}, {patch}; change one of them"
+        for key, patch in patches.items()
+        if isinstance(size, int) and isinstance(patch, int) and size < patch
+    ]
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:

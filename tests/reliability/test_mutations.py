@@ -1,0 +1,151 @@
+"""Random mutations of checkpoints, tables and overrides: each is used, or refused in a line, soon, in little memory."""
+
+import csv
+import io
+import json
+import random
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small import command
+
+from vlm.cli.main import run as vlm
+from vlm.config.compose import compose
+from vlm.config.tree import walk
+from vlm.training.config.check import check
+from vlm.training.run.fit import main
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "data" / "sample"
+VALUES = [None, True, "", "many", "1e9", [], [1, 2], {}, {"a": 1}, -1, 0, 3, 7, 0.5, 1e9, 10**9, 10**30, float("nan")]
+SECONDS, MEGABYTES = 5, 1000
+
+pytestmark = pytest.mark.slow
+
+
+def tried(function, argv, what, capfd):
+    """The exit status, after checking that the command ended soon, in little memory, and with at most one error."""
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    try:
+        status = function(argv)
+    except BaseException as fault:
+        pytest.fail(f"{what}: {fault!r}")
+    seconds = time.process_time() - started
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    output = capfd.readouterr()
+    errors = [line for line in output.err.splitlines() if line.startswith("error: ")]
+    assert status in (0, 1, 2), what
+    assert len(errors) == (status != 0) or "something would spoil a run" in output.out, (what, errors)
+    assert seconds < SECONDS and grown < MEGABYTES, (what, seconds, grown)
+    return status
+
+
+def places(value, path=()):
+    """The path of every value in nested dicts and lists."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+def changed(content, dice):
+    """What was changed in the content: a value that is another one, or is gone."""
+    *path, last = dice.choice([*places(content)])
+    part = content
+    for key in path:
+        part = part[key]
+    if isinstance(part, dict) and dice.random() < 0.2:
+        part.pop(last)
+        return f"without {'.'.join(map(str, [*path, last]))}"
+    part[last] = dice.choice(VALUES)
+    return f"{'.'.join(map(str, [*path, last]))}={part[last]!r}"
+
+
+def damaged(content, dice):
+    """The bytes cut, with some of them others, or with a part said twice."""
+    content, kind = bytearray(content), dice.randrange(3)
+    if kind == 0:
+        return content[: dice.randrange(len(content))]
+    if kind == 1:
+        for _ in range(dice.choice([1, 5, 100])):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        return content
+    start = dice.randrange(len(content))
+    return content[:start] + content[dice.randrange(len(content)) :]
+
+
+@pytest.mark.parametrize("kind", ["values", "bytes"])
+def test_any_checkpoint_is_used_or_refused(kind, tmp_path, capfd):
+    dice, statuses = random.Random(kind), []
+    whole = (SAMPLE / "captioner.ckpt").read_bytes()
+    for number in range(150):
+        path = tmp_path / f"{number}.ckpt"
+        if kind == "bytes":
+            path.write_bytes(damaged(whole, dice))
+            what = f"bytes {number}"
+        else:
+            content = torch.load(io.BytesIO(whole), weights_only=True)
+            what = changed(content["vlm"] if dice.random() < 0.8 else content, dice)
+            torch.save(content, path)
+        argv = ["caption", str(SAMPLE / "test-0-000000.png"), "-c", str(path)]
+        statuses.append(tried(vlm, argv, what, capfd))
+        path.unlink()
+    assert {*statuses} == ({0, 2} if kind == "values" else {2})  # checksums stand for all bytes
+
+
+def rows():
+    """An image table of 20 rows."""
+    return [{"image": f"{i % 6}.png", "caption": f"a red circle {i}", "split": "train"} for i in range(20)]
+
+
+def written(kind):
+    """The table as a file of this kind."""
+    if kind == "csv":
+        text = io.StringIO()
+        table = csv.DictWriter(text, ["image", "caption", "split"])
+        table.writeheader()
+        table.writerows(rows())
+        return text.getvalue().encode()
+    if kind == "jsonl":
+        return "\n".join(map(json.dumps, rows())).encode()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow, file = pytest.importorskip("pyarrow"), io.BytesIO()
+    parquet.write_table(arrow.Table.from_pylist(rows()), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_any_table_is_read_or_refused(kind, tmp_path, capfd):
+    dice, statuses = random.Random(kind), []
+    for number in range(6):
+        shutil.copy(SAMPLE / f"test-0-00000{number}.png", tmp_path / f"{number}.png")
+    whole = written(kind)
+    options = ["data=captions", f"data.root={tmp_path}", "data.image_size=32"]
+    for number in range(80):
+        path = tmp_path / f"table{number}.{kind}"
+        if kind == "jsonl" and dice.random() < 0.5:
+            content = rows()
+            what = changed(content, dice)
+            path.write_text("\n".join(map(json.dumps, content)))
+        else:
+            path.write_bytes(damaged(whole, dice))
+            what = f"bytes {number}"
+        statuses.append(tried(vlm, ["check-data", *options, f"data.path={path}"], what, capfd))
+        path.unlink()
+    assert {1, 2} & {*statuses}
+
+
+@pytest.mark.parametrize("task", ["captioning", "tagging", "image_questions"])
+def test_any_override_is_taken_or_refused(task, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dice, statuses = random.Random(task), []
+    usual = command(task, "trainer.max_steps=1", "test=false")
+    keys = [key for key, _ in walk(compose(usual, check)) if key]
+    for _ in range(70):
+        key, value = dice.choice(keys), dice.choice(VALUES)
+        override = f"{key}={'null' if value is None else json.dumps(value)}"
+        statuses.append(tried(main, [*usual, override], override, capfd))
+    assert {0, 2} <= {*statuses}
