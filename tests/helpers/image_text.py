@@ -116,14 +116,14 @@ def llava_siglip() -> list[Any]:
     return _llava(t.SiglipVisionConfig(**VISION), text, tokenizer, "qwen", **options)
 
 
-def idefics3(*, smol: bool = False) -> list[Any]:
+def idefics3(*, smol: bool = False, tiles: bool = False) -> list[Any]:
     tokenizer = byte_pairs()
     kind, config = t.Idefics3ForConditionalGeneration, t.Idefics3Config
     image: Any = Idefics3ImageProcessorPil
     if smol:
         kind, config, image = t.SmolVLMForConditionalGeneration, t.SmolVLMConfig, SmolVLMImageProcessorPil
     sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
-    made = image(**sizes, do_image_splitting=False)
+    made = image(**sizes, do_image_splitting=tiles)
     text = t.LlamaConfig(**TEXT, vocab_size=len(tokenizer), **_ids(tokenizer))
     vision = VISION | {"image_size": 56, "patch_size": 4}  # 14 patches a side, of which rounding moves some
     model = kind(
@@ -165,6 +165,7 @@ MODELS = {
     "llava_siglip": llava_siglip,
     "idefics3": idefics3,
     "smolvlm": lambda: idefics3(smol=True),
+    "smolvlm_tiles": lambda: idefics3(smol=True, tiles=True),
     "paligemma": paligemma,
 }
 

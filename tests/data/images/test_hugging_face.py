@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from transformers import CLIPImageProcessor, DeiTImageProcessor, ViTImageProcessor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.errors import UserError
@@ -69,3 +70,21 @@ def test_the_share_that_is_cut_gives_whole_pixels_again(tmp_path, size):
     folder = written(tmp_path, image_processor_type="CLIPImageProcessor", size={"shortest_edge": size}, crop_size=224)
     preprocess = read_preprocess(Folder(folder))
     assert int(preprocess.image_size / preprocess.crop) == size
+
+
+@pytest.mark.parametrize("tiles", [True, False], ids=["tiles", "whole"])
+def test_squares_of_an_image_are_those_of_idefics3(tmp_path, tiles):
+    processor = Idefics3ImageProcessorPil(
+        size={"longest_edge": 96}, max_image_size={"longest_edge": 32}, do_image_splitting=tiles
+    )
+    processor.save_pretrained(tmp_path)
+    preprocess = read_preprocess(Folder(str(tmp_path)))
+    sides = torch.Generator().manual_seed(0)
+    sizes = [(96, 96), (32, 32), (7, 300), (300, 7), (1, 1), (90, 61)]
+    sizes += [tuple(size) for size in torch.randint(5, 400, (60, 2), generator=sides).tolist()]
+    for size in sizes:
+        image = Image.effect_noise(size, 90).convert("RGB")
+        theirs = processor(image, return_tensors="pt", return_row_col_info=True)
+        views, rows, columns = preprocess.views(image)
+        assert (rows, columns) == (theirs["rows"][0][0], theirs["cols"][0][0]), size
+        torch.testing.assert_close(preprocess.normalize(views), theirs["pixel_values"][0], rtol=0, atol=1e-6)

@@ -90,12 +90,13 @@ def _preprocess(config: Fields) -> Preprocess:
 
 
 def _fitted(values: Fields) -> dict[str, Any]:
-    """Sides of an image that is resized to a longer side, then to the square that the model reads."""
+    """Sides of an image that is resized to a longer side, then to squares that the model reads."""
     longest, shown = (
         values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
         for name in ("size", "max_image_size")
     )
-    return {"image_size": shown, "resize": "squash", "longest_edge": longest}
+    tiles = values.read(flag("do_image_splitting", True))
+    return {"image_size": shown, "resize": "squash", "longest_edge": longest, "tiles": tiles}
 
 
 def _sides(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:

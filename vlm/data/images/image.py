@@ -25,7 +25,7 @@ from PIL import (
 )
 
 from vlm.data.images.guard import guard
-from vlm.data.images.resize import fitted, square
+from vlm.data.images.resize import fitted, square, tiled, to_tensor
 from vlm.errors import Count, Range, UserError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
@@ -289,6 +289,7 @@ class Preprocess:
         crop: Share of the resized shorter side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256
             pixels.
         longest_edge: Longer side that an image is resized to before, as Idefics3 does; None for no such step.
+        tiles: Whether `views` cuts it into squares then.
         default_mean, default_std: Used if mean and std are None and the encoder has none.
     Shapes:
         PIL image -> uint8 (3, image_size, image_size)
@@ -306,6 +307,7 @@ class Preprocess:
         interpolation: str | None = None,
         crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
         longest_edge: Count | None = None,
+        tiles: bool = False,
         default_mean: Sequence[float] = (0.5, 0.5, 0.5),
         default_std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
@@ -313,7 +315,7 @@ class Preprocess:
         self.resize = "crop" if resize is None else resize
         self.interpolation = "bicubic" if interpolation is None else interpolation
         self.crop = 1.0 if crop is None else crop
-        self.longest_edge = longest_edge
+        self.longest_edge, self.tiles = longest_edge, tiles
         check_geometry(image_size, self.resize, self.interpolation, self.crop)
         if longest_edge is not None and not (type(longest_edge) is int and 1 <= longest_edge <= MAX_IMAGE_SIZE):
             raise UserError(f"longest_edge={longest_edge!r} is invalid; it must be an integer up to {MAX_IMAGE_SIZE}")
@@ -327,6 +329,20 @@ class Preprocess:
         if self.longest_edge is not None:
             rgb = fitted(rgb, self.longest_edge, self.interpolation)
         return square(rgb, self.image_size, self.resize, self.interpolation, self.crop)
+
+    def views(self, image: Image.Image) -> tuple[torch.Tensor, int, int]:
+        """The squares that an image is cut into, row by row, and the whole of it last; their rows and columns.
+
+        An image that is not cut is one square in 0 rows and columns.
+
+        Shapes:
+            PIL image -> uint8 (T, 3, image_size, image_size)
+        """
+        if not self.tiles or self.longest_edge is None:
+            return self(image)[None], 0, 0
+        rgb = fitted(to_rgb(image), self.longest_edge, self.interpolation)
+        squares, rows, columns = tiled(rgb, self.image_size, self.interpolation)
+        return torch.stack([to_tensor(square) for square in squares]), rows, columns
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
@@ -342,7 +358,7 @@ class Preprocess:
             "std": self.std,
             "interpolation": self.interpolation,
             "crop": self.crop,
-            **({} if self.longest_edge is None else {"longest_edge": self.longest_edge}),
+            **({} if self.longest_edge is None else {"longest_edge": self.longest_edge, "tiles": self.tiles}),
         }
 
     @classmethod

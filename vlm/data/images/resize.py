@@ -1,5 +1,7 @@
 """Resizes images to the square that a model reads."""
 
+from math import ceil
+
 import numpy as np
 import torch
 from PIL import Image
@@ -61,10 +63,34 @@ def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
     Args:
         interpolation: Pillow's name of a filter, in lower case.
     """
-    shorter = int(longest / (max(image.size) / min(image.size)))
+    shorter = _shorter(image, longest)
     shorter = max(1, shorter + shorter % 2)
     size = (longest, shorter) if image.width >= image.height else (shorter, longest)
     return image.resize(size, Image.Resampling[interpolation.upper()])
+
+
+def _shorter(image: Image.Image, longer: int) -> int:
+    """The shorter side beside a longer one, rounded down as Idefics3's is."""
+    ratio = image.width / image.height
+    return int(longer / ratio if ratio >= 1 else longer * ratio)
+
+
+def tiled(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image.Image], int, int]:
+    """An image as squares of a side, row by row, and the whole of it last; their rows and columns (Idefics3).
+
+    It is stretched to whole squares first: the longer side is rounded up to them, and so is what the shorter one is
+    then. An image of one square is not cut.
+    """
+    resample = Image.Resampling[interpolation.upper()]
+    longer = ceil(max(image.size) / side)
+    shorter = ceil(_shorter(image, longer * side) / side)
+    columns, rows = (longer, shorter) if image.width >= image.height else (shorter, longer)
+    image = image.resize((columns * side, rows * side), resample)
+    if rows == columns == 1:
+        return [image], 0, 0
+    corners = [(side * column, side * row) for row in range(rows) for column in range(columns)]
+    cut = [image.crop((left, top, left + side, top + side)) for left, top in corners]
+    return [*cut, image.resize((side, side), resample)], rows, columns
 
 
 def _resized(image: Image.Image, side: int) -> tuple[int, int]:

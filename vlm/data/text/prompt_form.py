@@ -40,6 +40,7 @@ class PromptForm:
         image_id: Id of the token that stands for a state of an image.
         states: Number of states of an image.
         before, after: What stands around them.
+        tile: What stands before the states of a square that is cut out of it, with its row and column.
         starts: Whether what the tokenizer puts before a text stands before a prompt.
         form: A prompt, with IMAGE and "{}" for the instruction; None for a model whose own form is not known.
         caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
@@ -49,6 +50,7 @@ class PromptForm:
     states: int
     before: str
     after: str
+    tile: str
     starts: bool
     form: str | None
     caption: str
@@ -77,15 +79,21 @@ class PromptForm:
             text = self.form.replace("{}", text)
         return text if question is None else text.replace("{}", question)
 
-    def ids(self, tokenizer: JsonTokenizer, prompt: str) -> list[int]:
+    def ids(self, tokenizer: JsonTokenizer, prompt: str, *, rows: int = 0, columns: int = 0) -> list[int]:
         """Token ids of a whole prompt, with PLACE for each state of its image.
 
+        Args:
+            rows, columns: Squares that the image is cut into, whose states stand before those of the whole.
         Raises:
             UserError: It has no image, or several.
         """
         if prompt.count(IMAGE) != 1:
             raise UserError(f"--prompt: has {prompt.count(IMAGE)} {IMAGE}; give one with {IMAGE} once")
-        shown = prompt.replace(IMAGE, f"{self.before}{IMAGE * self.states}{self.after}")
+        states = IMAGE * self.states
+        tiles = [[self.tile.format(1 + row, 1 + column) for column in range(columns)] for row in range(rows)]
+        cut = "".join("".join(f"{tile}{states}" for tile in row) + "\n" for row in tiles)
+        whole = f"{self.before}{states}{self.after}"
+        shown = prompt.replace(IMAGE, f"{cut}\n{whole}" if cut else whole)
         ids = [*(tokenizer.starts if self.starts else ()), *tokenizer.encode_marked(shown)]
         return [PLACE if id == self.image_id else id for id in ids]
 
@@ -103,7 +111,7 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
         raise folder.config.fault(image.id_name, f"which is not the {IMAGE} of its tokenizer")
     template = _template(folder)
     form = image.form if template is None else KNOWN.get(pieces(template))
-    same = {name: getattr(image, name) for name in ("before", "after", "starts", "caption", "question")}
+    same = {name: getattr(image, name) for name in ("before", "after", "tile", "starts", "caption", "question")}
     return PromptForm(image_id=id, states=states, form=form, **same)
 
 

@@ -37,6 +37,7 @@ class ImageText:
     Args:
         id_name: Field of config.json with the id of the token that stands for a state.
         before, after: What stands around the states of an image.
+        tile: What stands before the states of a square that is cut out of it, with its row and column.
         starts: Whether what the tokenizer puts before a text stands before a prompt.
         form: A prompt, with IMAGE and "{}" for the instruction; None if a chat template says it.
         caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
@@ -45,6 +46,7 @@ class ImageText:
     id_name: str
     before: str = ""
     after: str = ""
+    tile: str = ""
     starts: bool = True
     form: str | None = None
     caption: str = "Describe this image in one sentence."

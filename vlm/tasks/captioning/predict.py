@@ -69,7 +69,7 @@ class Prompted(NamedTuple):
     """An image and the prompt that it stands in.
 
     Args:
-        pixels: The image as the model reads it, uint8 (3, H, W).
+        pixels: The image as the model reads it, whole or in squares, uint8 (T, 3, H, W).
         tokens: The prompt, with PLACE for each state of the image.
     """
 
@@ -88,12 +88,16 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
         super().restore(about)
         self.form = PromptForm(**about["form"]) if "form" in about else None
 
-    def prompted(self, pixels: Tensor, options: Any, question: str | None = None) -> Prompted:
-        """An image in its prompt.
+    def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
+        """An image in the prompt of each question; None for a caption.
 
         Raises:
             UserError: The prompt leaves no room for a text, or a question holds the name of a special token.
         """
+        pixels, rows, columns = self.preprocess.views(open_image(image))
+        return [Prompted(pixels, self._tokens(options, one, rows=rows, columns=columns)) for one in questions]
+
+    def _tokens(self, options: Any, question: str | None, **squares: int) -> list[int]:
         assert self.form is not None
         tokenizer: Any = self.tokenizer
         prompt = prompt_of(options.prompt)
@@ -101,14 +105,14 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
             named = [name for name in tokenizer.marks(text) if text is question or IMAGE not in text]
             if named:
                 raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
-        tokens = self.form.ids(tokenizer, self.form.prompt(prompt, question))
+        tokens = self.form.ids(tokenizer, self.form.prompt(prompt, question), **squares)
         most, room = self.searching(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
             raise UserError(
                 f"--prompt: has {len(tokens)} tokens with its image; with a text of {most} it has no room in the "
                 f"model's {room}; shorten it, or lower --max-tokens"
             )
-        return Prompted(pixels, tokens)
+        return tokens
 
     def check_options(self, options: Any) -> None:
         super().check_options(options)
@@ -119,11 +123,11 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
         if self.form is None:
             return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
         images = {id(one.pixels): one.pixels for one in inputs}  # those of several questions are encoded once
-        pixels = torch.stack(list(images.values())).to(self.device)
-        states = encode_pixels(self.model, self.preprocess, pixels).states  # (images, S, D)
-        places = {key: place for place, key in enumerate(images)}
-        order = torch.tensor([places[id(one.pixels)] for one in inputs], device=self.device)
-        return interleaved([one.tokens for one in inputs], states[order].flatten(0, 1))
+        pixels = torch.cat(list(images.values())).to(self.device)
+        states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
+        counts = [len(squares) for squares in images.values()]
+        own = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
+        return interleaved([one.tokens for one in inputs], torch.cat([own[id(one.pixels)] for one in inputs]))
 
     def keys(self, inputs: Sequence[Any]) -> list[str]:
         if self.form is None:
@@ -141,8 +145,7 @@ class Captioner(ImageWriter):
     options = CaptionOptions
 
     def prepare(self, source: Any, options: Any) -> Any:
-        pixels = super().prepare(source, options)
-        return pixels if self.form is None else self.prompted(pixels, options)
+        return super().prepare(source, options) if self.form is None else self.prompted(source, options, None)[0]
 
     def attention(self, image: Any, options: CaptionOptions) -> Any:
         """A picture of where the model looked while it wrote each word of an image's caption.

@@ -6,7 +6,6 @@ from typing import Any
 
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
-from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Prompt, Question, WritingOptions, prompt_of, questions_of
 from vlm.inference.predictor import Rows, Watch
 from vlm.inference.writing import Text, one_or_list
@@ -45,8 +44,7 @@ class PromptedAnswerer(ImageWriter):
 
     def prepare(self, source: Asked, options: Any) -> list[Prompted]:
         image, questions = source
-        pixels = self.pixels(open_image(image))
-        return [self.prompted(pixels, options, question) for question in questions]
+        return self.prompted(image, options, *questions)
 
     def results(  # type: ignore[override]  # a list for each question of an image
         self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None, trees: dict[int, Any] | None = None

@@ -80,5 +80,7 @@ ARCHITECTURE = Architecture(
         (r"^model\.text_model\.", f"{TEXT}model."),
         (r"^lm_head\.", f"{TEXT}lm_head."),
     ),
-    image=ImageText("image_token_id", before=f"{AROUND}<global-img>", after=AROUND),
+    image=ImageText(
+        "image_token_id", before=f"{AROUND}<global-img>", after=AROUND, tile=f"{AROUND}<row_{{}}_col_{{}}>"
+    ),
 )
