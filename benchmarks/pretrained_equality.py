@@ -16,7 +16,8 @@ A line a model and drawing: the largest difference of logits (or of states, of a
 the last bit of the pixels changes in theirs in float64, below which nothing can be told; the difference of float32 on
 either side from float64, as such and as a share of their standard deviation; the least margin of the first two; how
 many greedy and beam-4 texts of 8 images are equal; the largest difference of pixels. Attention of `transformers` may
-take its softmax in float32 whatever the type, and is kept from it where float64 is compared.
+take its softmax in float32 whatever the type, and is kept from it where float64 is compared. Of decoders of Llama's
+family a row of benchmarks/hub.py is printed, of the drawing "even" in float32.
 """
 
 import argparse
@@ -33,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import torch
 import transformers as t
-from hugging import END, caption_logits, photos, wide, written
+from decoder_sizes import DECODERS, byte_pairs
+from hugging import caption_logits, photos, wide, written
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -52,16 +53,6 @@ def words() -> t.BertTokenizer:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *ascii_lowercase, *syllables]
     pieces += [f"##{piece}" for piece in (*ascii_lowercase, *syllables)]
     return t.BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces[:30522])})
-
-
-def byte_pairs() -> t.PreTrainedTokenizerFast:
-    """A vocabulary of GPT-2's size."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a in alphabet for b in alphabet][: 50257 - 1 - len(alphabet)]
-    pieces = [*alphabet, *(a + b for a, b in merges), END]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)
 
 
 def vit_gpt2() -> Parts:
@@ -124,7 +115,7 @@ SEERS = {
     **{"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "dinov2_base": dinov2_base},
     "siglip_base": siglip_base,
 }
-MODELS: dict[str, Callable[[], Parts]] = CAPTIONERS | READERS | SEERS
+MODELS: dict[str, Callable[[], Parts]] = CAPTIONERS | READERS | SEERS | DECODERS
 
 
 @torch.no_grad()
@@ -147,7 +138,7 @@ def make(name: str, draw: str, folder: Path) -> dict[str, Any]:
         part.save_pretrained(folder / "model")
     paths = photos(folder / "photos", 8 if name in CAPTIONERS else FEW)
     results: dict[str, Any] = {"tokens": torch.randint(5, 30000, (len(paths), 12)), "kind": type(model).__name__}
-    if name not in READERS:
+    if name in CAPTIONERS | SEERS:
         results["pixels"] = others[-1]([Image.open(path) for path in paths], return_tensors="pt").pixel_values
     return results
 
@@ -289,6 +280,18 @@ def compare(name: str, draw: str) -> bool:
     return equal
 
 
+def compare_decoder(name: str) -> bool:
+    """Prints a row of `benchmarks/hub.py` for a decoder of drawing "even", in float32."""
+    from hub import HEAD, compared, row
+
+    with tempfile.TemporaryDirectory() as folder:
+        inner = ["--side", SIDES[0], "--draw", "even", "--folder", folder]
+        subprocess.run([sys.executable, __file__, name, *inner], check=True)
+        good, cells = compared(f"{folder}/model", name, TOKENS)
+    print(row(HEAD), row(cells), "" if good else "NOT EQUAL", sep="\n", flush=True)
+    return good
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
@@ -299,8 +302,9 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in MODELS]:
         parser.error(f"{unknown[0]} is none of {', '.join(MODELS)}")
     if options.side is None:
-        draws = TYPES if options.draw is None else [options.draw]
-        return 0 if all([compare(name, draw) for name in options.names or MODELS for draw in draws]) else 1
+        names, draws = options.names or MODELS, TYPES if options.draw is None else [options.draw]
+        equal = [compare(name, draw) for name in names if name not in DECODERS for draw in draws]
+        return 0 if all(equal + [compare_decoder(name) for name in names if name in DECODERS]) else 1
     [name], draw, folder = options.names, options.draw, options.folder
     if options.side == SIDES[0]:
         results = make(name, draw, folder)
