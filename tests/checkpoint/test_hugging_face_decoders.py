@@ -59,11 +59,15 @@ def test_texts_are_theirs(folder: str, name: str) -> None:
     ours = TextGenerator(folder)
     found = generate(ours.model, ours.tokenizer, PROMPTS, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
     searched = dict(ours.results([PROMPTS], ours.options(beam=4, max_tokens=12)))
+    ranked = dict(ours.results([PROMPTS], ours.options(beam=4, max_tokens=12, length_penalty=0.3)))
     for place, (prompt, one) in enumerate(zip(PROMPTS, found, strict=True)):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         for beam, text in ((1, one.text), (4, searched[place][0].text)):
             row = theirs.generate(ids, max_new_tokens=12, do_sample=False, num_beams=beam)[0, ids.shape[1] :]
             assert text == tokenizer.decode(row, skip_special_tokens=True), (prompt, beam)
+        options = {"num_beams": 4, "length_penalty": 0.3, "early_stopping": "never"}
+        row = theirs.generate(ids, max_new_tokens=12, do_sample=False, **options)[0, ids.shape[1] :]
+        assert ranked[place][0].text == tokenizer.decode(row, skip_special_tokens=True), prompt
 
 
 def _parts(folder: str):

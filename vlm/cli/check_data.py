@@ -71,7 +71,9 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     drawn = data.source.drawn
     lines = sizes(splits, "images", limit)
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
-    image_faults(read_images(splits, faults, limit=limit), faults, drawn=drawn)
+    image_faults(
+        read_images(splits, faults, limit=limit), faults, drawn=drawn, image_size=data.images[1].preprocess.image_size
+    )
     fields = data.fields.values()
     data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):

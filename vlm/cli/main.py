@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs a command in this process; returns its exit status."""
     if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
         return resolve("vlm.training.run.fit:main")(list(argv[1:]))
-    return _report(lambda: app(argv)(list(argv), standalone_mode=False))
+    return _report(lambda: app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
 
 
 def read_any_name() -> None:
@@ -147,7 +147,8 @@ def _report(command: Callable[[], int | None]) -> int:
         return fault.status
     except usage_error as fault:
         if reason := fault.format_message():  # type: ignore[attr-defined]
-            print_error(f"{reason} (see vlm --help)")
+            typed = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
+            print_error(f"{reason.rstrip('.')} (see {typed} --help)")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

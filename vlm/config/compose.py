@@ -101,12 +101,13 @@ def compose(overrides: list[str], check: Check | None = None, options: Namespace
         return composed(options, overrides).config(check)
 
 
-def override(tree: dict[str, Any], overrides: list[str]) -> Config:
+def override(tree: dict[str, Any], overrides: list[str], check: Check | None = None) -> Config:
     """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
 
     Args:
         tree: The config with its interpolations, which follow.
         overrides: KEY=VALUE, quoted or not.
+        check: As in `compose`.
     Raises:
         UserError: With a line for each that cannot be applied.
     """
@@ -128,7 +129,7 @@ def override(tree: dict[str, Any], overrides: list[str]) -> Config:
     if faults := faults + update(changed, values):
         raise UserError("\n".join(faults))
     with readable(overrides):
-        return resolve(resolve_others(changed))
+        return Composed(changed, [], overrides).config(check)
 
 
 def _is_option(override: Override) -> bool:

@@ -2,9 +2,11 @@
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
@@ -29,7 +31,15 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def trust(*packages: str) -> None:
-    """Allows ``_target_`` to name classes of these packages, for the rest of the process."""
+    """Allows ``_target_`` to name classes of these packages, for the rest of the process.
+
+    Raises:
+        UserError: There is no such package.
+    """
+    for package in packages:
+        first = package.split(".")[0]
+        if first not in sys.modules and (not first.isidentifier() or find_spec(first) is None):
+            raise UserError(f"trust={package}: there is no such package; install it, or set PYTHONPATH to its folder")
     _allowed.extend(package for package in packages if package not in _allowed)
 
 

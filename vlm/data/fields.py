@@ -222,7 +222,7 @@ class CaptionField(TokenField):
         others: See TokenField; longer captions are truncated before the end token.
     Attributes:
         languages: Languages of the data; empty if unknown.
-        languages: Languages of the data; none if nobody says them.
+        truncated: Number of different captions that were longer than max_len, of those that this process has read.
     Shapes:
         TextRows of tokens (B, L), segments (B, L)
     """
@@ -231,6 +231,7 @@ class CaptionField(TokenField):
     paired: ClassVar[bool] = True  # whether evaluation also reads the captions of each sample's partner
     compares = False  # whether training also reads references, for a task that scores captions
     languages: Sequence[str] = ()
+    truncated = 0
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         super().open(source, splits, seed=seed, cache=cache)
@@ -260,8 +261,9 @@ class CaptionField(TokenField):
         ids = self._ids.get((caption, language))
         if ids is None:
             begin = [self.tokenizer.bos_id, *self.tokenizer.begin(language)]
-            body = self.tokenizer.encode(caption)[: self.max_len - 1 - len(begin)]
-            ids = self._ids[caption, language] = [*begin, *body, self.tokenizer.eos_id]
+            body, room = self.tokenizer.encode(caption), self.max_len - 1 - len(begin)
+            self.truncated += len(body) > room
+            ids = self._ids[caption, language] = [*begin, *body[:room], self.tokenizer.eos_id]
         return ids
 
     def length(self, record: Record) -> int:

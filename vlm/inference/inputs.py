@@ -38,6 +38,8 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
     """
     paths: list[str] = []
     for place in listed(inputs):
+        if not place:
+            raise UserError("an input is empty; give image files, a folder that holds some, or a pattern")
         if os.path.isdir(place):
             matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
         elif not os.path.exists(place) and glob.has_magic(place):

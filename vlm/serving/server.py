@@ -1,6 +1,7 @@
 """An address that a service listens on until a signal."""
 
 import signal
+import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -59,7 +60,9 @@ def listen(
         sockets = [config.bind_socket()]
         sockets[0].listen(config.backlog)  # so that the line below is true
     except SystemExit as fault:
-        raise UserError(f"--port {port}: {host} cannot be listened on; choose another --port") from fault
+        raise UserError(
+            f"--host {host} --port {port}: cannot be listened on; choose another --{_wrong(host)}"
+        ) from fault
     print(line.format(port=sockets[0].getsockname()[1]), flush=True)
     # uvicorn sends a signal on once it has ended.
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
@@ -69,3 +72,12 @@ def listen(
         for signum, handler in before.items():
             signal.signal(signum, handler)
     return 128 + received[0] if received else 1
+
+
+def _wrong(host: str) -> str:
+    """The option that is at fault where an address cannot be listened on."""
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return "port"
+    except OSError:
+        return "host"

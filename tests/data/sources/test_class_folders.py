@@ -120,7 +120,10 @@ def test_most_images_stay_where_they_are_when_others_are_added(tmp_path):
 
 def test_hidden_files_are_passed_over(tmp_path):
     many(tmp_path, cat=2, dog=2)
-    lay_out(tmp_path, ".cache/1.png", "cat/._000.png", "__MACOSX/cat/1.png")
+    lay_out(tmp_path, ".cache/1.png", "cat/._000.png", "__MACOSX/cat/1.png")  # macOS
+    lay_out(tmp_path, ".ipynb_checkpoints/1.png", "cat/.ipynb_checkpoints/000-checkpoint.png")  # notebooks
+    for name in (".DS_Store", "cat/.DS_Store", "cat/Thumbs.db", "cat/desktop.ini", "Thumbs.db"):  # Windows
+        (tmp_path / name).write_bytes(b"no image")
     source = folder(tmp_path, val_fraction=0)
     assert len(source.split("train")) == 4
     assert not source.skipped

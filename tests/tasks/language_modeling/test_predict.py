@@ -99,6 +99,8 @@ def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
         {"beam": 3, "results": 3},
         {"beam": 4, "groups": 2, "max_tokens": 20},  # more than the window leaves
         {"sampling": Sampling(), "results": 2},
+        {"beam": 4, "results": 4, "length_penalty": 0.6},
+        {"beam": 3, "results": 2, "length_penalty": 2.0},
         {"beam": 3, "require": ["d"]},
         {"min_tokens": 4, "no_repeat_ngram": 2, "repetition_penalty": 1.5, "ban": ["da"]},
     ],

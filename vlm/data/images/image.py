@@ -261,7 +261,7 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != 3 or not np.isfinite(numbers).all():
-        raise UserError(f"{name}={values!r} is invalid; give three numbers, one per channel")
+        raise UserError(f"data.preprocess.{name}={values!r}: is invalid; give three numbers, one per channel")
     return numbers
 
 

@@ -182,6 +182,8 @@ class CaptionSource(Source):
         missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
         absent = [str(self.place.path / path) for paths in missing.values() for path in paths]
         if len(absent) > MAX_ABSENT * len(images) and not collecting_errors():
+            if any(name.startswith(("http:/", "https:/")) for name in missing if missing[name]):
+                raise UserError(f"{file}: names addresses of the web, which are not fetched; download the images first")
             raise UserError(
                 f"{file}: {len(absent)} of {len(images)} images are missing, such as {', '.join(absent[:3])}; "
                 f"set data.root (now {self.root}) to the folder that their names are relative to"

@@ -160,18 +160,20 @@ def _look(at: tuple[str, Split, int]) -> "Seen | str":
     return Seen(name, record.id, record.known.get("label"), image.size, image_hash(image))
 
 
-def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False) -> None:
+def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False, image_size: int = 2 * TINY) -> None:
     """Finds tiny images, and duplicates within a split, between splits or between classes.
 
     Args:
         images: All images.
         faults: Extended by the problems.
         drawn: Whether images are generated, so that near duplicates are expected.
+        image_size: Size at which the model sees them; those of small sets may be small.
     """
+    tiny = min(TINY, image_size // 2)
     named = [f"{one.split}: {one.name}" for one in images]
     sizes = zip(named, (one.size for one in images), strict=True)
     faults.add(
-        "tiny image", [f"{name}: {size[0]} x {size[1]}" for name, size in sizes if min(size) < TINY], len(images)
+        "tiny image", [f"{name}: {size[0]} x {size[1]}" for name, size in sizes if min(size) < tiny], len(images)
     )
     kinds: dict[str, list[str]] = defaultdict(list)
     hashes = [one.hash for one in images]

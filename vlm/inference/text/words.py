@@ -6,6 +6,7 @@ from typing import Any
 from vlm.data.text.scripts import spaceless
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.constraints import Rules
+from vlm.errors import UserError
 
 
 def rules_of_words(
@@ -27,10 +28,14 @@ def rules_of_words(
         prefix: Beginning of the texts.
         begin: Tokens before it.
         ban, require: Words.
+    Raises:
+        UserError: A word is empty, or has no tokens.
     """
-    forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper()) if word}
+    if not all(word.strip() for word in (*ban, *require)):
+        raise UserError("--ban, --require: a word is empty; give one, or leave the option out")
+    forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper())}
     banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
-    inside = (word if spaceless().match(word) else f" {word}" for word in require if word)
+    inside = (word if spaceless().match(word) else f" {word}" for word in require)
     required = tuple((tuple(tokenizer.encode(form)),) for form in inside)
     first = (*begin, *(tokenizer.encode(prefix.rstrip()) if prefix else ()))
     return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)

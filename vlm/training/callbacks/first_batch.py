@@ -1,5 +1,6 @@
 """The first training batch, printed before the first step."""
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import lightning as L
@@ -7,6 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
+from vlm.data.fields import CaptionField
 from vlm.errors import Count, printable
 from vlm.io.terminal import folded
 from vlm.training.data_module import Data
@@ -35,7 +37,7 @@ class ShowFirstBatch(L.Callback):
     ) -> None:
         if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
             task = cast(Task, pl_module)
-            lines = [*parameters(task.model), *task.reading(batch, self.tokens)]
+            lines = [*parameters(task.model), *truncated(task), *task.reading(batch, self.tokens)]
             pl_module.print(folded("\n".join(map(printable, lines))))
 
 
@@ -59,3 +61,11 @@ def parameters(model: nn.Module) -> list[str]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return [f"parameters  {total:,} ({parts}); {trained:,} are trained"]
+
+
+def truncated(task: Task) -> Iterator[str]:
+    """A line if captions are longer than the model reads."""
+    for field in task.fields.values():
+        if isinstance(field, CaptionField) and field.truncated:
+            said = f"{field.truncated:,} different captions are longer than data.max_len={field.max_len} tokens"
+            yield f"truncated   {said}; raise it to train on all of their words"

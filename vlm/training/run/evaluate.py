@@ -24,6 +24,8 @@ from vlm.training.step.task import Task
 # Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
 TRAINING |= {"resume", "trust"}
+STEPS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps"}
+STEPS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
 HELD = {"model", "tokenizer", "preprocess", "augment"}
 
 
@@ -31,6 +33,7 @@ def is_ignored(key: str) -> bool:
     """Returns True for a key that an evaluation does not read; some of the data's keys only feed other keys."""
     group, *below = key.split(".")
     feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
+    feeds |= group == "trainer" and bool(STEPS.intersection(below))
     return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
 
 
@@ -135,9 +138,8 @@ def evaluation_of(
     else:
         with refusing(path):
             saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
-        config = override(saved.tree, overrides)
+        config = override(saved.tree, overrides, check)
         check_effective(saved, overrides, is_ignored)
-        check(config)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["test"] = True  # the run may have left it unread

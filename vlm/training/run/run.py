@@ -151,6 +151,8 @@ def compiles(config: dict[str, Any]) -> bool:
 def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Trainer:
     """Builds Lightning's trainer; vlm.checkpoint does its saves and loads."""
     node = dict(config["trainer"])
+    if node["accelerator"] in ("gpu", "cuda") and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        raise UserError("trainer.accelerator: there is no GPU that torch can use (see vlm doctor); give trainer=cpu")
     if node.get("precision") is None:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
@@ -198,6 +200,7 @@ class Run:
         self.trainer = build_trainer(
             config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
         )
+        check_validation(self.trainer, self.data.train_batches())
         samples = len(self.data.samples("train", training=True))
         # Its world_size is that of the processes which were started, whatever it is set to.
         check_devices(config["data"]["batch_size"], samples, self.trainer.num_devices * self.trainer.num_nodes)
@@ -299,6 +302,20 @@ class Run:
         folder = self.folder / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         return self.task.example(self.data, folder)
+
+
+def check_validation(trainer: L.Trainer, batches: int) -> None:
+    """Checks that a validation is due within an epoch.
+
+    Raises:
+        UserError: None is.
+    """
+    every = trainer.val_check_interval
+    if isinstance(every, int) and every > batches and trainer.check_val_every_n_epoch is not None:
+        raise UserError(
+            f"trainer.val_check_interval: {every} is more than the {batches} batches of an epoch; give less, or "
+            "trainer.check_val_every_n_epoch=null to count batches across epochs"
+        )
 
 
 def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:

@@ -11,7 +11,7 @@ import lightning as L
 from torch import nn
 from torch.optim import Optimizer
 
-from vlm.errors import Range, Share
+from vlm.errors import Range, Share, UserError
 
 
 class Schedule(Protocol):
@@ -38,6 +38,13 @@ class Optimization:
     layer_decay: float = 1.0
 
     def optimizer_for(self, model: nn.Module) -> Optimizer:
+        """The optimiser of a model's weights.
+
+        Raises:
+            UserError: None of them is trained.
+        """
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UserError("task.freeze: leaves nothing to train; leave out one of the parts")
         return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:

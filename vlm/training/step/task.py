@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from vlm.config.names import FORMAT
 from vlm.data.fields import Field
-from vlm.errors import Share
+from vlm.errors import Share, UserError, did_you_mean, nearest
 from vlm.evaluation.report.sections import Finding, Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
@@ -68,6 +68,11 @@ class Task(L.LightningModule):
         self.label_smoothing = label_smoothing
         self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
+        parts = dict(model.named_modules())
+        if unknown := [name for name in freeze if name not in parts]:
+            known = ", ".join(name for name, _ in model.named_children())
+            near = did_you_mean(nearest(unknown[0], parts))
+            raise UserError(f"task.freeze: {unknown[0]} is no part of the model, which has {known}{near}")
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer leaves modes as they are
         self.evaluation = EvaluationState("val")

@@ -1,0 +1,120 @@
+"""What a user may do wrong at a command: a line that names it and the remedy, the status, and no traceback.
+
+Each was tried by hand first, with odd photos and tables; here stands one of each kind that went wrong then.
+"""
+
+import csv
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_checkpoints import FILES, IMAGES
+
+from vlm.cli.main import run
+from vlm.training.run.fit import main
+
+CAPTIONER = str(FILES / "captioning.ckpt")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table of twenty odd photos."""
+    rows = [["image", "caption"]]
+    for n in range(20):
+        name = f"#{n} = 100%, 狗@home.png"
+        Image.effect_noise((40, 30), n + 1).convert("RGB").save(tmp_path / name)
+        rows.append([name, f'a "quoted", long caption of photo {n} with many more words'])
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return tmp_path / "t.csv"
+
+
+def trained(table: Path, *more: str) -> int:
+    small = ["trainer=cpu", "model.size.dim=32", "model.size.num_heads=2", "data.num_workers=0", "data.image_size=32"]
+    small += ["data.batch_size=4", "trainer.max_steps=2", "trainer.max_epochs=-1", "test=false"]
+    return main(["data=captions", f"data.root={table.parent}", f"data.path={table}", *small, *more])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("trainer.val_check_interval=100000", "trainer.val_check_interval: 100000 is more than the 5 batches of an ep"),
+        ("trainer.accelerator=gpu", "trainer.accelerator: there is no GPU that torch can use (see vlm doctor); give"),
+        ("trainer.devices=two", "trainer: "),
+        ("task.freeze=[encodr]", "task.freeze: encodr is no part of the model, which has encoder, decoder; did you me"),
+        ("task.freeze=[encoder,decoder]", "task.freeze: leaves nothing to train"),
+        ("data.preprocess.mean=[1,2]", "data.preprocess.mean=[1, 2]: is invalid; give three numbers"),
+        ("trust=no_such_package", "trust=no_such_package: there is no such package; install it"),
+    ],
+)
+def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    assert trained(table, given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {line}") and "Traceback" not in said
+
+
+def test_addresses_of_the_web_are_not_fetched(table, tmp_path, capsys) -> None:
+    web = tmp_path / "web.csv"
+    web.write_text(table.read_text().replace("#", "https://example.com/#"))
+    assert trained(web) == 2
+    assert "web.csv: names addresses of the web, which are not fetched" in capsys.readouterr().err
+
+
+def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert trained(table, "data.max_len=4") == 0
+    assert (
+        "truncated   19 different captions are longer than data.max_len=4 tokens; raise it" in capsys.readouterr().out
+    )
+    assert trained(table) == 0
+    assert "truncated" not in capsys.readouterr().out
+
+
+def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, monkeypatch) -> None:
+    runs = tmp_path / "runs = 50% #1, 狗@x"
+    monkeypatch.chdir(tmp_path)
+    assert trained(table, f"runs={runs}") == 0
+    (run_folder,) = runs.glob("*/20*")
+    assert main([f"resume={run_folder}", "trainer.max_steps=3"]) == 0
+    capsys.readouterr()
+    assert run(["caption", "-c", str(run_folder), str(table.parent), "--format", "csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert {row[0] for row in rows[1:]} >= {str(path) for path in table.parent.glob("#*.png")}
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "line"),
+    [
+        (["evaluate", "-c", CAPTIONER, "trainer.max_epochs=9"], 2, "trainer.max_epochs: changes nothing here"),
+        (["evaluate", "-c", CAPTIONER, "data=image_folder", f"data.root={FILES}"], 2, "data: records of ClassFolders"),
+        (["caption", "-c", CAPTIONER, ""], 2, "an input is empty; give image files"),
+        (["caption", "-c", CAPTIONER, IMAGES[0], "--ban", ""], 2, "--ban, --require: a word is empty"),
+        (["caption", "-c", CAPTIONER, IMAGES[0], "--require", " "], 2, "--ban, --require: a word is empty"),
+        (["caption", IMAGES[0]], 2, "Missing option '-c' / '--checkpoint' (see vlm caption --help)"),
+        (["caption", "-c", CAPTIONER, IMAGES[0], "--beam", "0"], 2, "Invalid value for '--beam'"),
+    ],
+)
+def test_a_command_that_cannot_work_is_a_line(command, status, line, capsys) -> None:
+    assert run(command) == status
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {line}") and not captured.out
+
+
+@pytest.mark.parametrize(("host", "option"), [("300.1.1.1", "--host"), ("no.such.host.invalid", "--host")])
+def test_an_address_that_is_none_names_its_option(host, option, capsys) -> None:
+    pytest.importorskip("uvicorn")
+    assert run(["serve", "-c", CAPTIONER, "--host", host, "--port", "0"]) == 2
+    assert f"cannot be listened on; choose another {option}" in capsys.readouterr().err
+
+
+def test_small_images_are_as_they_should_be_for_a_small_model(tmp_path, capsys) -> None:
+    for n in range(12):
+        folder = tmp_path / ("cat" if n % 2 else "dog")
+        folder.mkdir(exist_ok=True)
+        Image.effect_noise((28, 28), n + 1).convert("RGB").save(folder / f"{n}.png")
+    data = ["task=classification", "data=image_folder", f"data.root={tmp_path}"]
+    assert run(["check-data", *data, "data.image_size=32"]) == 0
+    assert run(["check-data", *data, "data.image_size=224"]) == 1
+    assert "SPOILS      tiny image" in capsys.readouterr().out
