@@ -25,6 +25,7 @@ from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faul
 from vlm.evaluation.report.data_page import data_page, write_page
 from vlm.inference.options import Option, Overrides
 from vlm.io.output import output_folder
+from vlm.io.terminal import folded
 
 NAMED = 8  # faults of a kind that are printed
 FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
@@ -59,7 +60,7 @@ def check(
         about += image_lines(data, splits, faults, limit)
     else:
         about += text_lines(data, splits, faults, limit)
-    print("\n".join(map(printable, [*about, *fault_lines(faults)])), flush=True)
+    print(folded("\n".join(map(printable, [*about, *fault_lines(faults)]))), flush=True)
     if folder is not None:
         write_page(folder, data_page(about, faults, splits, seed=seed))
         print(f"page        {folder / 'report.html'}")
