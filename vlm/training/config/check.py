@@ -96,6 +96,7 @@ def check(config: Config, *, resolved: bool = True) -> None:
     faults = [
         *out_of_bounds(config),
         *size_faults(nodes, ""),
+        *patch_faults(config),
         *place_faults(config),
         *model_faults(config),
         *feature_faults(config),
