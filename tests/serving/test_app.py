@@ -1,5 +1,6 @@
 """The HTTP service: answers equal to `vlm caption`, limits, refusals in a line, and an end that loses nothing."""
 
+import asyncio
 import base64
 import gc
 import json
@@ -102,6 +103,22 @@ def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypa
     assert http.post("/predict", content=PHOTOS[0]).status_code == 200
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_the_time_of_reading_a_request_counts_towards_its_first_token(monkeypatch):
+    service_ = service(timeout=2)
+    http, go, real = client_of(service_), threading.Event(), service_.reader.read
+
+    async def slow(*args, **options):
+        await asyncio.sleep(1.5)
+        return await real(*args, **options)
+
+    monkeypatch.setattr(service_.reader, "read", slow)
+    monkeypatch.setattr(service_.engine.predictor, "encode", lambda inputs: go.wait(30))
+    began = time.monotonic()
+    assert http.post("/predict", content=PHOTOS[0]).status_code == 503
+    assert time.monotonic() - began < 3.4  # 1.5 and 2 otherwise
+    go.set()
 
 
 def test_the_key_opens():

@@ -94,15 +94,16 @@ class Service:
         async with self.bodies.read(request.headers, request.receive) as body:
             if self.engine.waiting >= self.engine.most:
                 raise Full
-            kind, deadline = request.headers.get("content-type", ""), asyncio.get_running_loop().time() + self.timeout
-            asked = await self.reader.read(kind, body, most=self.engine.most, deadline=deadline)
+            kind, since = request.headers.get("content-type", ""), time.monotonic()  # the clock of the loop, too
+            asked = await self.reader.read(kind, body, most=self.engine.most, deadline=since + self.timeout)
         if all(isinstance(one, UserError) for one in asked.inputs):
             raise asked.inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return self._streamed(asked)
-        return await _unless_gone(request, self._results(self.engine.submit(asked.inputs, asked.options), asked.cut))
+            return self._streamed(asked, since)
+        jobs = self.engine.submit(asked.inputs, asked.options)
+        return await _unless_gone(request, self._results(jobs, asked.cut, since))
 
-    def _streamed(self, asked: Read) -> Response:
+    def _streamed(self, asked: Read, since: float) -> Response:
         loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         def grow(place: int, texts: Texts) -> None:
@@ -111,22 +112,23 @@ class Service:
         jobs = self.engine.submit(asked.inputs, asked.options, grown=grow)
         tokenizer = getattr(self.predictor, "tokenizer", None)
         decode = str if tokenizer is None else tokenizer.decode
-        sent = events(jobs, grown, self._results(jobs, asked.cut), decode=decode)
+        sent = events(jobs, grown, self._results(jobs, asked.cut, since), decode=decode)
         return StreamingResponse(sent, headers=HEADERS, media_type=MEDIA_TYPE)
 
-    async def _results(self, jobs: Sequence[Job], cut: Set[int]) -> dict[str, list[Any]]:
+    async def _results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> dict[str, list[Any]]:
         """The answers of jobs, or what is wrong with the input of one.
 
         Args:
             cut: Places of inputs that the model does not read whole.
+            since: When the request was complete, by the clock of `time.monotonic`.
         Raises:
             UserError: No input can be answered.
         """
         answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
         answers.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs that nobody did
         try:
-            while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs)))[0]:
-                if self._seconds_left(jobs) <= 0:
+            while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs, since)))[0]:
+                if self._seconds_left(jobs, since) <= 0:
                     raise HTTPException(503, f"no token for {self.timeout:g} seconds; try again", {"Retry-After": "1"})
             results = answers.result()
         finally:
@@ -143,9 +145,9 @@ class Service:
                 plain[place]["truncated"] = True
         return {"results": plain}
 
-    def _seconds_left(self, jobs: Sequence[Job]) -> float:
-        """Seconds until the request ends, unless one of its texts gets a token."""
-        return self.timeout + max(job.progress for job in jobs) - time.monotonic()
+    def _seconds_left(self, jobs: Sequence[Job], since: float) -> float:
+        """Seconds until the request ends, unless one of its texts gets a token; reading it counts before the first."""
+        return self.timeout + max((job.progress for job in jobs if job.times), default=since) - time.monotonic()
 
     def metrics(self) -> str:
         """Figures in the text format of Prometheus."""
