@@ -18,7 +18,7 @@ class TestFaults:
             (["model/encodr=vit"], "model/encodr: unknown; did you mean model/encoder?"),
             (["optim/lr=1"], "optim/lr: unknown; did you mean optim.lr?"),
             (["data=flikr8k"], "data=flikr8k: unknown; choose from captions, flickr8k, shapes; did you mean flickr8k?"),
-            (["data=null"], "data=null: is no option; choose from captions, flickr8k, shapes"),
+            (["data=null"], "data=null: is not an option; choose from captions, flickr8k, shapes"),
             (["data=zzz"], "data=zzz: unknown; choose from captions, flickr8k, shapes"),
             (["experiment=lnog"], "experiment=lnog: unknown; choose from long; did you mean long?"),
             (["model/encoder=vitt"], "model/encoder=vitt: unknown; choose from resnet, vit; did you mean vit?"),

@@ -40,8 +40,8 @@ def thaw(stored: Any) -> Config:
     """The config that a checkpoint stores, as it was composed, with the dotted names of this vlm.
 
     Raises:
-        UserError: It is no config, it interpolates more than keys and our formulas, or it names a class or a place that
-            only its user may choose, or a size is out of its bounds.
+        UserError: It is not a config, interpolates more than keys and our formulas, names a class or a place that only
+            its user may choose, or has a size out of bounds.
     """
     tree = interpolated(stored)
     config = resolve(tree)

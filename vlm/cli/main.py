@@ -124,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
 def read_any_name() -> None:
     """Lets file names through that are no UTF-8: read as Python has them in paths, printed escaped.
 
-    A byte order mark, with which some programs begin UTF-8, is no part of the text on stdin.
+    A byte order mark, with which some programs begin UTF-8, is not part of the text on stdin.
     """
     if isinstance(sys.stdin, TextIOWrapper):
         is_utf8 = sys.stdin.encoding.lower() == "utf-8"

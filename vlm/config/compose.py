@@ -254,7 +254,7 @@ def _choice(override: Override, options_of: Callable[[str], list[str]], faults: 
     if not options or "." in group or isinstance(value, dict):
         return None
     if not names and not isinstance(value, list) and not override.is_delete():
-        faults.append(f"{text}: is no option; choose from {', '.join(options)}")
+        faults.append(f"{text}: is not an option; choose from {', '.join(options)}")
         return ""
     unknown = [name for name in names if name not in options and "/" not in name and "${" not in name]
     for name in unknown:

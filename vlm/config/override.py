@@ -108,7 +108,7 @@ def resolve_others(tree: DictConfig) -> dict[str, Any]:
     raw = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(raw, dict)
     try:
-        return {str(key): _settled(value, tree, key) for key, value in raw.items()}
+        return {str(key): _resolve_value(value, tree, key) for key, value in raw.items()}
     except InterpolationToMissingValueError as error:
         key = str(error).splitlines()[0].rpartition(": ")[2]
         raise UserError(f"{key}: has no value; give {key}=VALUE") from error
@@ -117,11 +117,11 @@ def resolve_others(tree: DictConfig) -> dict[str, Any]:
         raise kind(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
 
 
-def _settled(raw: Any, holder: Any, key: Any) -> Any:
+def _resolve_value(raw: Any, holder: Any, key: Any) -> Any:
     if isinstance(raw, dict):
-        return {name: _settled(child, holder[key], name) for name, child in raw.items()}
+        return {name: _resolve_value(child, holder[key], name) for name, child in raw.items()}
     if isinstance(raw, list):
-        return [_settled(child, holder[key], index) for index, child in enumerate(raw)]
+        return [_resolve_value(child, holder[key], index) for index, child in enumerate(raw)]
     if not isinstance(raw, str) or is_plain(raw):
         return raw
     value = holder[key]

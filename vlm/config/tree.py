@@ -50,7 +50,7 @@ def resolve(tree: dict[str, Any]) -> Config:
 
     Raises:
         UserError: A value is missing (``???``), or an interpolation leads nowhere, is circular, is neither of a key
-            nor of our formulas, or unfolds into more than a config needs.
+            nor of our formulas, or expands to too many values.
     """
     resolution = _Resolution(tree)
     try:

@@ -36,7 +36,7 @@ class ConvStem(nn.Sequential):
     Shapes:
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     Raises:
-        ValueError: patch_size is no power of two, or below 4.
+        ValueError: patch_size is not a power of two, or below 4.
     """
 
     def __init__(self, *, patch_size: Count, dim: Count, min_channels: Count = 32) -> None:
@@ -67,7 +67,7 @@ class ConvPoolStem(nn.Sequential):
     Shapes:
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     Raises:
-        ValueError: patch_size is no power of two, or too small; stride is not 1 or 2.
+        ValueError: patch_size is not a power of two, or too small; stride is not 1 or 2.
     """
 
     def __init__(self, *, patch_size: Count, dim: Count, channels: Count = 32, stride: Count = 2) -> None:

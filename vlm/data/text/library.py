@@ -155,7 +155,7 @@ class PieceModelTokenizer(Tokenizer):
             model = path.read_bytes()
             stated = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError, ValueError) as fault:
-            reason = "it is no model of SentencePiece" if isinstance(fault, RuntimeError) else fault
+            reason = "it is not a SentencePiece model" if isinstance(fault, RuntimeError) else fault
             raise UserError(f"{path} cannot be read ({reason}); give the file that SentencePiece wrote") from fault
         ids = {"pad": stated.pad_id(), "bos": stated.bos_id(), "eos": stated.eos_id()}  # -1 for one that it lacks
         if ids["eos"] < 0:

@@ -147,7 +147,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     def _sources(self, one: Any) -> list[Any]:
         if self.text_encoder is not None and (isinstance(one, str) or self.image_encoder is None):
             if not isinstance(one, str | Path):
-                raise UserError(f"a {type(one).__name__} is no text, and this model reads texts alone; give texts")
+                raise UserError(f"a {type(one).__name__} is not a text, and this model reads texts alone; give texts")
             return [one] if isinstance(one, str) else read_texts([str(one)], [])
         images, _ = several_images(one)
         return [Path(image) if isinstance(image, str) else image for image in images]
