@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, packed
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
 from vlm.errors import UserError
-from vlm.models.pretrained.folder import MAX_TEXT
 
 # Regular expressions that a file may hold: another could take any time on some text.
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -148,6 +147,8 @@ class PieceModelTokenizer(Tokenizer):
             UserError: It cannot be read, or has no end token.
         """
         import sentencepiece
+
+        from vlm.models.pretrained.folder import MAX_TEXT  # here, since it imports torch
 
         try:
             if path.stat().st_size > MAX_TEXT:
