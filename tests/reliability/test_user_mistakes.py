@@ -4,6 +4,7 @@ Each was tried by hand first, with odd photos and tables; here stands one of eac
 """
 
 import csv
+import os
 from io import StringIO
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_checkpoints import FILES, IMAGES
 from vlm.cli.main import run
 from vlm.training.run.fit import main
 
-CAPTIONER = str(FILES / "captioning.ckpt")
+CAPTIONER, CONTRASTIVE, ANSWERER = (str(FILES / f"{n}.ckpt") for n in ("captioning", "contrastive", "span_answering"))
 
 
 @pytest.fixture
@@ -92,6 +93,13 @@ def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, mo
         (["caption", "-c", CAPTIONER, ""], 2, "an input is empty; give image files"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--ban", ""], 2, "--ban, --require: a word is empty"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--require", " "], 2, "--ban, --require: a word is empty"),
+        (
+            ["classify", "-c", CONTRASTIVE, IMAGES[0], "--labels", os.devnull],
+            2,
+            f"{os.devnull}: is empty; write",
+        ),
+        (["answer", "-c", ANSWERER, os.devnull, "--question", "who?"], 1, f"{os.devnull}: is empty; give one"),
+        (["retrieve", "-c", CONTRASTIVE, IMAGES[0], "--text", " "], 2, "--text: is empty; give a text that images"),
         (["caption", IMAGES[0]], 2, "Missing option '-c' / '--checkpoint' (see vlm caption --help)"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--beam", "0"], 2, "Invalid value for '--beam'"),
     ],

@@ -59,7 +59,7 @@ class Skipped(str):
 
 def error_summary(skipped: Sequence[str]) -> str:
     """The part of an error message that shows the number of problems and the first one; empty if there are none."""
-    return f" ({len(skipped)} faults; the first: {skipped[0]})" if skipped else ""
+    return f" ({len(skipped)} fault{'s' * (len(skipped) > 1)}; the first: {skipped[0]})" if skipped else ""
 
 
 class Question(NamedTuple):

@@ -155,6 +155,8 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
         rows = "".join(read_lines(Path(file))).split("\n")
         lines += [line.rstrip("\r") for line in (rows if rows[-1] else rows[:-1])]
     lines = [*texts, *lines]
+    if files and not lines:
+        raise UserError(f"{files[0]}: is empty; write a text a line")
     if not lines:
         raise UserError(f"there is no text; give {named}, or a text a line on stdin")
     refuse_undecoded(lines)

@@ -160,6 +160,8 @@ class ImageRetriever(DualPredictor):
 
     def sources(self, inputs: Sequence[Any], options: RetrievalOptions) -> list[tuple[Any, Texts]]:
         texts = tuple(as_list(options.text))
+        if not all(map(str.strip, texts)):
+            raise UserError("--text: is empty; give a text that images are ranked by")
         refuse_undecoded(texts)
         return [(one, texts) for one in inputs]
 

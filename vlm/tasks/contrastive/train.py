@@ -102,7 +102,7 @@ class Contrastive(Task):
     def example(self, data: Data, folder: Path) -> str:
         split = data.split(data.final_split)
         captions = [self.field.references_of(split.record(at))[0] for at in range(min(CLASSES, len(split)))]
-        labels = " ".join(f"--label {shlex.quote(caption)}" for caption in captions)
+        labels = " ".join(f"--label {shlex.quote(caption)}" for caption in dict.fromkeys(captions))
         return f"vlm classify {example_image(data, folder)} {labels}"
 
 

@@ -139,7 +139,12 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
 
     def prepare(self, source: tuple[str | Path, list[str]], options: Any) -> tuple[str, list[str]]:
         text, questions = source
-        return text if isinstance(text, str) else "".join(read_lines(Path(text))), questions
+        content = text if isinstance(text, str) else "".join(read_lines(Path(text)))
+        if not content.strip():
+            raise UserError(
+                f"{'the text' if isinstance(text, str) else text}: is empty; give one that holds the answer"
+            )
+        return content, questions
 
     def predict(self, batch: Sequence[tuple[str, list[str]]], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
         for text, questions in batch:

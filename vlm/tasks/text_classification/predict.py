@@ -80,7 +80,7 @@ class TextClassifier(BatchPredictor, TextPredictor):
 
     def prepare(self, source: Sample, options: Any) -> Sample:
         if None in source or len(source) > 2:
-            texts = excerpt(" ".join(filter(None, source)))
+            texts = excerpt(" ".join(filter(None, source))) or "an empty text"
             remedy = "give TEXT<TAB>TEXT, or a --pair to each --text"
             raise UserError(f"{texts}: this model reads pairs of texts; {remedy}")
         return source
