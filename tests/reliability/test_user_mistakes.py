@@ -98,7 +98,7 @@ def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, mo
             2,
             f"{os.devnull}: is empty; write",
         ),
-        (["answer", "-c", ANSWERER, os.devnull, "--question", "who?"], 1, f"{os.devnull}: is empty; give one"),
+        (["answer", "-c", ANSWERER, os.devnull, "--question", "who?"], 2, f"{os.devnull}: is empty; give one"),
         (["retrieve", "-c", CONTRASTIVE, IMAGES[0], "--text", " "], 2, "--text: is empty; give a text that images"),
         (["caption", IMAGES[0]], 2, "Missing option '-c' / '--checkpoint' (see vlm caption --help)"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--beam", "0"], 2, "Invalid value for '--beam'"),
