@@ -14,6 +14,7 @@ from PIL import Image
 
 import vlm
 from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.errors import UserError
 from vlm.inference.text.text_words import word_probabilities
@@ -223,9 +224,10 @@ def test_what_is_not_ours_is_refused_in_a_line(folder: str, name: str, changes: 
     [
         (["evaluate", "data=shapes"], "reads its images inside prompts, which an evaluation does not write"),
         (["caption", "PHOTO", "--attention", "maps"], "of an image inside a prompt there are no maps"),
+        (["train", "model=pretrained", "model.path=FOLDER"], "which is used, not trained from; choose another"),
         (["export", "out"], "no class of Hugging Face computes a VisionLanguageModel of a ProjectedEncoder"),
     ],
-    ids=["evaluate", "attention", "export"],
+    ids=["evaluate", "attention", "train", "export"],
 )
 def test_what_a_folder_does_not_do_is_said_in_a_line(
     folder: str, tmp_path: Path, words: list[str], said: str, capsys: Any, monkeypatch: Any
@@ -233,7 +235,8 @@ def test_what_a_folder_does_not_do_is_said_in_a_line(
     monkeypatch.chdir(tmp_path)
     saved_image_text(folder, "smolvlm")
     (path,) = photos(tmp_path / "photos", 1)
-    assert command([path if word == "PHOTO" else word for word in words] + ["-c", folder]) == 2
+    words = [word.replace("PHOTO", path).replace("FOLDER", folder) for word in words]
+    assert command([*words, *([] if words[0] == "train" else ["-c", folder])]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -246,6 +249,17 @@ def test_the_page_and_the_words_of_a_text_begin_where_its_prompt_ends(folder: st
     probabilities = [value for _, value in word_probabilities(ours, ours.encode([prompted]), text.tokens)]
     assert len(text.tokens) == 6
     assert math.prod(probabilities) == pytest.approx(math.exp(text.logprob), rel=1e-3)
+
+
+@pytest.mark.parametrize("change", [{"states": 2**40}, {"form": 7}, {"tile": None}, {"more": 1}], ids=str)
+def test_a_damaged_form_of_a_checkpoint_is_refused(folder: str, tmp_path: Path, change: dict[str, Any]) -> None:
+    saved_image_text(folder, "smolvlm")
+    loaded = read(folder)
+    loaded["vlm"]["form"] |= change
+    write(tmp_path / "changed.ckpt", loaded)
+    with pytest.raises(UserError, match=r"changed\.ckpt") as caught:
+        Captioner(str(tmp_path / "changed.ckpt"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_captioner_of_images_alone_takes_no_prompt(capsys: Any) -> None:

@@ -28,6 +28,7 @@ KNOWN: Mapping[frozenset[str], str] = {
     _TURNS | {"<|begin_of_text|>"}: f"<|begin_of_text|>{_TURN}",  # Idefics3
 }
 FILMS = "<video>"
+MOST_STATES = 2**16  # of an image
 TEMPLATE = "chat_template"
 STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 
@@ -55,6 +56,13 @@ class PromptForm:
     form: str | None
     caption: str
     question: str
+
+    def __post_init__(self) -> None:
+        texts = (self.before, self.after, self.tile, self.form or "", self.caption, self.question)
+        if not all(type(text) is str for text in texts) or type(self.states) is not int:
+            raise ValueError("the form of its prompts is not one of texts and a number")
+        if not 0 < self.states <= MOST_STATES:
+            raise ValueError(f"{self.states} states of an image are not 1 to {MOST_STATES:,}")
 
     def state(self) -> dict[str, Any]:
         """The arguments, as plain containers."""

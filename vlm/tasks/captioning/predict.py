@@ -1,6 +1,6 @@
 """Captioning images with a trained model, and the command `caption`, which keeps files beside the captions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -87,6 +87,12 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
         self.form = PromptForm(**about["form"]) if "form" in about else None
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().describe(about)
+        if "form" in about:
+            yield f"prompt      {about['form']['form']!r}"
 
     def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
         """An image in the prompt of each question; None for a caption.

@@ -54,6 +54,10 @@ def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
 
     folder = str(fetched(place))
     specified, about = describe_folder(opened(folder))
+    if "form" in about:
+        raise UserError(
+            f"model.path={place}: holds a {about['origin']}, which is used, not trained from; choose another"
+        )
     task = choices.get("task") or specified.task
     whole = task == specified.task
     _check(folder, task, specified.parts, about["origin"], whole=whole)
