@@ -69,7 +69,7 @@ def test_a_long_run_says_what_would_shorten_it(clock) -> None:
     line, shorter = said(clock, seconds=6.0, batches=50, epochs=20, waits=0.5)
     assert "about 5 min an epoch" in line and "1 h 39 min to the end" in line
     assert "50% of the time it waits for data" in shorter
-    assert "data.image_size=112 (about a quarter of the 196 patches" in shorter
+    assert "data.image_size=112 (49 patches of an image instead of 196)" in shorter
     assert shorter.endswith("trainer.max_epochs=3 (15 min)")
 
 

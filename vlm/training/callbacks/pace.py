@@ -73,7 +73,7 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
     patches = _patches(task, size)
     if patches > FEW_PATCHES:
         half = -(-size // 32) * 16
-        yield f"data.image_size={half} (about a quarter of the {patches} patches of an image)"
+        yield f"data.image_size={half} ({patches * half**2 // size**2} patches of an image instead of {patches})"
     by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
     most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
     yield f"trainer.{most} ({duration(LONG)})"
