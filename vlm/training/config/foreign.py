@@ -31,7 +31,8 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
     if asked := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
         raise UserError(f"{asked[0]}: {path} holds a model for {task}; leave the override out")
     own = [text for text in overrides if not text.startswith("task=")]
-    return compose([f"task={task}", *_sizes(about), *own], check)
+    no_choice = "callbacks.checkpoints=null"  # no split chose these weights
+    return compose([f"task={task}", no_choice, *_sizes(about), *own], check)
 
 
 def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
