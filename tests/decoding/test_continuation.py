@@ -117,3 +117,19 @@ def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context
             texts[item.prompt].append(item.token)
     assert texts == [alone(row, end) for row in range(4)]
     assert len({tuple(text) for text in texts}) > 1
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
+def test_the_cache_is_as_long_as_the_texts_and_not_as_the_window(scramble, monkeypatch, positions):
+    """Of a window of 100,000 tokens it would take gigabytes."""
+    made = {**POSITIONS, "relative": lambda: RelativeBias(num_heads=N, max_len=4096)}[positions]()
+    long = scramble(Decoder(vocab_size=V, max_len=4096, dim=D, depth=2, num_heads=N, positions=made))
+    rooms, start = [], long.start
+    monkeypatch.setattr(long, "start", lambda *args, **more: rooms.append(more["max_len"]) or start(*args, **more))
+    texts, logprobs = run(long, PROMPTS, seed=3)
+    assert rooms == [64]
+    for prompt, text, logs in zip(PROMPTS, texts, logprobs, strict=True):
+        expected, scores = without_cache(long, prompt, max_tokens=20, seed=3, sampling=Sampling())
+        assert text == expected and logs == pytest.approx(scores, abs=1e-4)
+    run(long, PROMPTS, max_tokens=80)
+    assert rooms[1:] == [128]

@@ -14,6 +14,8 @@ from vlm.nn.step import replay
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 
+ROOM = 64  # lengths of a cache are multiples of this, so that a GPU records few different steps
+
 
 @dataclass(frozen=True)
 class SampledToken:
@@ -54,6 +56,9 @@ def continue_texts(
     numbers = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
+    # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
+    longest = max(map(len, texts), default=0) + max_tokens
+    room = min(decoder.max_len, longest + -longest % ROOM)
     ended: set[int] = set()
     steps: Stepper | None = None
     tokens, begins = torch.empty(0), [-1] * len(texts)
@@ -67,7 +72,7 @@ def continue_texts(
             begins = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
             index = torch.tensor(rows, device=device)
             seen = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
-            steps, logits = _read(seen, decoder, device, None if context is None else context.rows(index))
+            steps, logits = _read(seen, decoder, room, None if context is None else context.rows(index))
             drawing = draws[index]
         else:
             logits = steps.logits(tokens[:, None])  # (R, V)
@@ -97,12 +102,10 @@ def context_begin(length: int, window: int) -> int:
     return 0 if length <= window else -(-(length - window) // stride) * stride
 
 
-def _read(
-    texts: list[list[int]], decoder: Decoder, device: torch.device, context: Context | None
-) -> tuple[Stepper, Tensor]:
-    """Reads texts of different lengths, right-aligned."""
-    tokens, starts = aligned(texts, device)
-    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=decoder.max_len, starts=starts, beams=1))
+def _read(texts: list[list[int]], decoder: Decoder, room: int, context: Context | None) -> tuple[Stepper, Tensor]:
+    """Reads texts of different lengths, right-aligned; `room` is the number of tokens that are kept."""
+    tokens, starts = aligned(texts, decoder.token_embed.weight.device)
+    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=room, starts=starts, beams=1))
     return steps, steps.logits(tokens)
 
 
