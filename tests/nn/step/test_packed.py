@@ -11,6 +11,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
+from vlm.nn.step import packed
 from vlm.nn.step.packed import PackedLinear, PackedMLP, prepack, prepack_for_decoding
 
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
@@ -55,10 +56,12 @@ DECODERS = {
 }
 
 
+@pytest.mark.parametrize("wide", [0, packed.WIDE])
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("options", DECODERS)
-def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str) -> None:
+def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, wide: int, monkeypatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(packed, "WIDE", wide)
     plain = Decoder(vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, **DECODERS[options]()).eval()
     laid_out = copy.deepcopy(plain)
     prepack_for_decoding(laid_out, rows=rows)

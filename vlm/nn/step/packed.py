@@ -11,6 +11,7 @@ from vlm.nn.vocabulary_loss import Head
 from vlm.tuning import return_freed_memory
 
 FEW_ROWS = 8  # batch size that the layout is optimised for; others work too
+WIDE = 384  # width D from which packed products of one row in float32 are not slower
 
 # Activations that oneDNN fuses into a product: name and algorithm.
 FUSED = {
@@ -105,8 +106,8 @@ def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> boo
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     """Packs the weights that decode steps use on a CPU: linear layers of all blocks, and the head. Results stay equal.
 
-    For several rows, packed layers halve the time. For one row in float32 they take longer: 1.2 to 2 times as long
-    with MKL on AVX512.
+    For several rows, packed layers halve the time. For one row in float32, the call costs more than it saves if layers
+    are small.
 
     Args:
         rows: Typical number of texts decoded at once, beams included.
@@ -115,7 +116,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     weight = head.weight
     if weight.device.type != "cpu":
         return
-    if _can_pack(weight) and (rows > 1 or weight.dtype != torch.float32):
+    if _can_pack(weight) and (rows > 1 or weight.dtype != torch.float32 or weight.shape[1] >= WIDE):
         prepack(decoder)
         product = PackedLinear(weight, head.bias).function()
         decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
