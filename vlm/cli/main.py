@@ -146,7 +146,10 @@ def _report(command: Callable[[], int | None]) -> int:
         print_error(fault)
         return fault.status
     except usage_error as fault:
-        if reason := fault.format_message():  # type: ignore[attr-defined]
+        reason = fault.format_message()  # type: ignore[attr-defined]
+        if type(fault).__name__ == "NoArgsIsHelpError":  # whose message is the help
+            print(reason, file=sys.stderr)
+        elif reason:
             typed = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
             print_error(f"{reason.rstrip('.')} (see {typed} --help)")
         return 2

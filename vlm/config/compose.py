@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vlm.config.leftover import drop_leftovers
 from vlm.config.override import parse, quote, read, resolve_others, update
-from vlm.config.target import find, trust
+from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
@@ -178,7 +178,9 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
             _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
     if target := _stand_in(tree):
         return composed(options, _expanded(target, tree, chosen, given), sweeping)
-    trust(*(str(override.value()) for override in values if override.key_or_group == "trust" and override.value()))
+    for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
+        check_package(str(package))
+        trust(str(package))
     groups = [group for group in tree.hydra.runtime.choices if not group.startswith("hydra/")]
     with open_dict(tree):
         del tree["hydra"]

@@ -31,16 +31,19 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def trust(*packages: str) -> None:
-    """Allows ``_target_`` to name classes of these packages, for the rest of the process.
+    """Allows ``_target_`` to name classes of these packages, for the rest of the process."""
+    _allowed.extend(package for package in packages if package not in _allowed)
+
+
+def check_package(package: str) -> None:
+    """Checks that a package that the user trusts is there.
 
     Raises:
-        UserError: There is no such package.
+        UserError: It is not.
     """
-    for package in packages:
-        first = package.split(".")[0]
-        if first not in sys.modules and (not first.isidentifier() or find_spec(first) is None):
-            raise UserError(f"trust={package}: there is no such package; install it, or set PYTHONPATH to its folder")
-    _allowed.extend(package for package in packages if package not in _allowed)
+    first = package.split(".")[0]
+    if first not in sys.modules and (not first.isidentifier() or find_spec(first) is None):
+        raise UserError(f"trust={package}: there is no such package; install it, or set PYTHONPATH to its folder")
 
 
 def trusted() -> tuple[str, ...]:
