@@ -137,6 +137,10 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
     assert command(["answer", *words, "--question", "what?", "--question", "why?", "--beam", "2"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["image"], one["question"]) for one in answers] == [(p, q) for p in paths for q in ("what?", "why?")]
+    assert command(["answer", *words, "--question", "what?", "--results", "2", "--beam", "2"]) == 0
+    said = capsys.readouterr()
+    ranked = [json.loads(line) for line in said.out.splitlines()]
+    assert [one["rank"] for one in ranked] == [1, 2, 1, 2] and "fewer texts" not in said.err
     model = vlm.load(folder, device="cpu")
     assert model.caption(paths, max_tokens=4)[0].text == captions[0]
     both = model.answer(paths[0], question=["what?", "why?"], beam=2, max_tokens=4)
@@ -177,11 +181,12 @@ def test_a_strange_chat_template_needs_a_whole_prompt_and_is_never_run(
     ("values", "words"),
     [
         ({"prompt": "say {"}, "has no {} for the question"),
+        ({"trace": "tree.json", "beam": "2"}, "--trace: is for captions"),
         ({"prompt": "{} <image> <image>"}, "has 2 <image>; give one with <image> once"),
         ({"question": "what is <image> here?"}, "holds <image>, which has a meaning of its own; leave it out"),
         ({"question": "word " * 2000}, "it has no room in the model's 2048; shorten it"),
     ],
-    ids=["no place", "two images", "special", "long"],
+    ids=["no place", "trace", "two images", "special", "long"],
 )
 def test_prompts_that_cannot_be_read_are_refused_in_a_line(
     folder: str, tmp_path: Path, values: dict[str, str], words: str, capsys: Any

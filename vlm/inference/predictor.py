@@ -195,6 +195,10 @@ class Predictor(ABC):
         """Shows texts on a terminal as they grow, where the task has a form of its own for that: a `TerminalWriter`."""
         return None
 
+    def counts(self, result: Any) -> list[int]:
+        """Numbers of texts of a result: one, unless an input is asked several questions."""
+        return [len(result)]
+
     def width(self, options: Any) -> int:
         """Number of rows of the batch that an input takes."""
         return 1

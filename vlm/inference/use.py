@@ -121,7 +121,7 @@ def answers(predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepac
             raise outcome.result
         found.append((outcome.source, outcome.result))
     results = [result for _, result in predictor.gathered(found, options)]
-    if (line := _fewer(results, options)) is not None:
+    if (line := _fewer(predictor, results, options)) is not None:
         warnings.warn(line, stacklevel=4)
     return [predictor.answer(result, options) for result in results]
 
@@ -170,7 +170,7 @@ def write_results(
             continue
         for number, record in enumerate(predictor.record(source, result, options, form=records.form)):
             records.write({**record, **added[number]} if added else record)
-    if (line := _fewer(results, options)) is not None:
+    if (line := _fewer(predictor, results, options)) is not None:
         print(line, file=sys.stderr)
     return status if not faults else 1 if results else faults[0].status
 
@@ -187,6 +187,8 @@ def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
     return status
 
 
-def _fewer(results: Sequence[Any], options: Any) -> str | None:
+def _fewer(predictor: Predictor, results: Sequence[Any], options: Any) -> str | None:
     """A message if inputs have fewer texts than requested."""
-    return shortfall(map(len, results), options.results) if isinstance(options, DecodingOptions) else None
+    if not isinstance(options, DecodingOptions):
+        return None
+    return shortfall((count for result in results for count in predictor.counts(result)), options.results)

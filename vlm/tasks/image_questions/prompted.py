@@ -35,6 +35,8 @@ class PromptedAnswerer(ImageWriter):
         super().check_options(options)
         if self.form is None:
             raise UserError("this model writes captions and reads no questions; use `vlm caption`")
+        if options.trace is not None:
+            raise UserError("--trace: is for captions, one tree an image; leave it out")
         if (prompt := prompt_of(options.prompt)) is not None and "{}" not in prompt:
             raise UserError("--prompt: has no {} for the question; put it where the question stands")
 
@@ -47,7 +49,7 @@ class PromptedAnswerer(ImageWriter):
         return self.prompted(image, options, *questions)
 
     def results(  # type: ignore[override]  # a list for each question of an image
-        self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None, trees: dict[int, Any] | None = None
+        self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, list[list[Text]]]]:
         """The answers to the questions about each image, in their order, as soon as all are there."""
         owners, missing, found = list[int](), dict[int, int](), dict[int, list[Text]]()
@@ -60,7 +62,7 @@ class PromptedAnswerer(ImageWriter):
                 yield None if batch is None else [prompt for asked in batch for prompt in asked]
 
         seen = None if watch is None else lambda place, texts: watch(owners[place], texts)
-        for place, texts in super().results(prompts(), options, watch=seen, trees=trees):
+        for place, texts in super().results(prompts(), options, watch=seen):
             found[place], owner = texts, owners[place]
             missing[owner] -= 1
             if not missing[owner]:
@@ -70,6 +72,9 @@ class PromptedAnswerer(ImageWriter):
     def answer(self, result: list[list[Text]], options: Any) -> Any:  # type: ignore[override]
         answers = [one_or_list(texts, options) for texts in result]
         return answers[0] if isinstance(options.question, str) else answers
+
+    def counts(self, result: list[list[Text]]) -> list[int]:
+        return [len(texts) for texts in result]
 
     def name_of(self, source: Any) -> str:
         return str(source[0])
