@@ -87,7 +87,7 @@ def test_a_class_of_another_package_needs_trust(package):
     assert "mine" not in sys.modules
     for trust in ("mine", "mine.nets"):
         assert type(ckpt.load_model(whole, trust=trust)).__name__ == "Net"
-    with pytest.raises(UserError, match="no module class"):
+    with pytest.raises(UserError, match="not a module class"):
         rebuild({"name": "mine.nets.nn", "args": {}}, trust="mine")
 
 
