@@ -16,6 +16,7 @@ import hugging
 import pytest
 from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
+from image_text import saved_image_text
 from journey import draw_classes
 from PIL import Image
 from small import TASKS as SMALL
@@ -354,6 +355,7 @@ FOLDERS = {
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
     "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
+    "paligemma-3b": lambda folder: saved_image_text(folder, "paligemma"),
     "smollm2.gguf": lambda path: save_gguf(path, *decoder("tied")),
     "book.txt": lambda path: path.write_text("\n".join(hugging.TEXTS * 20)),
     "birds": lambda folder: draw_classes(folder, {"wren": (200, 90, 40), "tit": (60, 90, 200)}, count=20),

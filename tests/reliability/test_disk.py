@@ -84,9 +84,9 @@ def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
 
     write = run.keep_results
 
-    def late(*args):
+    def late(*args, **options):
         fill(disk)
-        write(*args)
+        write(*args, **options)
 
     monkeypatch.setattr(run, "keep_results", late)
     assert main([*SMALL, f"runs={disk}", "trainer.max_epochs=1"]) == 1

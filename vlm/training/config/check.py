@@ -112,8 +112,12 @@ def _refuse(faults: list[str]) -> None:
 def named_faults(config: dict[str, Any]) -> list[str]:
     """An error for each field, callback or logger that is not a node; the latter may be null."""
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
-    return [
-        f"{key}.{name}: {short_text(node)} names nothing to build; give it a _target_"
+    what = "names nothing to build; give it a _target_"
+    faults = [
+        f"{key}: {short_text(nodes)} {what}" for key, nodes in parts.items() if nodes and not isinstance(nodes, dict)
+    ]
+    return faults or [
+        f"{key}.{name}: {short_text(node)} {what}"
         for key, nodes in parts.items()
         for name, node in (nodes or {}).items()
         if not (isinstance(node, dict) and "_target_" in node) and (node is not None or key == "task.fields")
