@@ -67,7 +67,7 @@ def test_a_model_of_sentencepiece_alone_is_a_tokenizer(tmp_path, options, ids, s
 def test_a_model_that_is_none_is_a_line(tmp_path):
     piece_model(tmp_path / "endless", eos_id=-1)
     (tmp_path / "text.model").write_text("no model")
-    for name, line in (("none", "No such file"), ("text", "no model of SentencePiece"), ("endless", "no end token")):
+    for name, line in (("none", "No such file"), ("text", "not a SentencePiece model"), ("endless", "no end token")):
         with pytest.raises(UserError, match=rf"{name}\.model.*{line}") as caught:
             PretrainedTokenizer(path=str(tmp_path / f"{name}.model")).fit([])
         assert "\n" not in str(caught.value)

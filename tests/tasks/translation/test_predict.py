@@ -130,7 +130,7 @@ def test_wrong_use_is_named(checkpoint, arguments, named, capsys):
 def test_no_text_is_named(checkpoint, tmp_path, capsys, monkeypatch):
     (tmp_path / "empty.txt").write_text("")
     assert run(["translate", str(tmp_path / "empty.txt"), "-c", checkpoint]) == 2
-    assert "there is no text" in capsys.readouterr().err
+    assert "empty.txt: is empty" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert run(["translate", "-c", checkpoint]) == 2
     assert "there is no text" in capsys.readouterr().err
