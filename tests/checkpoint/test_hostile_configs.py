@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_decoder, saved_gpt2
+from mutations import change
 from transformers import BertForSequenceClassification
 
 from vlm.checkpoint.load import load_model, read
@@ -27,7 +28,6 @@ FOLDERS = {
     "dinov2": (lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (IMAGES,)),
     "siglip": (lambda folder: saved(folder, CLASSIFIERS["siglip"]()), (IMAGES,)),
 }
-VALUES = [None, True, "", "many", "1e9", [], [1, 2], {}, {"a": 1}, -1, 0, 3, 7, 0.5, 1e9, 10**9, 10**30, float("nan")]
 FILES = ("config.json", "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json")
 SIZES = re.compile("size|num|eps|act|n_|vocab|position|label")  # keys that mostly matter
 MUTATIONS = 36  # a folder
@@ -42,28 +42,6 @@ def originals(tmp_path_factory):
     return root
 
 
-def places(value, path=()):
-    """The paths of all values in a file."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield (*path, key)
-        yield from places(value[key], (*path, key))
-
-
-def mutated(content, chance):
-    """A file with a value that is another, gone or renamed."""
-    found = [*places(content)]
-    sizes = [one for one in found if SIZES.search(str(one[-1]))]
-    *path, last = chance.choice(sizes if sizes and chance.random() < 0.6 else found)
-    part = content
-    for key in path:
-        part = part[key]
-    if isinstance(part, dict) and chance.random() < 0.2:
-        part.pop(last)
-    else:
-        part[last] = chance.choice(VALUES)
-    return f"{'.'.join(map(str, [*path, last]))}={json.dumps(part.get(last) if isinstance(part, dict) else part[last])}"
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", FOLDERS)
 def test_any_config_is_read_or_refused_in_a_line(originals, tmp_path, name):
@@ -72,7 +50,7 @@ def test_any_config_is_read_or_refused_in_a_line(originals, tmp_path, name):
         folder = shutil.copytree(originals / name, tmp_path / str(number))
         file = folder / chance.choice([file for file in FILES if (folder / file).is_file()])
         content = json.loads(file.read_text())
-        what = f"{file.name}: {mutated(content, chance)}"
+        what = f"{file.name}: {change(content, chance, mostly=SIZES)}"
         file.write_text(json.dumps(content))
         started = time.process_time()
         try:

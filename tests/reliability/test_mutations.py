@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutations import VALUES, change
 from small import command
 
 from vlm.cli.main import run as vlm
@@ -21,7 +22,6 @@ from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample"
-VALUES = [None, True, "", "many", "1e9", [], [1, 2], {}, {"a": 1}, -1, 0, 3, 7, 0.5, 1e9, 10**9, 10**30, float("nan")]
 SECONDS, MEGABYTES = 5, 1000
 
 pytestmark = pytest.mark.slow
@@ -42,26 +42,6 @@ def tried(function, argv, what, capfd):
     assert len(errors) == (status != 0) or "something would spoil a run" in output.out, (what, errors)
     assert seconds < SECONDS and grown < MEGABYTES, (what, seconds, grown)
     return status
-
-
-def places(value, path=()):
-    """The path of every value in nested dicts and lists."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield (*path, key)
-        yield from places(value[key], (*path, key))
-
-
-def changed(content, dice):
-    """What was changed in the content: a value that is another one, or is gone."""
-    *path, last = dice.choice([*places(content)])
-    part = content
-    for key in path:
-        part = part[key]
-    if isinstance(part, dict) and dice.random() < 0.2:
-        part.pop(last)
-        return f"without {'.'.join(map(str, [*path, last]))}"
-    part[last] = dice.choice(VALUES)
-    return f"{'.'.join(map(str, [*path, last]))}={part[last]!r}"
 
 
 def damaged(content, dice):
@@ -88,7 +68,7 @@ def test_any_checkpoint_is_used_or_refused(kind, tmp_path, capfd):
             what = f"bytes {number}"
         else:
             content = torch.load(io.BytesIO(whole), weights_only=True)
-            what = changed(content["vlm"] if dice.random() < 0.8 else content, dice)
+            what = change(content["vlm"] if dice.random() < 0.8 else content, dice)
             torch.save(content, path)
         argv = ["caption", str(SAMPLE / "test-0-000000.png"), "-c", str(path)]
         statuses.append(tried(vlm, argv, what, capfd))
@@ -128,7 +108,7 @@ def test_any_table_is_read_or_refused(kind, tmp_path, capfd):
         path = tmp_path / f"table{number}.{kind}"
         if kind == "jsonl" and dice.random() < 0.5:
             content = rows()
-            what = changed(content, dice)
+            what = change(content, dice)
             path.write_text("\n".join(map(json.dumps, content)))
         else:
             path.write_bytes(damaged(whole, dice))

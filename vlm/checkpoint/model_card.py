@@ -76,7 +76,7 @@ def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _command(typed: Any) -> str:
-    """The command that a run was started with, as an indented block; of an older checkpoint nothing is known."""
+    """The command that started the run, as an indented block; empty for older checkpoints, which do not store it."""
     if not isinstance(typed, list):
         return ""
     public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # a home's name is nobody's business

@@ -86,7 +86,7 @@ def interpolated(stored: Any) -> dict[str, Any]:
 
 
 def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any) -> str | None:
-    """The interpolation that a value of an older config came from; None if it was changed since."""
+    """Returns the interpolation that gave a value of an older config, or None if the value was overridden."""
     if ... in (value, fed):
         return None
     if target not in stored["computed"]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from vlm.errors import UserError
 from vlm.io.output import Output, Records
+from vlm.io.parquet import require_pyarrow
 
 FORMS = ("npy", "parquet")
 
@@ -34,11 +35,7 @@ class VectorRecords(Records):
         if output.path is None:
             raise UserError(f"--format {form} needs --out FILE")
         if form == "parquet":
-            try:
-                import pyarrow.parquet  # noqa: F401
-            except ImportError as fault:
-                line = 'parquet: needs the package pyarrow; pip install "vlm-lightning[parquet]"'
-                raise UserError(line) from fault
+            require_pyarrow("--format parquet")
         self.form, self.output = form, output
         self._rows: list[Mapping[str, Any] | None] = []
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from vlm.data.records import SPLITS
 from vlm.errors import UserError, printable
+from vlm.io.parquet import require_pyarrow
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 SUFFIXES = (*PARQUET, *ARROW)
@@ -93,10 +94,7 @@ def open_columns(path: Path) -> "Columns":
     Raises:
         UserError: The file cannot be read, or pyarrow is missing.
     """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as fault:
-        raise UserError(f"{path}: needs the package pyarrow; pip install 'vlm-lightning[parquet]'") from fault
+    require_pyarrow(str(path))
     return (_Parquet if path.suffix.lower() in PARQUET else _Arrow)(path)
 
 

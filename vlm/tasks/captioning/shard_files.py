@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm.errors import UserError
+from vlm.io.parquet import require_pyarrow
 
 FORMS = ("jsonl", "parquet")
 
@@ -19,11 +20,7 @@ def chosen_form(form: str) -> str:
     if form not in ("text", *FORMS):
         raise UserError(f"--format {form}: does not go with shards; choose jsonl or parquet")
     if form == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as fault:
-            line = '--format parquet: needs the package pyarrow; pip install "vlm-lightning[parquet]"'
-            raise UserError(line) from fault
+        require_pyarrow("--format parquet")
     return "jsonl" if form == "text" else form
 
 
