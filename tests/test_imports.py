@@ -29,7 +29,7 @@ LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.folder", "s
 LAZY |= {("vlm.models.pretrained.gguf.tensors", "gguf")}
 LAZY |= {("vlm.checkpoint.hub", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
 LAZY |= {("vlm.tasks.captioning.shard_files", "pyarrow"), ("vlm.tasks.captioning.ray_captions", "ray")}
-LAZY |= {("vlm.io.vectors", "pyarrow")}
+LAZY |= {("vlm.io.vectors", "pyarrow"), ("vlm.io.parquet", "pyarrow")}
 INFERENCE = {"torch", "numpy", "PIL", "regex", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}
 
 

@@ -14,4 +14,4 @@ def require_pyarrow(what: str) -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as fault:
-        raise UserError(f"{what}: needs the package pyarrow; pip install 'vlm-lightning[parquet]'") from fault
+        raise UserError(f'{what}: needs the package pyarrow; pip install "vlm-lightning[parquet]"') from fault
