@@ -126,6 +126,7 @@ def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeyp
 
 @pytest.mark.parametrize("options", [["--min-tokens", "40"], ["--require", "red " * 40]])
 def test_more_tokens_than_a_text_has_room_for_are_refused_at_the_start(options, capsys):
+    pytest.importorskip("uvicorn")  # of the extra `serve`
     assert run(["serve", "-c", CAPTIONER, *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {options[0]}: ")
@@ -224,6 +225,7 @@ def test_an_input_at_fault_has_its_fault_for_an_answer(captions):
 
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--language", "de"]])
 def test_options_that_do_not_go_with_the_model_are_refused_at_the_start(options, capsys):
+    pytest.importorskip("uvicorn")  # of the extra `serve`
     assert run(["serve", "-c", tiny("classification"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"error: {options[0]}: a model for classification takes none")
 
