@@ -4,8 +4,8 @@
 
 One text, greedy, without an end. Ours and `transformers` compute in float32 with the same weights: `transformers` reads
 what `vlm export` writes, as it comes, and compiled with a static cache, as its documentation advises. llama.cpp
-computes with the file's own blocks. Sides take turns, each in a process of its own with one call before those that
-are timed; the best of all turns is shown. Writing one token is the prompt's time, and what more takes longer the new
+computes with the file's own blocks. Sides take turns, each in a process of its own that makes the same calls once
+before they are timed; the best of all turns is shown. Writing one token is the prompt's time, and what more takes longer the new
 text's. Memory is the most that a process had. `--threads 1 --cpu` counts the processor's time, for a busy machine.
 """
 
@@ -92,7 +92,8 @@ def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], 
     clock = time.process_time if cpu else time.perf_counter
     tune()  # of all sides alike
     write = SIDES[side](path, folder, threads)
-    write(prompt, 2)
+    for count in (1, new + 1):  # what is compiled is compiled for these lengths
+        write(prompt, count)
     start = clock()
     write(prompt, 1)
     first = clock() - start

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from vlm.models.pretrained.architecture import Architecture, architecture_of
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import Part
 
-AT_ONCE = 2**26  # bytes of weights that are read before their file is opened anew
+MAPPED = 2**20  # bytes up to which a tensor is read at once
 MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
 OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
@@ -204,15 +203,17 @@ class Folder:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields names and tensors of a file, which take memory once they are read, until all of AT_ONCE are let go."""
+    """Yields names and tensors of a file. A large one is mapped by itself, and its memory is freed with it."""
     from safetensors import safe_open
 
+    large: list[str] = []
     with safe_open(path, framework="pt") as file:
-        names = deque(file.keys())
-    while names:
+        for name in file.keys():  # noqa: SIM118  # not a dict
+            tensor = file.get_tensor(name)
+            if tensor.nbytes > MAPPED:
+                large.append(name)
+            else:
+                yield name, tensor.clone()
+    for name in large:
         with safe_open(path, framework="pt") as file:
-            read = 0
-            while names and read < AT_ONCE:
-                tensor = file.get_tensor(names[0])
-                read += tensor.nbytes
-                yield names.popleft(), tensor
+            yield name, file.get_tensor(name)

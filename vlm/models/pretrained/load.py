@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.folder import AT_ONCE, Folder
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import grid_side, sizes_built
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
@@ -28,6 +28,7 @@ SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under mode
 NEVER = ("prefix", "vocabulary_head", "context_dim", "image_size")
 POSITIONS = "positions.weight"
 SHOWN = 20  # faults, at most
+LARGE = 2**26  # bytes of a tensor that is copied before others
 # The remedy for a value that other parts of the config depend on.
 REMEDIES = {
     "vocab_size": "choose the tokenizer it was trained with, of {} tokens",
@@ -247,7 +248,7 @@ def _make(
     tensors, faults = {}, []
     uses = Counter(name for names, *_ in weights.values() for name in names)
     # The largest first: a copy beside its original is then no more than what is still to come.
-    large = {name for name, tensor in state.items() if tensor.nbytes > AT_ONCE}
+    large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
     for name, (names, make, _) in sorted(weights.items(), key=lambda one: one[0] not in large):
         unfit = list(_unfit(name, names, stored, folder, whole=not state[name].is_floating_point()))
         faults += unfit

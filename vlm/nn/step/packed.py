@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,22 +86,21 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
         wanted: Selects layers by name and layer; called with the first layer of an MLP.
     """
     for block in [module for module in model.modules() if isinstance(module, Block)]:
-        if _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer)):
-            return_freed_memory()
+        _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
 
 
-def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> bool:
-    """Packs layers of a module; returns False if there were none."""
-    packed = False
-    for name, child in list(module.named_children()):
+def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
+    for name in [name for name, _ in module.named_children()]:
+        child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as soon as it is packed
         if type(child) is MLP and wanted(name, child.fc1):
             setattr(module, name, PackedMLP(child))
         elif type(child) is nn.Linear and wanted(name, child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
-        elif not _prepack(child, wanted):
+        else:
+            _prepack(child, wanted)
             continue
-        packed = True
-    return packed
+        del child
+        return_freed_memory()
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
@@ -118,6 +118,8 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         return
     if _can_pack(weight) and (rows > 1 or weight.dtype != torch.float32 or weight.shape[1] >= WIDE):
         prepack(decoder)
+        if rows == 1 and weight.dtype != torch.float32:
+            return  # the head's weight, often the embedding's too, is then not copied, and its product is no slower
         product = PackedLinear(weight, head.bias).function()
         decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
     else:
