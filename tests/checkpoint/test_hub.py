@@ -66,7 +66,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
 
 
 def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], folder: Path) -> None:
-    found, local = (Pretrained.overrides(str(place), {}) for place in ("hf:org/tiny", folder))
+    found, local = (Pretrained.overrides({"path": str(place)}, {}) for place in ("hf:org/tiny", folder))
     cached = str(fetched("hf:org/tiny"))
     assert "model.init_from=hf:org/tiny" in found  # which other machines know too
     same = [text.replace(cached, "X").replace("hf:org/tiny", "X") for text in found]

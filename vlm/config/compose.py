@@ -195,25 +195,25 @@ def _stand_in(tree: DictConfig) -> str:
 
 
 def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
-    """Overrides with those of the model that a Hugging Face folder holds in the place of `model=pretrained`.
+    """Overrides with those of a model that is described elsewhere in the place of `model=pretrained` and its keys.
 
     Args:
         chosen: Overrides that choose options.
         given: All of them.
     """
-    replaced = [override for override in given if override.key_or_group in ("model", "model.path")]
+    kind: Any = find(target)
+    read = {"model", *(f"model.{name}" for name in kind.reads)}
+    replaced = [override for override in given if override.key_or_group in read]
     if swept := [override.input_line for override in replaced if override.is_sweep_override()]:
         raise UserError(f"{swept[0]}: cannot be swept over; give one at a time")
-    paths = [override.value() for override in replaced if override.key_or_group == "model.path"]
-    path = paths[-1] if paths else None if OmegaConf.is_missing(tree.model, "path") else tree.model.path
-    if not path:
-        raise UserError("model.path: has no value; give model.path=FOLDER")
+    values = {name: OmegaConf.select(tree.model, name) for name in kind.reads}
+    values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
     choices = dict(tree.hydra.runtime.choices)
     if not choices.get("experiment"):  # which chooses for itself
         typed = {text.lstrip("+").partition("=")[0] for text in chosen}
         choices = {group: option for group, option in choices.items() if group in typed}
     own = [str(override.input_line) for override in given if override not in replaced]
-    return [*find(target).overrides(str(path), choices), *own]  # type: ignore[attr-defined]
+    return [*kind.overrides(values, choices), *own]
 
 
 def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from vlm.errors import Count, Injected
+from vlm.errors import Count, UserError
 from vlm.models.context import Context
 from vlm.nn.blocks import ACTIVATIONS
 
@@ -20,16 +20,24 @@ class LinearProjector(nn.Module):
         bias: Whether the layer has biases.
     Shapes:
         states (B, S, C), row by row of a square grid if shuffle > 1 -> (B, S / shuffle², D)
+    Raises:
+        UserError: The grid is not square, or its side no multiple of shuffle.
     """
 
-    def __init__(self, *, context_dim: Injected[int], dim: Count, shuffle: Count = 1, bias: bool = True) -> None:
+    def __init__(self, *, context_dim: Count, dim: Count, shuffle: Count = 1, bias: bool = True) -> None:
         super().__init__()
         self.shuffle = shuffle
         self.fc = nn.Linear(context_dim * shuffle**2, dim, bias=bias)
 
     def forward(self, states: Tensor) -> Tensor:
         if self.shuffle > 1:
-            side = isqrt(states.shape[1]) // self.shuffle
+            count = states.shape[1]
+            side = isqrt(count) // self.shuffle
+            if (side * self.shuffle) ** 2 != count:
+                raise UserError(
+                    f"model.projector.shuffle: {count} states of an image are no square grid whose side is a multiple "
+                    f"of {self.shuffle}; set it to 1, or change data.image_size"
+                )
             cells = states.unflatten(1, (side, self.shuffle, side, self.shuffle))  # (B, rows, i, columns, j, C)
             states = cells.transpose(2, 3).flatten(3).flatten(1, 2)
         return self.fc(states)
@@ -48,7 +56,7 @@ class MLPProjector(nn.Module):
     def __init__(
         self,
         *,
-        context_dim: Injected[int],
+        context_dim: Count,
         dim: Count,
         activation: Literal["relu", "gelu", "gelu_tanh", "quick_gelu"] = "gelu",
         bias: bool = True,

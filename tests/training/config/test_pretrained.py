@@ -138,7 +138,7 @@ def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
 def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task, words):
     save(tmp_path / "theirs")
     with pytest.raises(UserError, match=words):
-        Pretrained.overrides(str(tmp_path / "theirs"), task)
+        Pretrained.overrides({"path": str(tmp_path / "theirs")}, task)
 
 
 DECODER = ["trainer.max_steps=2", "test=false", "data.max_len=32"]
@@ -222,5 +222,5 @@ def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, 
 def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
     saved(tmp_path / "theirs", next(iter(ENCODERS.values()))())
     folder = str(tmp_path / "theirs")
-    assert "optim.lr=3e-4" in Pretrained.overrides(folder, {"task": "captioning"})
-    assert "optim.lr=5e-5" in Pretrained.overrides(folder, {"task": "classification"})
+    assert "optim.lr=3e-4" in Pretrained.overrides({"path": folder}, {"task": "captioning"})
+    assert "optim.lr=5e-5" in Pretrained.overrides({"path": folder}, {"task": "classification"})

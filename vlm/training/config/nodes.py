@@ -7,7 +7,7 @@ from vlm.config.build import takes
 from vlm.training.data_module import Data
 
 # Groups under `model` that other keys refer to; the model's class does not take them.
-BESIDE = ("size", "position", "fusion", "adapt")
+BESIDE = ("size", "position", "projector", "fusion", "adapt")
 
 
 def data_node(config: dict[str, Any]) -> dict[str, Any]:

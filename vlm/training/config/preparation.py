@@ -13,6 +13,7 @@ SHOWN = ("resize", "interpolation", "crop")  # training shows of an image what e
 def prepared(config: dict[str, Any]) -> Config:
     """The config with unset preprocessing options taken from its encoder."""
     encoder = config["model"].get("encoder") or {}
+    encoder = encoder.get("backbone") or encoder
     prepares = getattr(find(encoder["_target_"]), "prepares", None) if encoder else None
     expected = prepares(**encoder) if prepares else {}
     if expected.get("interpolation") not in INTERPOLATIONS:  # timm has two more, which few models were trained with

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from vlm.errors import UserError
 
@@ -32,28 +32,42 @@ class Pretrained:
         path: The folder, or hf:ORG/NAME.
     """
 
+    reads: ClassVar[tuple[str, ...]] = ("path",)
+
     def __init__(self, *, path: str) -> None:
         self.path = path
 
     @staticmethod
-    def overrides(path: str, choices: Mapping[str, str]) -> list[str]:
+    def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
         """The overrides that describe a folder's model; those of the user go after them.
 
         Args:
+            values: By the keys of `reads`.
             choices: The options that are chosen, by the group.
         Raises:
             UserError: The folder cannot be used, or not for the task.
         """
-        return list(_of_folder(path, choices))
+        return list(_of_folder(values["path"], choices))
 
 
-def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
+def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
+    """The path of a folder, its model, and what a checkpoint holds beside its weights.
+
+    Args:
+        key: The key that names it.
+    """
+    if not place:
+        raise UserError(f"{key}: has no value; give {key}=FOLDER")
     from vlm.checkpoint.hub import fetched
     from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
     from vlm.models.pretrained.opened import opened
 
     folder = str(fetched(place))
-    specified, about = describe_folder(opened(folder))
+    return folder, *describe_folder(opened(folder))
+
+
+def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
+    folder, specified, about = described(place, "model.path")
     if "form" in about:
         raise UserError(
             f"model.path={place}: holds a {about['origin']}, which is used, not trained from; choose another"
@@ -69,9 +83,9 @@ def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
     if (encoder := specified.parts.get("encoder")) is not None:
-        yield from _encoder(encoder)
+        yield from of_encoder(encoder)
     if (decoder := specified.parts.get("decoder")) is not None:
-        yield from _decoder(decoder["args"], "model.decoder" if encoder else "model")
+        yield from of_decoder(decoder["args"], "model.decoder" if encoder else "model")
     elif specified.model is not None and whole:
         yield from _plain("model", specified.model["args"], ("encoder", "num_classes", "vocab_size"))
     elif task == "classification" and encoder is not None:
@@ -79,7 +93,7 @@ def _of_folder(place: str, choices: Mapping[str, str]) -> Iterator[str]:
     elif task == "text_classification":
         yield "model.transform=true"
     if "preprocess" in about:
-        yield from _preprocess(about["preprocess"])
+        yield from of_preprocess(about["preprocess"])
 
 
 def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str, *, whole: bool) -> None:
@@ -97,18 +111,19 @@ def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str,
     )
 
 
-def _encoder(spec: Mapping[str, Any]) -> Iterator[str]:
+def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder") -> Iterator[str]:
     """An encoder's sizes; those of an encoder of text are the model's, to whose positions they apply too."""
     args, texts = spec["args"], spec["name"] == "TextEncoder"
-    yield f"model/encoder={'text' if texts else 'vit'}"
+    yield f"model/encoder{'' if place == 'model.encoder' else f'@{place}'}={'text' if texts else 'vit'}"
     yield f"model.size.encoder_depth={args['depth']}"
     if texts:
         yield "model/position=learned"
         yield from _sizes(args)
-    yield from _plain("model.encoder", args, (*INJECTED, *(SIZES if texts else ())))
+    yield from _plain(place, args, (*INJECTED, *(SIZES if texts else ())))
 
 
-def _decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
+def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
+    """A decoder's sizes, positions and fusion."""
     positions = args.get("positions")
     yield f"model/position={'learned' if positions is None else 'rotary'}"
     if positions is not None:
@@ -135,7 +150,8 @@ def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Itera
             yield f"++{place}.{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def _preprocess(state: Mapping[str, Any]) -> Iterator[str]:
+def of_preprocess(state: Mapping[str, Any]) -> Iterator[str]:
+    """The preprocessing of images."""
     yield f"data.image_size={state['image_size']}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
     yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))

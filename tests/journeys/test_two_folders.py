@@ -1,0 +1,130 @@
+"""An encoder and a decoder of two folders, joined by a fresh projector: trained in stages, resumed, used, exported."""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+import timm
+import torch
+from gguf_files import decoder, save_gguf
+from hugging import ENCODERS, saved, saved_gpt2
+from journey import results
+from timm.models import save_for_hf
+from tiny_checkpoints import IMAGES
+
+from vlm.checkpoint.file import read_file
+from vlm.checkpoint.load import load_model, read
+from vlm.cli.main import run as vlm
+from vlm.training.callbacks.first_batch import ShowFirstBatch
+from vlm.training.run.fit import main
+
+SCENES = ["data.source.image_size=32", "data.source.train_scenes=24", "data.source.val_scenes=4"]
+SCENES += ["data.source.test_scenes=4", "data.batch_size=4", "data.eval_batch_size=4", "data.num_workers=0"]
+SHORT = ["trainer=cpu", "callbacks.progress=null", "callbacks.checkpoints.every_n_steps=1", "trainer.max_steps=4"]
+SHORT += ["task.max_tokens=6", "task.val_captions=2", "optim.lr=0.01"]
+JOIN = ["model=vision_language", "model.encoder.path=ENCODER", "model.decoder.path=DECODER"]
+FROZEN = "task.freeze=[encoder.backbone,decoder]"
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Folders of small random parts, by name."""
+    place = tmp_path_factory.mktemp("parts")
+    torch.manual_seed(0)
+    for name in ("clip_vision", "siglip"):
+        saved(place / name, ENCODERS[name]())
+    save_for_hf(timm.create_model("resnet10t"), place / "timm", safe_serialization=True)
+    saved_gpt2(place / "gpt2")
+    save_gguf(place / "small.gguf", *decoder("tied"), kind="Q8_0")
+    model, tokenizer = decoder("llama")
+    model.save_pretrained(place / "llama")
+    tokenizer.save_pretrained(place / "llama")
+    return place
+
+
+def joined(parts, encoder, decoder, *overrides):
+    """The arguments of a training."""
+    own = [text.replace("ENCODER", str(parts / encoder)).replace("DECODER", str(parts / decoder)) for text in JOIN]
+    return [*own, *SCENES, *SHORT, *overrides]
+
+
+def trained(folder, arguments):
+    assert main([*arguments, f"runs={folder}"]) == 0
+    return next(folder.glob("*/20*"))
+
+
+def read_weights(run):
+    return read(run / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "options", "states"),
+    [
+        ("clip_vision", "small.gguf", [], 9),
+        pytest.param("siglip", "llama", ["model.projector.shuffle=3"], 1, marks=pytest.mark.slow),
+        pytest.param("timm", "llama", ["model/projector=mlp", "data.image_size=64"], 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_projector_learns_between_two_folders(tmp_path, parts, encoder, decoder, options, states):
+    arguments = joined(parts, encoder, decoder, FROZEN, "test=false", *options)
+    run = trained(tmp_path / "runs", arguments)
+    learned, before = read_weights(run), read(parts / decoder)["state_dict"]
+    for name, tensor in before.items():
+        ours = learned[name.replace("model.", "model.decoder.", 1)]
+        assert tensor.equal(ours), name
+    loaded = read(run / "checkpoints" / "last.ckpt")
+    side = loaded["vlm"]["preprocess"]["image_size"]
+    assert load_model(loaded).encode(torch.zeros(1, 3, side, side)).states.shape == (1, states, 64)
+
+
+def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, monkeypatch, capsys):
+    first = trained(tmp_path / "first", joined(parts, "clip_vision", "small.gguf", FROZEN, "test=false"))
+    adapted = joined(parts, "clip_vision", "small.gguf", "model/adapt=lora", f"model.init_from={first}")
+
+    def stop(audit, trainer, *args):
+        if trainer.global_step == 2 and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    sent: list = []
+    whole = trained(tmp_path / "whole", adapted)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShowFirstBatch, "on_train_batch_start", stop)
+        assert main([*adapted, f"runs={tmp_path / 'stopped'}"]) == 143
+    resumed = next((tmp_path / "stopped").glob("*/20*"))
+    assert main([f"resume={resumed}"]) == 0
+    one, other = (read_file(run / "checkpoints" / "last.ckpt") for run in (whole, resumed))
+    assert one["global_step"] == other["global_step"] == 4
+    assert all(".lora_" in name for name in one["state_dict"])
+    assert all(tensor.equal(other["state_dict"][name]) for name, tensor in one["state_dict"].items())
+
+    best = str(resumed / "checkpoints" / "best.ckpt")
+    assert vlm(["evaluate", "-c", best, "--out", str(tmp_path / "scores")]) == 0
+    assert results(tmp_path / "scores")["test/loss"] > 0
+    assert vlm(["export", str(tmp_path / "out"), "-c", best, "--to", "safetensors"]) == 0
+    capsys.readouterr()
+    written = []
+    for place in (best, str(tmp_path / "out")):
+        assert vlm(["caption", *map(str, IMAGES[:2]), "-c", place, "--format", "jsonl", "--precision", "fp32"]) == 0
+        written.append([json.loads(line)["caption"] for line in capsys.readouterr().out.splitlines()])
+    assert written[0] == written[1]
+    assert len(written[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "options", "words"),
+    [
+        ("siglip", "llama", ["model.encoder.path=null"], "model.encoder.path: give the encoder's folder, or"),
+        ("llama", "llama", [], "model.encoder.path=.*: holds a LlamaForCausalLM; give a folder of an encoder"),
+        ("siglip", "siglip", [], "model.decoder.path=.*: holds a SiglipVisionModel; give a decoder of Llama's family"),
+        ("siglip", "gpt2", [], "model.decoder.path=.*: holds a GPT2LMHeadModel; give a decoder of Llama's family"),
+        ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: has no value; give model.decoder.path="),
+        ("siglip", "llama", ["model.projector.shuffle=2"], "projector.shuffle: 9 states of an image are no square"),
+        ("siglip", "llama", ["task=tagging"], "is not for task=tagging; choose captioning or image_questions"),
+    ],
+)
+def test_parts_that_do_not_join_are_refused_in_a_line(tmp_path, parts, capfd, encoder, decoder, options, words):
+    assert main(joined(parts, encoder, decoder, *options, f"runs={tmp_path}")) == 2
+    error = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("error: "))
+    assert re.search(words, error), error
