@@ -62,7 +62,7 @@ def inputs_of(model: Any, processor: Any, path: str, question: str) -> dict[str,
 def test_pixels_tokens_and_logits_are_theirs(folder: str, tmp_path: Path, name: str, old: bool) -> None:
     model, processor = saved_image_text(folder, name, old=old)
     ours = PromptedAnswerer(folder)
-    assert ours.form is not None and ours.form.form is not None
+    assert ours.form is not None and ours.form.chat is not None
     for path, question in zip(photos(tmp_path / "photos", 3), QUESTIONS[1:], strict=False):
         inputs = inputs_of(model, processor, path, question)
         options = ours.options(question=question)
@@ -148,8 +148,8 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
     # A prompt in full is the form written out.
     whole = Captioner(folder)
     form = whole.form
-    assert form is not None and form.form is not None
-    assert model.caption(paths[0], prompt=form.form.replace("{}", "red"), max_tokens=4).text == (
+    assert form is not None and form.shown() is not None
+    assert model.caption(paths[0], prompt=form.shown().replace("{}", "red"), max_tokens=4).text == (
         model.caption(paths[0], prompt="red", max_tokens=4).text
     )
     assert model.answer(paths[0], question="red", prompt="{}", max_tokens=4).text == (
@@ -256,7 +256,7 @@ def test_the_page_and_the_words_of_a_text_begin_where_its_prompt_ends(folder: st
     assert math.prod(probabilities) == pytest.approx(math.exp(text.logprob), rel=1e-3)
 
 
-@pytest.mark.parametrize("change", [{"states": 2**40}, {"form": 7}, {"tile": None}, {"more": 1}], ids=str)
+@pytest.mark.parametrize("change", [{"states": 2**40}, {"chat": 7}, {"tile": None}, {"more": 1}], ids=str)
 def test_a_damaged_form_of_a_checkpoint_is_refused(folder: str, tmp_path: Path, change: dict[str, Any]) -> None:
     saved_image_text(folder, "smolvlm")
     loaded = read(folder)

@@ -27,10 +27,14 @@ LINES = "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}{
 COLON = "{% if m['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
 # Chat templates as published folders have them, in fewer words.
 TEMPLATES = {
-    "llava": f"{USER}{{{{ m['role'].upper() + ': ' }}}}{IMAGES}{{{{ '<image>\n' }}}}{END}"
+    "llava": f"{USER}{{% if m['role'] != 'system' %}}{{{{ m['role'].upper() + ': ' }}}}{{% endif %}}"
+    f"{IMAGES}{{{{ '<image>\n' }}}}{END}"
     f"{WORDS}{{{{ c['text'] + ' ' }}}}{END}{END}{ASKED}{{{{ 'ASSISTANT:' }}}}{{% endif %}}",
     "qwen": f"{USER}{{{{ '<|im_start|>' + m['role'] + ' ' }}}}{IMAGES}{{{{ '<image>' }}}}{END}"
     f"{WORDS}{{{{ '\\n' + c['text'] }}}}{END}{{{{'<|im_end|>'}}}}{END}"
+    f"{ASKED}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}",
+    "interleave": f"{USER}{{{{ '<|im_start|>' + m['role'] + ' ' }}}}{IMAGES}{{{{ '<image>\n' }}}}{END}"
+    f"{WORDS}{{{{ c['text'] }}}}{END}{{{{'<|im_end|>'}}}}{END}"
     f"{ASKED}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}",
     "smolvlm": f"<|im_start|>{USER}{{{{ m['role'] | capitalize }}}}{COLON}{LINES}{END}<end_of_utterance>\n{END}"
     f"{ASKED}{{{{ 'Assistant:' }}}}{{% endif %}}",
@@ -109,11 +113,11 @@ def llava_clip(**options: Any) -> list[Any]:
     return _llava(t.CLIPVisionConfig(**VISION), text, tokenizer, "llava", **options)
 
 
-def llava_siglip() -> list[Any]:
+def llava_siglip(template: str = "qwen") -> list[Any]:
     tokenizer = byte_pairs()
     text = t.Qwen2Config(**TEXT, vocab_size=len(tokenizer), tie_word_embeddings=True, **_ids(tokenizer))
     options = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "projector_hidden_act": "relu"}
-    return _llava(t.SiglipVisionConfig(**VISION), text, tokenizer, "qwen", **options)
+    return _llava(t.SiglipVisionConfig(**VISION), text, tokenizer, template, **options)
 
 
 def idefics3(*, smol: bool = False, tiles: bool = False) -> list[Any]:
@@ -163,6 +167,7 @@ MODELS = {
     "llava_clip": llava_clip,
     "llava_full": lambda: llava_clip(vision_feature_layer=-1, vision_feature_select_strategy="full"),
     "llava_siglip": llava_siglip,
+    "llava_interleave": lambda: llava_siglip("interleave"),
     "idefics3": idefics3,
     "smolvlm": lambda: idefics3(smol=True),
     "smolvlm_tiles": lambda: idefics3(smol=True, tiles=True),

@@ -14,7 +14,7 @@ from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import JsonTokenizer
-from vlm.data.text.prompt_form import read_form
+from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, class_names
@@ -118,6 +118,8 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
         about["form"] = read_form(folder, tokenizer, _states(specified.model["args"]["encoder"])).state()
         about["max_tokens"] = min(LONGEST_TEXT, about["max_tokens"])
+    elif specified.task == "language_modeling" and (form := read_text_form(folder, tokenizer)) is not None:
+        about["form"] = form.state()
     if place == "decoder":
         generation = folder.generation
         # Of an export of ours; the language says it.

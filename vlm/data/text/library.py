@@ -62,6 +62,11 @@ class JsonTokenizer(SubwordTokenizer):
         """Token ids of a text in which special tokens stand by their names, without begin and end."""
         return self._marking.encode(text, add_special_tokens=False).ids
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same, with the characters of each token."""
+        encoded = self._marking.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
     def marks(self, text: str) -> list[str]:
         """The special tokens whose names stand in a text."""
         return [name for name in self._special_names if name in text]

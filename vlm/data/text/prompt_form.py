@@ -1,36 +1,35 @@
-"""Prompts of models that read images inside their text.
+"""How a model's prompts are written: an instruction beside an image, or a conversation."""
 
-A folder's chat template is a program, which is never run: the pieces of text that it writes tell which of the forms
-known here it is.
-"""
-
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
+from vlm.data.text.chat_template import read_chat
+from vlm.data.text.conversation import BEGIN, END, ChatForm, Piece, Turn
 from vlm.data.text.library import JsonTokenizer
-from vlm.errors import UserError
+from vlm.data.text.tokenizer_base import Tokenizer
+from vlm.errors import UserError, excerpt
 from vlm.models.context import PLACE
 from vlm.models.pretrained.architecture import IMAGE
-from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.fields import integer
 from vlm.models.pretrained.folder import Folder
 
-# The pieces that a template writes, and the prompt of one image and an instruction that it makes of them.
-_TURNS = frozenset({":", ": ", IMAGE, "<end_of_utterance>", "Assistant:", "capitalize"})
-_TURN = f"User:{IMAGE}{{}}<end_of_utterance>\nAssistant:"
-_CHATML = frozenset({"<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n"})
-KNOWN: Mapping[frozenset[str], str] = {
-    frozenset({": ", f"{IMAGE}\n", "ASSISTANT:", "upper"}): f"USER: {IMAGE}\n{{}} ASSISTANT:",  # LLaVA 1.5
-    _CHATML | {f"{IMAGE}\n"}: f"<|im_start|>user {IMAGE}\n{{}}<|im_end|><|im_start|>assistant\n",  # LLaVA with a Qwen2
-    _CHATML | {IMAGE, "\n"}: f"<|im_start|>user {IMAGE}\n{{}}<|im_end|><|im_start|>assistant\n",
-    _TURNS | {"<|im_start|>"}: f"<|im_start|>{_TURN}",  # SmolVLM
-    _TURNS | {"<|begin_of_text|>"}: f"<|begin_of_text|>{_TURN}",  # Idefics3
-}
-FILMS = "<video>"
 MOST_STATES = 2**16  # of an image
-TEMPLATE = "chat_template"
-STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+ANCHOR = "."  # after which a text goes on as within one
+Squares = Sequence[tuple[int, int]]  # rows and columns that each image is cut into
+
+
+class Rendered(NamedTuple):
+    """A prompt as its model reads it.
+
+    Args:
+        tokens: Their ids, with PLACE for each state of an image.
+        own: Of each, whether the model writes it: an answer and what ends it.
+    """
+
+    tokens: list[int]
+    own: list[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,76 +37,175 @@ class PromptForm:
     """How a model's prompts are written.
 
     Args:
-        image_id: Id of the token that stands for a state of an image.
-        states: Number of states of an image.
+        chat: How turns are written; None for a model whose own form is not known.
+        states: Number of states of an image; 0 for a model that reads none.
+        image_id: Id of the token that stands for a state of an image; None if no token does.
         before, after: What stands around them.
         tile: What stands before the states of a square that is cut out of it, with its row and column.
         starts: Whether what the tokenizer puts before a text stands before a prompt.
-        form: A prompt, with IMAGE and "{}" for the instruction; None for a model whose own form is not known.
         caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
     """
 
-    image_id: int
-    states: int
-    before: str
-    after: str
-    tile: str
-    starts: bool
-    form: str | None
-    caption: str
-    question: str
+    chat: ChatForm | None
+    states: int = 0
+    image_id: int | None = None
+    before: str = ""
+    after: str = ""
+    tile: str = ""
+    starts: bool = True
+    caption: str = "Describe this image in one sentence."
+    question: str = "{}"
 
     def __post_init__(self) -> None:
-        texts = (self.before, self.after, self.tile, self.form or "", self.caption, self.question)
+        texts = (self.before, self.after, self.tile, self.caption, self.question)
         if not all(type(text) is str for text in texts) or type(self.states) is not int:
             raise ValueError("the form of its prompts is not one of texts and a number")
-        if not 0 < self.states <= MOST_STATES:
-            raise ValueError(f"{self.states} states of an image are not 1 to {MOST_STATES:,}")
+        if not 0 <= self.states <= MOST_STATES:
+            raise ValueError(f"{self.states} states of an image are not 0 to {MOST_STATES:,}")
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """The form of its `state`."""
+        chat = state["chat"]
+        return cls(**{**state, "chat": None if chat is None else ChatForm.of(chat)})
 
     def state(self) -> dict[str, Any]:
         """The arguments, as plain containers."""
-        return asdict(self)
+        return {**asdict(self), "chat": self.chat and self.chat.state()}
 
-    def prompt(self, given: str | None, question: str | None = None) -> str:
-        """The whole prompt.
+    def shown(self) -> str | None:
+        """The prompt of an instruction, with "{}" in its place, and of an image; None if the form is not known."""
+        if self.chat is None:
+            return None
+        pieces = self.chat.pieces([Turn("user", "{}", int(self.states > 0))], answering=True)
+        return "".join(IMAGE if piece.text is None else piece.text for piece in pieces)
+
+    def prompt(self, given: str | None, question: str | None = None) -> list[Piece]:
+        """The whole prompt of an image and an instruction.
 
         Args:
             given: An instruction, or the whole prompt, in which IMAGE stands; None for the model's own instruction.
             question: Takes the place of "{}" in it.
         Raises:
-            UserError: The form is not known and no whole prompt is given.
+            UserError: The form is not known and no whole prompt is given, or that has no image, or several.
         """
         text = (self.caption if question is None else self.question) if given is None else given
+        words = text if question is None else text.replace("{}", question)
         if IMAGE not in text:
-            if self.form is None:
+            if self.chat is None:
                 raise UserError(
                     "--prompt: the form of this model's prompts is not among those that are known; give a whole one, "
                     f"such as --prompt $'USER: {IMAGE}\\n{'{}' if question is not None else text} ASSISTANT:'"
                 )
-            text = self.form.replace("{}", text)
-        return text if question is None else text.replace("{}", question)
+            return [*self.chat.pieces([Turn("user", words, 1)], answering=True)]
+        if (count := words.count(IMAGE)) != 1:
+            raise UserError(f"--prompt: has {count} {IMAGE}; give one with {IMAGE} once")
+        first, last = (Piece(part, mark=not self.plain) for part in words.split(IMAGE))
+        return [first, Piece(None), last]
 
-    def ids(self, tokenizer: JsonTokenizer, prompt: str, *, rows: int = 0, columns: int = 0) -> list[int]:
-        """Token ids of a whole prompt, with PLACE for each state of its image.
+    def turns(
+        self,
+        tokenizer: Tokenizer,
+        turns: Sequence[Turn],
+        squares: Squares = (),
+        *,
+        answering: bool = True,
+        begun: bool = False,
+    ) -> Rendered:
+        """A conversation as the model reads it.
 
         Args:
-            rows, columns: Squares that the image is cut into, whose states stand before those of the whole.
+            squares: Of each image, where images are cut into some.
+            answering: Whether the model answers next.
+            begun: Whether these turns follow an answer that the model has just written, without its end.
         Raises:
-            UserError: It has no image, or several.
+            UserError: The form is not known or has no such turns, images are not read, or a text names a special token.
         """
-        if prompt.count(IMAGE) != 1:
-            raise UserError(f"--prompt: has {prompt.count(IMAGE)} {IMAGE}; give one with {IMAGE} once")
+        if self.chat is None:
+            raise UserError("the form of this model's conversations is not among those that are known")
+        if not self.states and any(turn.images for turn in turns):
+            raise UserError("images: this model reads none; leave them out")
+        return self.ids(tokenizer, self.chat.pieces(turns, answering=answering, begun=begun), squares, begun=begun)
+
+    def ids(
+        self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, begun: bool = False
+    ) -> Rendered:
+        """Pieces as the model reads them; arguments as in `turns`."""
+        tokens: list[int] = [] if begun or not self.starts else [*tokenizer.starts]
+        own = [False] * len(tokens)
+        for is_text, group in groupby(self._parts(tokenizer, pieces, squares), lambda part: isinstance(part[0], str)):
+            parts: Any = group
+            if is_text and self.plain:
+                parts = ((tokenizer.encode(text), mine) for text, mine in parts)
+            elif is_text:
+                parts = _encoded(tokenizer, [*parts], within=begun and not tokens)
+            for ids, mine in parts:
+                tokens += ids
+                own += [mine] * len(ids)
+        return Rendered([PLACE if id == self.image_id else id for id in tokens], own)
+
+    @property
+    def plain(self) -> bool:
+        return self.chat is not None and self.chat.plain
+
+    def _parts(
+        self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares
+    ) -> Iterator[tuple[str | list[int], bool]]:
+        """Texts that are encoded together, ids between them, and whether the model writes them."""
+        cut = iter(squares)
+        for piece in pieces:
+            if piece.text is None:
+                rows, columns = next(cut, (0, 0))
+                places = [PLACE] * self.states * (1 + rows * columns)
+                yield places if self.image_id is None else self._image(rows, columns), False
+            elif piece.mark and self.plain:
+                yield {BEGIN: [tokenizer.bos_id], END: [tokenizer.eos_id]}.get(piece.text, []), piece.own
+            else:
+                if not piece.mark:
+                    refuse_marks(tokenizer, piece.text)
+                yield piece.text, piece.own
+
+    def _image(self, rows: int, columns: int) -> str:
+        """An image in the text of a prompt."""
         states = IMAGE * self.states
         tiles = [[self.tile.format(1 + row, 1 + column) for column in range(columns)] for row in range(rows)]
         cut = "".join("".join(f"{tile}{states}" for tile in row) + "\n" for row in tiles)
         whole = f"{self.before}{states}{self.after}"
-        shown = prompt.replace(IMAGE, f"{cut}\n{whole}" if cut else whole)
-        ids = [*(tokenizer.starts if self.starts else ()), *tokenizer.encode_marked(shown)]
-        return [PLACE if id == self.image_id else id for id in ids]
+        return f"{cut}\n{whole}" if cut else whole
+
+    def ends(self, tokenizer: Tokenizer) -> list[int]:
+        """The tokens that end a turn, beside the tokenizer's own."""
+        if self.chat is None or self.plain or not self.chat.end:
+            return []
+        return tokenizer.encode_marked(self.chat.end)[-1:]  # type: ignore[attr-defined]
+
+
+def refuse_marks(tokenizer: Tokenizer, text: str) -> None:
+    """Checks that a text names no special token, which would be read as that.
+
+    Raises:
+        UserError: It does.
+    """
+    if isinstance(tokenizer, JsonTokenizer) and (named := tokenizer.marks(text)):
+        raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
+
+
+def _encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]], *, within: bool) -> Iterator[tuple[list[int], bool]]:
+    """The ids of texts that are encoded as one, each with whether the model writes it.
+
+    Args:
+        within: Whether they go on within another text.
+    """
+    text = "".join(part for part, _ in parts)
+    mine = bytes(own for part, own in parts for _ in part)
+    lead = ANCHOR if within else ""
+    ids, spans = tokenizer.encode_spans(lead + text)
+    for id, (start, end) in [*zip(ids, spans, strict=True)][len(tokenizer.encode_marked(lead)) :]:
+        yield [id], any(mine[max(0, start - len(lead)) : end - len(lead)])
 
 
 def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptForm:
-    """The form of a folder's prompts.
+    """The form of the prompts of a folder whose model reads images.
 
     Raises:
         UserError: Its tokenizer and config.json have different tokens for an image.
@@ -117,30 +215,28 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
     id = folder.config.read(integer(image.id_name, low=0, high=2**30))
     if [id] != tokenizer.encode_marked(IMAGE):
         raise folder.config.fault(image.id_name, f"which is not the {IMAGE} of its tokenizer")
-    template = _template(folder)
-    form = image.form if template is None else KNOWN.get(pieces(template))
+    chat, stated = read_chat(folder)
+    if not stated and image.form is not None:
+        chat = _one_turn(image.form)
     same = {name: getattr(image, name) for name in ("before", "after", "tile", "starts", "caption", "question")}
-    return PromptForm(image_id=id, states=states, form=form, **same)
+    return PromptForm(
+        image_id=id, states=states, chat=chat if stated or image.form is None else _one_turn(image.form), **same
+    )
 
 
-def _template(folder: Folder) -> str | None:
-    """The chat template of a folder, wherever it stands."""
-    if (text := folder.text(f"{TEMPLATE}.jinja")) is not None:
-        return text
-    files: Sequence[Fields | None] = [folder.json(name) for name in STATED]
-    return next((file.values[TEMPLATE] for file in files if file and isinstance(file.values.get(TEMPLATE), str)), None)
+def _one_turn(prompt: str) -> ChatForm:
+    """The form of a model that reads one instruction alone, of its prompt with IMAGE and "{}"."""
+    head, rest = prompt.split(IMAGE)
+    before, after = rest.split("{}")
+    return ChatForm(heads={"user": head}, before=before, after=after)
 
 
-def pieces(template: str) -> frozenset[str]:
-    """What a template writes: its text, strings that it prints, and changes to the name of a role.
-
-    Spaces at the ends of its text, and those that it prints alone, do not count.
-    """
-    template = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
-    text = [part.strip() for part in re.split(r"\{[{%].*?[%}]\}", template, flags=re.DOTALL)]
-    printed = re.findall(r"\{\{(.*?)\}\}|\{%-?\s*set\s(.*?)%\}", template, flags=re.DOTALL)
-    code = re.sub(r"\[\s*(['\"])\w+\1\s*\]", "", " ".join(part for pair in printed for part in pair))
-    strings = [one.replace("\\n", "\n") for _, one in re.findall(r"(['\"])(.*?)\1", code, flags=re.DOTALL)]
-    roles = re.findall(r"\b(?:upper|lower|capitalize|title|replace|trim)\b", code)
-    found = {*text, *(one for one in strings if one != " "), *roles}
-    return frozenset(found - {"", FILMS})
+def read_text_form(folder: Folder, tokenizer: Tokenizer) -> PromptForm | None:
+    """The form of the prompts of a folder whose model reads texts alone; None if it has none that is known."""
+    chat, _ = read_chat(folder)
+    if chat is None or not isinstance(tokenizer, JsonTokenizer):
+        return None
+    marks = [text for text in (chat.begin, chat.end) if text]
+    if any(len(tokenizer.encode_marked(text)) != 1 for text in marks):
+        return None  # whose tokens are not in its vocabulary
+    return PromptForm(chat=chat, starts=False)

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
-from vlm.data.text.prompt_form import PromptForm
-from vlm.errors import UserError, excerpt
+from vlm.data.text.prompt_form import PromptForm, refuse_marks
+from vlm.errors import UserError
 from vlm.inference.arguments import ImageArguments
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import find_images, open_image
@@ -34,7 +34,6 @@ from vlm.io.output import Output, Records
 from vlm.io.resume_output import begun
 from vlm.models.context import Context, interleaved
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
-from vlm.models.pretrained.architecture import IMAGE
 from vlm.tasks.captioning.sidecars import Sidecars, without_sidecars
 
 
@@ -86,13 +85,13 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.form = PromptForm(**about["form"]) if "form" in about else None
+        self.form = PromptForm.of(about["form"]) if "form" in about else None
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
         yield from super().describe(about)
         if "form" in about:
-            yield f"prompt      {about['form']['form']!r}"
+            yield f"prompt      {PromptForm.of(about['form']).shown()!r}"
 
     def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
         """An image in the prompt of each question; None for a caption.
@@ -101,17 +100,13 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
             UserError: The prompt leaves no room for a text, or a question holds the name of a special token.
         """
         pixels, rows, columns = self.preprocess.views(open_image(image))
-        return [Prompted(pixels, self._tokens(options, one, rows=rows, columns=columns)) for one in questions]
+        return [Prompted(pixels, self._tokens(options, one, (rows, columns))) for one in questions]
 
-    def _tokens(self, options: Any, question: str | None, **squares: int) -> list[int]:
+    def _tokens(self, options: Any, question: str | None, squares: tuple[int, int]) -> list[int]:
         assert self.form is not None
-        tokenizer: Any = self.tokenizer
-        prompt = prompt_of(options.prompt)
-        for text in (prompt or "", question or ""):
-            named = [name for name in tokenizer.marks(text) if text is question or IMAGE not in text]
-            if named:
-                raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
-        tokens = self.form.ids(tokenizer, self.form.prompt(prompt, question), **squares)
+        refuse_marks(self.tokenizer, question or "")
+        pieces = self.form.prompt(prompt_of(options.prompt), question)
+        tokens = self.form.ids(self.tokenizer, pieces, [squares]).tokens
         most, room = self.searching(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
             raise UserError(

@@ -44,7 +44,9 @@ class GGUF(Folder):
         """The contents of files by their names, objects in the place of JSON."""
         place = self._header.tensors.get(DIVISORS)
         config = config_of(self._header, None if place is None else read_tensor(self.path, place))
-        made = {CONFIG: config, GENERATION: generation_of(self._header)}
+        made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(self._header)}
+        if isinstance(template := self._header.values.get("tokenizer.chat_template"), str):
+            made["chat_template.jinja"] = template.encode()
         return made | tokenizer_files(self._header.values, config["vocab_size"])
 
     def place(self, name: str) -> str:

@@ -1,0 +1,101 @@
+"""The chat template of a folder: a program, which is never run. What it writes tells which known form it is."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlm.data.text.conversation import ROLES, ChatForm
+from vlm.models.pretrained.architecture import IMAGE
+from vlm.models.pretrained.fields import Fields
+from vlm.models.pretrained.folder import Folder
+
+FILMS = "<video>"
+TEMPLATE = "chat_template"
+STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # of ChatML, in one piece
+
+
+def _alike(head: str, answer: str, end: str, **form: Any) -> ChatForm:
+    """A form whose turns begin alike, with the name of the role in the place of "{}"."""
+    return ChatForm(heads={role: head.format(role) for role in ROLES}, answer=answer, end=end, **form)
+
+
+_CHATML_PIECES = frozenset({"<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n"})
+_ANSWER, _END = "<|im_start|>assistant\n", "<|im_end|>"
+CHATML = _alike("<|im_start|>{}\n", _ANSWER, _END, after="\n")
+LLAVA = ChatForm(heads={"user": "USER: ", "assistant": "ASSISTANT: "}, answer="ASSISTANT:", after=" ", image=("", "\n"))
+SMOLVLM = ChatForm(
+    heads={role: f"{role.capitalize()}:" for role in ROLES},
+    answer="Assistant:",
+    end="<end_of_utterance>",
+    after="\n",
+    bare=" ",
+    begin="<|im_start|>",
+)
+_SMOLVLM_PIECES = frozenset({":", ": ", IMAGE, "<end_of_utterance>", "Assistant:", "capitalize"})
+_LLAMA3_HEADER = ("<|start_header_id|>", "<|end_header_id|>\n\n")
+_GEMMA_ANSWER = "<start_of_turn>model\n"
+# The forms, by the pieces that their templates write.
+KNOWN: Mapping[frozenset[str], ChatForm] = {
+    frozenset({": ", f"{IMAGE}\n", "ASSISTANT:", "upper"}): LLAVA,  # 1.5
+    _CHATML_PIECES | {f"{IMAGE}\n"}: _alike("<|im_start|>{} ", _ANSWER, _END, image=("", "\n")),  # LLaVA with a Qwen2
+    _CHATML_PIECES | {IMAGE, "\n"}: _alike("<|im_start|>{} ", _ANSWER, _END, before="\n"),  # the same, OneVision
+    _SMOLVLM_PIECES | {"<|im_start|>"}: SMOLVLM,
+    _SMOLVLM_PIECES | {"<|begin_of_text|>"}: replace(SMOLVLM, begin="<|begin_of_text|>"),  # Idefics3
+    _CHATML_PIECES | {"\n"}: CHATML,  # SmolLM2, Qwen2
+    frozenset({*_LLAMA3_HEADER, "assistant".join(_LLAMA3_HEADER), "<|eot_id|>", "trim", "bos_token"}): _alike(
+        "{}".join(_LLAMA3_HEADER),
+        "assistant".join(_LLAMA3_HEADER),
+        "<|eot_id|>",
+        begin="<|begin_of_text|>",
+        trimmed=True,
+    ),
+    frozenset({"<start_of_turn>", "\n", "<end_of_turn>\n", "model", _GEMMA_ANSWER, "trim", "bos_token"}): ChatForm(
+        heads={"user": "<start_of_turn>user\n", "assistant": _GEMMA_ANSWER},
+        answer=_GEMMA_ANSWER,
+        end="<end_of_turn>",
+        after="\n",
+        begin="<bos>",
+        trimmed=True,
+    ),
+}
+
+
+def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
+    """The form of a folder's conversations, None for one that is not known; and whether it has a template."""
+    template = _template(folder)
+    if template is None:
+        return None, False
+    found = pieces(template)
+    systems = [match[1] for piece in found if (match := SYSTEM.fullmatch(piece))]
+    form = KNOWN.get(found - {f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems})
+    if form is None or len(systems) > (form is CHATML):
+        return None, True
+    if form is LLAVA and re.search(r"['\"]system['\"]", template):
+        return replace(form, heads={**form.heads, "system": ""}), True
+    return replace(form, system=systems[0]) if systems else form, True
+
+
+def _template(folder: Folder) -> str | None:
+    """The chat template of a folder, wherever it stands."""
+    if (text := folder.text(f"{TEMPLATE}.jinja")) is not None:
+        return text
+    files: Sequence[Fields | None] = [folder.json(name) for name in STATED]
+    return next((file.values[TEMPLATE] for file in files if file and isinstance(file.values.get(TEMPLATE), str)), None)
+
+
+def pieces(template: str) -> frozenset[str]:
+    """What a template writes: its text, strings that it prints, and changes to the name of a role or to a text.
+
+    Spaces at the ends of its text, and those that it prints alone, do not count.
+    """
+    template = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+    template = re.sub(r"\{\{-?\s*raise_exception\((['\"])[^{}]*?\1\)\s*-?\}\}", "", template)
+    text = [part.strip() for part in re.split(r"\{[{%].*?[%}]\}", template, flags=re.DOTALL)]
+    printed = re.findall(r"\{\{(.*?)\}\}|\{%-?\s*set\s(.*?)%\}", template, flags=re.DOTALL)
+    code = re.sub(r"\[\s*(['\"])\w+\1\s*\]", "", " ".join(part for pair in printed for part in pair))
+    strings = [one.replace("\\n", "\n") for _, one in re.findall(r"(['\"])(.*?)\1", code, flags=re.DOTALL)]
+    changes = re.findall(r"\b(?:upper|lower|capitalize|title|replace|trim|bos_token|eos_token)\b", code)
+    found = {*text, *(one for one in strings if one != " "), *changes}
+    return frozenset(found - {"", FILMS})
