@@ -5,8 +5,9 @@
 One text, greedy, without an end. Ours and `transformers` compute in float32 with the same weights: `transformers` reads
 what `vlm export` writes, as it comes, and compiled with a static cache, as its documentation advises. llama.cpp
 computes with the file's own blocks. Sides take turns, each in a process of its own that makes the same calls once
-before they are timed; the best of all turns is shown. Writing one token is the prompt's time, and what more takes longer the new
-text's. Memory is the most that a process had. `--threads 1 --cpu` counts the processor's time, for a busy machine.
+before they are timed; the best of all turns is shown. Writing one token is the prompt's time, and what more takes
+longer the new text's. Memory is the most that a process had. `--threads 1 --cpu` counts the processor's time, for a
+busy machine.
 """
 
 import argparse
