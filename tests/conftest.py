@@ -5,10 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 # By Python's own thresholds an eighth of the tests' time goes into looking through what the libraries made.
 gc.set_threshold(50_000, 20, 100)
+# How long an example takes says how busy the machine is, and nothing of what is tested.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ odd = st.text(
 
 
 class TestPaths:
-    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.tuples(odd, odd), min_size=20, max_size=20))
     def test_any_path_is_a_value_as_it_stands(self, names):
         paths = [f"/{first}/{second}" for first, second in names]

@@ -100,7 +100,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
         "empty caption": "line 26: no caption",
         "repeated caption": "repeats a caption of 013.png",
         "over-long caption": "014.png",
-        "unknown to the tokenizer": "018.png: 狗在草地上",
+        "characters spelled in bytes": "018.png: 狗在草地上 in: 狗在草地上",
         "caption without an image": "gone.png",
     }
     assert kinds.keys() == planted.keys()
@@ -110,9 +110,23 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     assert "000.png is in two splits" in kinds["image in two splits"]
     for kind in ("unreadable image", "image in two splits"):
         assert f"SPOILS      {kind}" in said
-    assert "  remedy: the vocabulary lacks characters of these texts; keep all of train with tokenizer.char" in said
+    assert "  remedy: nothing is lost, but texts take more tokens; tokenizer.character_coverage=1.0 keeps" in said
     page = (tmp_path / "page" / "report.html").read_text()
     assert all(kind in page for kind in planted)
+
+
+def test_a_rare_letter_is_spelled_and_not_unknown(clean: Path, capsys) -> None:
+    rows = rows_of()
+    rows[0][1] = f"a Quest and {rows[0][1]}"  # the only Q of train
+    coverage = ["tokenizer.byte_fallback=false", "tokenizer.vocab_size=400"]
+    for overrides, kind, line in (
+        ([], "characters spelled in bytes", "train: 000.png: Q in: a Quest"),
+        (coverage, "unknown to the tokenizer", "train: 000.png: a Quest"),
+        (["tokenizer.character_coverage=1.0"], None, None),
+    ):
+        assert vlm(["check-data", *write(clean, rows), "tokenizer.character_coverage=0.9985", *overrides]) == 0
+        kinds = found(capsys.readouterr().out)
+        assert set(kinds) == ({kind} if kind else set()) and (kind is None or line in kinds[kind])
 
 
 def test_classes(tmp_path: Path, capsys) -> None:

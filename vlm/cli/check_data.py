@@ -114,7 +114,7 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
 
 def tokenizer_line(tokenizer: Tokenizer, shares: dict[str, float]) -> str:
     coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-    return f"tokenizer   {tokenizer.vocab_size:,} pieces; tokens it knows: {coverage}"
+    return f"tokenizer   {tokenizer.vocab_size:,} pieces; share of tokens that are such: {coverage}"
 
 
 def class_lines(fields: Iterable[Field], unit: str) -> list[str]:

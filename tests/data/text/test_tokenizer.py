@@ -42,7 +42,7 @@ FITTED = {name: make().fit(CAPTIONS) for name, make in MAKERS.items()}
 LOWERED = {name: make(lowercase=True).fit(CAPTIONS) for name, make in MAKERS.items()}
 any_text = st.text() | st.lists(st.sampled_from(AWKWARD) | st.text(max_size=3), max_size=12).map("".join)
 each = pytest.mark.parametrize("name", MAKERS)
-modest = settings(derandomize=True, deadline=None, max_examples=100)
+modest = settings(derandomize=True, max_examples=100)
 
 
 def content_ids(tokenizer: Tokenizer) -> set[int]:

@@ -91,7 +91,7 @@ caption = st.lists(st.sampled_from("abcd"), max_size=8)
 image = st.tuples(caption | st.lists(st.sampled_from("abxy"), max_size=5), st.lists(caption, min_size=1, max_size=4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(image, min_size=1, max_size=4))
 def test_agrees_with_counting_by_hand(images: list[tuple[list[str], Captions]]) -> None:
     candidates, references = [list(c) for c, _ in images], [r for _, r in images]
@@ -101,7 +101,7 @@ def test_agrees_with_counting_by_hand(images: list[tuple[list[str], Captions]]) 
         assert row == pytest.approx(by_hand([candidate], [captions]), rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(caption, min_size=1, max_size=3), min_size=1, max_size=4), st.lists(caption, max_size=4))
 def test_constants_score_as_if_given_for_every_image(references: list[Captions], constants: Captions) -> None:
     counts = ReferenceCounts(references)

@@ -187,7 +187,7 @@ def test_equals_the_reference_on_all_published_captions() -> None:
     assert sum(map(len, captions.values())) + len(results) == 6005
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text() | st.text(alphabet="ab1.,'-\"/&@#<>()!:;=_*$ \u00e9\u2019\u00bd\xad\U0001f600", max_size=40))
 def test_any_text_gives_clean_tokens(caption: str) -> None:
     tokens = tokenize(caption)
@@ -204,7 +204,7 @@ ATOMS = [*SIGNS, *PIECES.split(), *[" "] * 6]
 PLAIN_WORDS = ["a", "The", "DOG", "cannot", "Gonna", "etc", "Mass", "mass", "st", "No", "I", "pte", "runs", ","]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PLAIN_WORDS), max_size=6), st.sampled_from(["", ".", " .", ", ", ". "]))
 def test_the_short_cut_for_plain_captions_agrees_with_the_rules(words: list[str], end: str) -> None:
     caption = " ".join(words) + end
@@ -212,7 +212,7 @@ def test_the_short_cut_for_plain_captions_agrees_with_the_rules(words: list[str]
     assert tokenize(caption) == by_rules
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(ATOMS), max_size=14), st.lists(st.sampled_from(PLAIN_WORDS), max_size=3))
 def test_what_is_remembered_of_words_agrees_with_the_rules(pieces: list[str], words: list[str]) -> None:
     """Against the rules alone, at every place."""
