@@ -1,8 +1,10 @@
 """Every command in a poor environment: no network, no or a read-only home, the C locale, a checkout of another user's,
 a path with spaces and letters that are not ASCII, little room in the folder of temporary files."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,16 +13,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "helpers"
 FEW = ["trainer.max_epochs=-1", "data.batch_size=8", "data.source.train_scenes=64"]
 FEW += ["data.source.val_scenes=8", "data.source.test_scenes=8"]
 OTHER = 65534  # the number of a user who is not this one
+SERVED = """
+import json, signal, sys, urllib.request
+from listening import listening
+
+package, checkpoint, image = sys.argv[1:]
+with listening("serve", "-c", checkpoint, package=package) as (process, port):
+    for path, body in (("health", None), ("predict", open(image, "rb").read())):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", body, timeout=60) as answer:
+            print(json.dumps(json.load(answer)))
+    process.send_signal(signal.SIGTERM)
+    sys.exit(process.wait(60))
+"""
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["no home", "read-only home"])
 def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess]]:
     """Runs Python there, as root without the right to write everywhere."""
-    alone = ["unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    rights = 'ip link set lo up; exec setpriv --bounding-set=-all --inh-caps=-all "$@"'
+    alone = ["unshare", "--net", "sh", "-c", rights, "sh"]  # of addresses there is that of this machine alone
     small, home, code, here = (tmp_path / name for name in ("small", "home", "code", "bilder für 狗"))
     for folder in (small, home, code, here):
         folder.mkdir()
@@ -33,7 +49,7 @@ def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedP
     shutil.copy(ROOT / "train.py", code)
     for path in (home, code, *code.rglob("*")):
         os.chown(path, OTHER, OTHER)
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TMPDIR": str(small), "PYTHONPATH": str(code)}
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TMPDIR": str(small), "PYTHONPATH": f"{code}:{HELPERS}"}
     environment |= {"HOME": str(home)} if request.param == "read-only home" else {}
 
     def run(*command: str) -> subprocess.CompletedProcess:
@@ -45,6 +61,13 @@ def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedP
     run.code, run.here, run.root = code, here, tmp_path  # type: ignore[attr-defined]
     yield run
     subprocess.run(["umount", str(small)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Writes a file as long as there is room."""
+    with place.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while file.write(bytes(2**12)):
+            pass
 
 
 def test_every_command_works(run) -> None:
@@ -74,12 +97,23 @@ def test_every_command_works(run) -> None:
     )
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_service_answers(run, full: bool) -> None:
+    pytest.importorskip("fastapi")
+    if full:
+        fill(run.root / "small" / "filler")
+    sample = shutil.copytree(run.code / "data" / "sample", run.here / "meine Fotos ü")
+    done = run("-c", SERVED, str(run.code), str(sample / "captioner.ckpt"), str(sample / "test-0-000000.png"))
+    assert done.returncode == 128 + signal.SIGTERM and not done.stderr, done.stderr
+    health, answer = map(json.loads, done.stdout.splitlines())
+    line = run("-m", "vlm", "caption", str(sample / "test-0-000000.png"), "-c", str(sample / "captioner.ckpt")).stdout
+    assert health == {"status": "ok", "task": "captioning"} and line.endswith(f"\t{answer['results'][0]['text']}\n")
+
+
 def test_a_full_disk_is_told_in_a_line(run) -> None:
     captioner, full = str(run.code / "data" / "sample" / "captioner.ckpt"), run.root / "small" / "full"
     full.mkdir()
-    with (full / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
-        while file.write(bytes(2**12)):
-            pass
+    fill(full / "filler")
     sample = str(run.code / "data" / "sample")
     for command in (
         ["caption", sample, "-c", captioner, "--out", f"{full}/texts.txt"],
