@@ -23,8 +23,8 @@ from vlm.tasks.tagging import predict as tagging
 
 HEAD = """# The Python API
 
-Made by `python docs/api.py` from the docstrings. `import vlm` costs milliseconds; torch loads with the first model.
-Whatever a user can put right is raised as `vlm.Error`, whose lines are those that the commands print.
+`python docs/api.py` makes this page from the docstrings. `import vlm` takes milliseconds; torch loads with the first
+model. Errors that a user can correct are raised as `vlm.Error`, with the one or two lines that the commands print.
 """
 RESULTS = (
     writing.Text,
@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 def described(thing: Any) -> str:
     """A docstring in Markdown: its arguments and the like as lists."""
     lines = []
-    for line in (inspect.getdoc(thing) or "").split("\n"):
+    for line in (inspect.getdoc(thing) or "").replace("; arguments as in Predictor.", ".").split("\n"):
         if re.fullmatch(r"\w+:", line):
             lines += ["", f"**{line[:-1]}**", ""]
         elif match := re.match(r" {4}(\w[\w, ]*): (.*)", line):

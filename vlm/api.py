@@ -1,6 +1,6 @@
 """The Python API: `vlm.load`, `vlm.train`, `vlm.score`. torch loads when one of them needs it, not before.
 
-Whatever a user can put right is raised as `vlm.Error`, whose one or two lines are those that the commands print.
+Errors that a user can correct are raised as `vlm.Error`, with the one or two lines that the commands print.
 """
 
 import json
@@ -34,9 +34,9 @@ class NoSuchUse(Error, AttributeError):
 class Model:
     """A trained model of any task, ready to use.
 
-    It has one method that is named as the task's command: `caption`, `classify`, `generate`, `translate`, `tag`,
-    `answer` or `fill`; a model with an encoder has `embed` too. One input gives one result, a list gives a list.
-    Options are those of the command.
+    It has a method for each command of its task: `caption`, `classify`, `generate`, `translate`, `tag`, `answer`,
+    `fill`, `retrieve`; a model with an encoder has `embed` too. One input gives one result, a list gives a list. A
+    method takes the options of its command.
 
     Args:
         path: As in `load`.
@@ -60,20 +60,20 @@ class Model:
 
     @property
     def module(self) -> "nn.Module":
-        """The plain nn.Module. Once it was asked for, the model computes with it as it is, slower on a CPU."""
+        """The plain nn.Module. From then on the model uses it without packed weights, which is slower on a CPU."""
         if not self._plain:
             self._predictor, self._plain = self._load(), True
         return self._predictor.model
 
     def predict(self, inputs: Any, **options: Any) -> Any:
-        """The result of one input, or a list of those of many, whatever the task: what its own method does."""
+        """The result of one input, or a list of results; the same as the method of the task's first command."""
         return self._use(self._predictor, self._commands[0], inputs, options)
 
     def attention(self, image: Any, **options: Any) -> "AttentionPicture":
-        """A picture of where a captioner looked while it wrote each word; `show` shows it, `save` writes it.
+        """A picture of the attention of a captioner over the image, for each word; with `show` and `save`.
 
         Args:
-            image: A path, an image of Pillow, or an array (H, W, 3).
+            image: A path, a Pillow image, or an array (H, W, 3).
             options: Options of captioning.
         """
         draw = getattr(self._predictor, "attention", None)
@@ -113,7 +113,7 @@ class Model:
 
 
 class Run:
-    """A training run that has come to its end.
+    """A finished training run.
 
     Attributes:
         folder: Its folder.
@@ -129,10 +129,10 @@ class Run:
     def evaluate(
         self, split: str | None = None, *overrides: str, device: str = "auto", batch_size: int | None = None
     ) -> dict[str, float]:
-        """The scores of the best checkpoint by name: "cider" the model's, "cider@shuffled" a control's.
+        """The scores of the best checkpoint by name: "cider" is the model's, "cider@shuffled" that of a control.
 
         Args:
-            split: train, val or test; by default test, if there is none val.
+            split: train, val or test; by default test, or val where there is no test split.
             overrides: Config values, as KEY=VALUE.
             device: auto, cpu, cuda or mps.
             batch_size: Inputs at a time.
@@ -155,23 +155,23 @@ def load(path: PathLike, *, device: str = "auto", precision: str = "auto", trust
     """Loads a trained model.
 
     Args:
-        path: A checkpoint, a run or its folder, `last` for the newest, or a folder of Hugging Face.
+        path: A checkpoint, a run's folder, `last` (the newest run), a Hugging Face folder, a GGUF file, `hf:ORG/NAME`.
         device: auto, cpu, cuda or mps.
         precision: auto, fp32 or bf16; auto is bf16 where the device is faster in it.
         trust: Package of your own whose classes may be loaded.
     Raises:
-        Error: It is none, is damaged, or does not run here.
+        Error: The path holds no model, is damaged, or its model does not run on this machine.
     """
     tune()
     return Model(path, device=device, precision=precision, trust=trust)
 
 
 def train(*overrides: str, **sections: Any) -> Run:
-    """Trains a model as `vlm train` does, in a run's folder of its own, and tests the best checkpoint.
+    """Trains a model like `vlm train`, in a new run folder, and tests the best checkpoint.
 
     Args:
         overrides: Config values as on the command line, such as "data=flickr8k" or "resume=last".
-        sections: The same as Python has them, such as trainer={"max_epochs": 3} or seed=1.
+        sections: The same as Python values, such as trainer={"max_epochs": 3} or seed=1.
     Raises:
         Error: The config, the data or the machine is at fault.
         KeyboardInterrupt: A signal stopped the run; resume=last goes on.
@@ -186,12 +186,13 @@ def score(results: Any, references: Any, *, java: bool = False, references_of: A
     """Scores captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr. It needs no model.
 
     Args:
-        results: A file in COCO's result format or what it holds, or captions: a dictionary by image, or a list.
-        references: A file in COCO's annotation format or what it holds, or captions of each image, likewise.
-        java: METEOR and SPICE too, where pycocoevalcap and Java are there.
-        references_of: References of a larger set, likewise, for the weights of CIDEr; one image alone has no "cider".
+        results: A file in COCO's result format or its content, or captions: a dictionary by image, or a list.
+        references: A file in COCO's annotation format or its content, or the captions of each image, likewise.
+        java: Also METEOR and SPICE; needs pycocoevalcap and Java.
+        references_of: References of a larger set, likewise, for the weights of CIDEr. A single image has no "cider"
+            without it.
     Raises:
-        Error: A file cannot be read, or no image has both.
+        Error: A file cannot be read, or no image has both a result and references.
     """
     from vlm.evaluation import score as scores
 

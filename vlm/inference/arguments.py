@@ -61,7 +61,7 @@ class Arguments(ABC):
 
 @dataclass(kw_only=True)
 class WordArguments(Arguments):
-    """Words of the command line: the default inputs of a task of a user's package."""
+    """Words of the command line: the default inputs for a task of a user's package."""
 
     words = "inputs"
     inputs: Annotated[list[str], Option("Inputs.", positional=True)]
@@ -72,7 +72,7 @@ class WordArguments(Arguments):
 
 @dataclass(kw_only=True)
 class ImageArguments(Arguments):
-    """Images. In Python also pictures of Pillow, and arrays."""
+    """Images; in Python also Pillow images and arrays."""
 
     kind = "image"
     words = "images"
@@ -91,7 +91,7 @@ class ImageArguments(Arguments):
 
 @dataclass(kw_only=True)
 class ImageFileArguments(Arguments):
-    """Images that may be named again, since several may belong together."""
+    """Image files; one may be given several times, for models that read several images together."""
 
     kind = "image"
     words = "files"
@@ -120,7 +120,7 @@ class FileArguments(Arguments):
 
 @dataclass(kw_only=True)
 class TextArguments(Arguments):
-    """Texts, by default lines of stdin."""
+    """Texts; on a command line, lines of stdin by default."""
 
     text: Texts = None
 
@@ -130,7 +130,7 @@ class TextArguments(Arguments):
 
 @dataclass(kw_only=True)
 class LineArguments(Arguments):
-    """Texts, by default lines of files or of stdin."""
+    """Texts; on a command line, lines of files, or of stdin by default."""
 
     files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None
     text: Texts = None

@@ -60,7 +60,7 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
 Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device is faster in it.")]
-BatchSize = Annotated[int, Option("Inputs at a time.", least=1, scope="machine")]
+BatchSize = Annotated[int, Option("Number of inputs in a batch.", least=1, scope="machine")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Form = Annotated[
@@ -71,7 +71,7 @@ Form = Annotated[
         metavar="FORMAT",
     ),
 ]
-Language = Annotated[str | None, Option("Language of the captions, of a model of several; by default its first.")]
+Language = Annotated[str | None, Option("Language of the captions; by default the first of the model.")]
 Question = Annotated[
     str | list[str],
     Option("Question about each input; may be repeated.", typed=list[str], beside="text", metavar="TEXT"),
@@ -79,12 +79,12 @@ Question = Annotated[
 Prompt = Annotated[
     str | list[str] | None,
     Option(
-        "Another instruction, or with <image> in it the whole prompt, of a model that reads its images inside one.",
+        "Another instruction, or the whole prompt if it contains <image>; for models that read images in a prompt.",
         typed=list[str],
         metavar="TEXT",
     ),
 ]
-Top = Annotated[int, Option("Classes of an input, the likeliest first.", least=1)]
+Top = Annotated[int, Option("Number of classes for each input, the likeliest first.", least=1)]
 
 
 Overrides = Annotated[
@@ -138,7 +138,7 @@ class ImageOptions(Options):
 
     workers: Annotated[
         int | None,
-        Option("Threads that read images ahead; by default one a CPU, up to 8.", least=0, most=64, scope="machine"),
+        Option("Threads that read images ahead; by default one per CPU, up to 8.", least=0, most=64, scope="machine"),
     ] = None
 
 
@@ -159,35 +159,33 @@ OF_SEARCH = ("early_stopping", "end_counts", "ends")  # what a checkpoint may sa
 class DecodingOptions:
     """Options of every command that writes text; None for those that `resolve` fills in."""
 
-    max_tokens: Annotated[int | None, Option("Longest text, in tokens.", least=1, most=MOST_TOKENS)] = None
-    min_tokens: Annotated[int | None, Option("Shortest text, in tokens.", least=0)] = None
+    max_tokens: Annotated[int | None, Option("Maximum length of a text, in tokens.", least=1, most=MOST_TOKENS)] = None
+    min_tokens: Annotated[int | None, Option("Minimum length of a text, in tokens.", least=0)] = None
     beam: Annotated[
         int | None,
         Option(
-            "Hypotheses kept; 1 takes the likeliest token. By default the checkpoint's, else 1.",
+            "Beams of the search; 1 is greedy. By default the checkpoint's, else 1.",
             least=1,
             most=MOST_TEXTS,
         ),
     ] = None
-    length_penalty: Annotated[float | None, Option("Beams rank by log-probability / length to this power.")] = None
+    length_penalty: Annotated[float | None, Option("Beams are ranked by log-probability / length ** PENALTY.")] = None
     groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
-    diversity: Annotated[float, Option("Cost of a token that an earlier group took.")] = 0.5
-    results: Annotated[int, Option("Texts an input.", least=1, most=MOST_TEXTS)] = 1
+    diversity: Annotated[float, Option("Penalty for a token that an earlier group chose.")] = 0.5
+    results: Annotated[int, Option("Texts for each input.", least=1, most=MOST_TEXTS)] = 1
     sample: Annotated[
         bool | None,
-        Option(
-            "Draw tokens, or take the most probable: for prompts tokens are drawn by default.", ("--sample/--greedy",)
-        ),
+        Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
     ] = None
-    temperature: Annotated[float | None, Option("Below 1 keeps to the probable tokens.")] = None
-    top_k: Annotated[int | None, Option("Draw among the k most probable tokens.")] = None
-    top_p: Annotated[float | None, Option("Draw among those that together have this probability.")] = None
-    min_p: Annotated[float | None, Option("Draw among those this probable beside the likeliest.")] = None
-    no_repeat_ngram: Annotated[int | None, Option("No run of this many tokens comes twice.", least=0)] = None
-    repetition_penalty: Annotated[float | None, Option("Above 1 shuns tokens that came before.")] = None
-    ban: Annotated[list[str] | None, Option("A word that no text has; may be repeated.", metavar="WORD")] = None
-    require: Annotated[list[str] | None, Option("A word that each text has; may be repeated.", metavar="WORD")] = None
-    seed: Annotated[int, Option("Seed of all draws; the same one gives the same text.")] = 0
+    temperature: Annotated[float | None, Option("Divides the logits; below 1 it favours probable tokens.")] = None
+    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
+    top_p: Annotated[float | None, Option("Sample from the likeliest tokens with this total probability.")] = None
+    min_p: Annotated[float | None, Option("Sample from tokens with this share of the highest probability.")] = None
+    no_repeat_ngram: Annotated[int | None, Option("No sequence of this many tokens occurs twice.", least=0)] = None
+    repetition_penalty: Annotated[float | None, Option("Above 1 makes repeated tokens less probable.")] = None
+    ban: Annotated[list[str] | None, Option("A word that must not occur; may be repeated.", metavar="WORD")] = None
+    require: Annotated[list[str] | None, Option("A word that must occur; may be repeated.", metavar="WORD")] = None
+    seed: Annotated[int, Option("Random seed; the same seed gives the same text.")] = 0
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
         """A copy with unset options filled in, from the checkpoint's defaults or ours.
@@ -250,7 +248,7 @@ class DecodingOptions:
 class WritingOptions(DecodingOptions, Options):
     """Options of a model that writes texts of its inputs."""
 
-    prefix: Annotated[str, Option("Beginning of every text.")] = ""
+    prefix: Annotated[str, Option("Beginning of every output text.")] = ""
     trace: Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE", scope="command")] = (
         None
     )

@@ -12,9 +12,9 @@ class Classes:
     """The likeliest classes of an input.
 
     Args:
-        name: The likeliest one.
+        name: The likeliest class.
         probability: Its probability.
-        top: Names and probabilities, the likeliest first; two classes may have one name.
+        top: Names and probabilities, the likeliest first; two classes may share a name.
     """
 
     name: str

@@ -35,7 +35,8 @@ class Text:
     Args:
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
-        tokens: Its tokens, prefix included and the end token not: read again, the text may give others.
+        tokens: The ids that were written, with the prefix and without the end token. Encoding the text again may give
+            other ids.
     """
 
     text: str

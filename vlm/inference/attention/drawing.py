@@ -19,11 +19,11 @@ BY_PATCHES = "encoder, last layer: what the patches attend to on their mean, hea
 
 
 class AttentionPicture:
-    """A picture of where a model looked while it wrote a caption; a notebook shows it.
+    """A picture of the attention over an image for each word of its caption; a notebook shows it.
 
     Args:
         caption: The caption, as `vlm.inference.writing.Text`.
-        png: The picture's file.
+        png: The bytes of the PNG file.
     """
 
     def __init__(self, caption: Any, png: bytes) -> None:

@@ -13,7 +13,7 @@ class Continuation:
 
     Args:
         logprob: Log-probability in nats.
-        tokens: Its tokens; the end token is none of them.
+        tokens: Its tokens, without the end token.
     """
 
     prompt: str

@@ -168,9 +168,7 @@ class Captioner(ImageWriter):
 class CaptionFiles:
     """Options of `vlm caption` on the files that it writes, and on shards."""
 
-    attention: Annotated[str | None, Option("Write a picture a caption of where the model looked.", metavar="DIR")] = (
-        None
-    )
+    attention: Annotated[str | None, Option("Write a picture of the attention for each caption.", metavar="DIR")] = None
     resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False
     sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False
     overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False

@@ -53,9 +53,9 @@ class LabelOptions(ImageOptions):
 
     label: Annotated[
         Repeated,
-        Option("A class of a model that was trained on captions; repeat it.", typed=list[str], beside="text"),
+        Option("A class, for a model trained on captions; may be repeated.", typed=list[str], beside="text"),
     ] = None
-    labels: Annotated[str | None, Option("Such classes, a line each.", metavar="FILE", scope="command")] = None
+    labels: Annotated[str | None, Option("File of such classes, one per line.", metavar="FILE", scope="command")] = None
     prompt: Annotated[
         Repeated, Option(f"Text around such a class: 'a photo of a {PLACE}'.", typed=list[str], beside="text")
     ] = None
@@ -147,9 +147,9 @@ class RetrievalOptions(ImageOptions):
     """Options of ranking images by texts."""
 
     text: Annotated[
-        str | list[str], Option("Text that images are ranked by; may be repeated.", typed=list[str], beside="text")
+        str | list[str], Option("Text to rank the images by; may be repeated.", typed=list[str], beside="text")
     ]
-    top: Annotated[int, Option("Images of a text, the most similar first.", least=1)] = 10
+    top: Annotated[int, Option("Number of images for each text, the most similar first.", least=1)] = 10
 
 
 class ImageRetriever(DualPredictor):

@@ -41,7 +41,7 @@ class EmbeddingArguments(Arguments):
 
     files: Annotated[
         list[str] | None,
-        Option("Images, folders or patterns; files of a text a line, for a model of texts.", positional=True),
+        Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
     ] = None
     text: Texts = None
 
@@ -68,10 +68,10 @@ class EmbeddingOptions(ImageOptions):
     """Options of embedding."""
 
     pooling: Annotated[
-        str | None, Option("mean of the encoder's states, or the first one; by default the model's own.")
+        str | None, Option("mean of the encoder's states, or first for the first state; by default the model's own.")
     ] = None
     normalize: Annotated[
-        bool | None, Option("Scale vectors to length 1; by default as the model has it.", ("--normalize/--as-is",))
+        bool | None, Option("Scale vectors to length 1, or not; by default the model's own.", ("--normalize/--as-is",))
     ] = None
 
 
@@ -82,8 +82,8 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     features, and another encoder its class token or else the mean of its states.
 
     Attributes:
-        stated: Pooling and normalisation that the model comes with.
-        max_len: Tokens of a text that the model reads, where that is less than its encoder could.
+        stated: Pooling and normalisation that the model states itself.
+        max_len: Maximum number of tokens of a text, if it is less than that of the encoder.
     """
 
     task = "embedding"

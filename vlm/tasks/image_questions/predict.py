@@ -75,7 +75,7 @@ class QuestionOptions(ImageOptions):
 class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     """Answers questions about each image; arguments as in Predictor.
 
-    A model of several images a record answers about so many that follow each other.
+    A model trained on several images per record takes that many consecutive images for each answer.
     """
 
     task = "image_questions"

@@ -104,12 +104,10 @@ def _continuation(tokenizer: Tokenizer, prompt: str, text: Grown) -> Continuatio
 
 @dataclass(kw_only=True)
 class PromptArguments(Arguments):
-    """Prompts, by default lines of stdin."""
+    """Prompts; on a command line, lines of stdin by default."""
 
     words = "prompt"
-    prompt: Annotated[list[str] | None, Option("Text to go on from; may be repeated. Without one, lines of stdin.")] = (
-        None
-    )
+    prompt: Annotated[list[str] | None, Option("Text to continue; may be repeated. By default, lines of stdin.")] = None
 
     def read(self) -> list[str]:
         return read_texts([], self.prompt or [], named="--prompt TEXT")

@@ -72,7 +72,7 @@ class GapArguments(Arguments):
 class FillOptions(Options):
     """Options of filling in gaps."""
 
-    top: Annotated[int, Option("Words of a gap, the likeliest first.", least=1)] = 1
+    top: Annotated[int, Option("Number of words for each gap, the likeliest first.", least=1)] = 1
 
 
 class GapFiller(BatchPredictor, TextPredictor):

@@ -45,7 +45,7 @@ class PhotoTranslationOptions(WritingOptions, ImageOptions):
 
     image: Annotated[
         Any,
-        Option("Image of each text in turn, or one of all.", typed=list[str], beside="image", metavar="FILE"),
+        Option("Image of each text in order, or one for all.", typed=list[str], beside="image", metavar="FILE"),
     ]
 
     def files(self) -> list[str]:

@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class SpanAnswer(NamedTuple):
-    """A part of a text as an answer, empty where the text has none; its place in code points, and its probability."""
+    """A part of a text as an answer, with its start in code points; empty where the text has no answer."""
 
     text: str
     start: int

@@ -17,7 +17,7 @@ from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
 
-ROWS = 128  # of a long text that are read at a time, at least
+ROWS = 128  # rows in a batch, at least; a long text has several
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ class Tagged(NamedTuple):
 class TaggingOptions(Options):
     """Options of tagging."""
 
-    words: Annotated[bool, Option("Words are parted by spaces already; by default punctuation and n't are.")] = False
+    words: Annotated[bool, Option("Split at spaces alone; by default, also before punctuation and n't.")] = False
 
 
 class Tagger(BatchPredictor, TextPredictor):

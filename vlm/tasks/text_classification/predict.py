@@ -34,7 +34,7 @@ class TextClassOptions(Options):
 
     pair: Annotated[
         str | list[str] | None,
-        Option("Second text of a pair, one to each text.", typed=list[str], beside="text", metavar="TEXT"),
+        Option("Second text of each pair, in order.", typed=list[str], beside="text", metavar="TEXT"),
     ] = None
     top: Top = 1
 

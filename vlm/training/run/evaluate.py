@@ -69,7 +69,7 @@ def evaluate_checkpoint(
     split: Annotated[str | None, Option("train, val or test; by default test, else val.")] = None,
     out: Annotated[str | None, Option("Folder for metrics.json and the predictions.", metavar="DIR")] = None,
     device: Device = "auto",
-    batch_size: Annotated[int | None, Option("Inputs at a time.", least=1)] = None,
+    batch_size: Annotated[int | None, Option("Number of inputs in a batch.", least=1)] = None,
     trust: Trust = None,
 ) -> int:
     """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
