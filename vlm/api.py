@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from vlm.inference.attention.drawing import AttentionPicture
     from vlm.inference.predictor import Predictor
+    from vlm.tasks.chat.session import Chat
 
 __all__ = ["Error", "Model", "Run", "load", "score", "train"]
 
@@ -80,6 +81,29 @@ class Model:
         if draw is None:
             raise NoSuchUse(f"attention: a model for {self.task} has none that is drawn; load a captioner")
         return draw(image, checked(self._predictor.options, options, use="attention"))
+
+    def chat(self, *images: Any, system: str | None = None, forget: bool = False, **options: Any) -> "Chat":
+        """A conversation: `say` answers, `stream` yields the answer as it grows.
+
+        Args:
+            images: Paths, images of Pillow, or arrays (H, W, 3), which stand before the first words.
+            system: What the model is told before the first turn.
+            forget: Whether the oldest question and its answer leave where there is no room for more.
+            options: Options of `vlm chat`.
+        """
+        if "chat" not in self._commands:
+            raise NoSuchUse(f"chat: a model for {self.task} does not have it; use model.{self._commands[0]}")
+        from vlm.tasks.chat.session import Chat
+
+        kind = resolve(tasks_of("chat")[self.task].predictor)
+        predictor = kind.around(self._predictor)
+        if not (self._plain or self._used):
+            predictor.prepack(1)
+            self._used = True
+        chat = Chat(predictor, checked(kind.options, options, use="chat"), system=system, forget=forget)
+        for image in images:
+            chat.show(image)
+        return chat
 
     def _use(self, predictor: "Predictor", name: str, inputs: Any, values: Mapping[str, Any]) -> Any:
         from vlm.inference.use import answers

@@ -28,12 +28,13 @@ def command_of(name: str) -> Callable[..., int]:
     Where several tasks share the name, it has the options of all, and the checkpoint's task says which apply.
     """
     commands = tasks_of(name)
+    functions = {command.function for command in commands.values()}
+    if len(functions) == 1 and (function := functions.pop()) is not None:
+        return resolve(function)
     kinds = {task: resolve(command.predictor) for task, command in commands.items()}
     if len(kinds) > 1:
         return _shared(kinds)
-    (kind,), (command,) = kinds.values(), commands.values()
-    if command.function is not None:
-        return resolve(command.function)
+    (kind,) = kinds.values()
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         return use(kind, arguments, model, output, options)

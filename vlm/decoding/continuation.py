@@ -37,6 +37,8 @@ def continue_texts(
     seed: int,
     ends: Sequence[int] = (),
     context: Context | None = None,
+    keys: Sequence[Sequence[int | str]] | None = None,
+    ended: set[int] | None = None,
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
 
@@ -47,19 +49,21 @@ def continue_texts(
         prompts: Token ids, at least one each.
         ends: Tokens that end a text besides the end token.
         context: One row per prompt; None for a decoder without context.
+        keys: What the draws of each prompt depend on beside the seed; by default the prompt.
+        ended: Takes the places of texts that have ended; texts that the caller adds end too.
     Yields:
         The tokens of each step, for every unfinished text.
     """
     texts = [list(prompt) for prompt in prompts]
     device = decoder.token_embed.weight.device
     # Random numbers are copied to the device once: a copy in each step would wait for the device.
-    numbers = [numpy_rng(seed, "text", *prompt).random(max_tokens) for prompt in prompts]
+    numbers = [numpy_rng(seed, "text", *parts).random(max_tokens) for parts in keys or prompts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
     # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
     longest = max(map(len, texts), default=0) + max_tokens
     room = min(decoder.max_len, longest + -longest % ROOM)
-    ended: set[int] = set()
+    ended = set() if ended is None else ended
     steps: Stepper | None = None
     tokens, begins = torch.empty(0), [-1] * len(texts)
     for step in range(max_tokens):

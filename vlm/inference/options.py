@@ -156,10 +156,36 @@ OF_SEARCH = ("early_stopping", "end_counts", "ends")  # what a checkpoint may sa
 
 
 @dataclass(kw_only=True)
-class DecodingOptions:
-    """Options of every command that writes text; None for those that `resolve` fills in."""
+class SamplingOptions:
+    """Options of texts that are written token by token; None for those that a checkpoint or `PLAIN` says."""
 
     max_tokens: Annotated[int | None, Option("Maximum length of a text, in tokens.", least=1, most=MOST_TOKENS)] = None
+    sample: Annotated[
+        bool | None,
+        Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
+    ] = None
+    temperature: Annotated[float | None, Option("Divides the logits; below 1 it favours probable tokens.")] = None
+    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
+    top_p: Annotated[float | None, Option("Sample from the likeliest tokens with this total probability.")] = None
+    min_p: Annotated[float | None, Option("Sample from tokens with this share of the highest probability.")] = None
+    seed: Annotated[int, Option("Random seed; the same seed gives the same text.")] = 0
+
+    def sampling(self) -> "Sampling":
+        """The tokens among which draws are made."""
+        from vlm.decoding.sampling import Sampling
+
+        return Sampling(**self._shared(Sampling))
+
+    def _shared(self, kind: type) -> dict[str, Any]:
+        """The options that a dataclass has under the same names."""
+        names = {field.name for field in fields(kind)}
+        return {name: value for name, value in vars(self).items() if name in names}
+
+
+@dataclass(kw_only=True)
+class DecodingOptions(SamplingOptions):
+    """Options of every command that writes text; None for those that `resolve` fills in."""
+
     min_tokens: Annotated[int | None, Option("Minimum length of a text, in tokens.", least=0)] = None
     beam: Annotated[
         int | None,
@@ -173,19 +199,10 @@ class DecodingOptions:
     groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
     diversity: Annotated[float, Option("Penalty for a token that an earlier group chose.")] = 0.5
     results: Annotated[int, Option("Texts for each input.", least=1, most=MOST_TEXTS)] = 1
-    sample: Annotated[
-        bool | None,
-        Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
-    ] = None
-    temperature: Annotated[float | None, Option("Divides the logits; below 1 it favours probable tokens.")] = None
-    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
-    top_p: Annotated[float | None, Option("Sample from the likeliest tokens with this total probability.")] = None
-    min_p: Annotated[float | None, Option("Sample from tokens with this share of the highest probability.")] = None
     no_repeat_ngram: Annotated[int | None, Option("No sequence of this many tokens occurs twice.", least=0)] = None
     repetition_penalty: Annotated[float | None, Option("Above 1 makes repeated tokens less probable.")] = None
     ban: Annotated[list[str] | None, Option("A word that must not occur; may be repeated.", metavar="WORD")] = None
     require: Annotated[list[str] | None, Option("A word that must occur; may be repeated.", metavar="WORD")] = None
-    seed: Annotated[int, Option("Random seed; the same seed gives the same text.")] = 0
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
         """A copy with unset options filled in, from the checkpoint's defaults or ours.
@@ -226,22 +243,11 @@ class DecodingOptions:
         words: Any = {"ban": self.ban or (), "require": self.require or ()}
         return rules_of_words(tokenizer, begin=begin, **words, **self._shared(Rules))
 
-    def sampling(self) -> "Sampling":
-        """The tokens among which draws are made."""
-        from vlm.decoding.sampling import Sampling
-
-        return Sampling(**self._shared(Sampling))
-
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
         """A search under these rules, or draws."""
         from vlm.decoding.options import Decoding
 
         return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
-
-    def _shared(self, kind: type) -> dict[str, Any]:
-        """The options that a dataclass has under the same names."""
-        names = {field.name for field in fields(kind)}
-        return {name: value for name, value in vars(self).items() if name in names}
 
 
 @dataclass(kw_only=True)

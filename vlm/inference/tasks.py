@@ -7,6 +7,7 @@ from typing import Any
 from vlm.errors import UserError
 
 ANSWER = "Answer questions about images, or about text files: one line each, PATH<TAB>QUESTION<TAB>ANSWER."
+CHAT = "Converse with a model about images, or in words alone: it answers in the terminal, word by word."
 CAPTION = 'Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
 CLASSIFY = "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."
 EMBED = "Make vectors of images or texts: an encoder's states, pooled. --out vectors.npy is a matrix."
@@ -76,13 +77,17 @@ def _task(
 _RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
 _CAPTIONER = ("caption", CAPTION, "captioning.predict:Captioner")
 _ANSWERER = Command("answer", ANSWER, "vlm.tasks.image_questions.prompted:PromptedAnswerer")
+_CHAT = Command("chat", CHAT, "vlm.tasks.chat.predict:ChatPredictor", "vlm.tasks.chat.terminal:chat")
+_GENERATOR = Command("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator")
 TASKS = {
-    "captioning": _task(*_CAPTIONER, _ANSWERER, function="vlm.tasks.captioning.predict:caption", like="captioning"),
+    "captioning": _task(
+        *_CAPTIONER, _ANSWERER, _CHAT, function="vlm.tasks.captioning.predict:caption", like="captioning"
+    ),
     "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
     "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
     "embedding": Task(EMBEDDING),
     "image_questions": _task("answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", like="image_questions"),
-    "language_modeling": Task(Command("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator")),
+    "language_modeling": Task(_GENERATOR, (_CHAT,)),
     "masked_language_modeling": _task("fill", FILL, "masked_language_modeling.predict:GapFiller"),
     "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),
     "span_answering": _task("answer", ANSWER, "span_answering.predict:SpanAnswerer", like="span_answering"),

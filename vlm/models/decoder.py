@@ -118,16 +118,19 @@ class Decoder(nn.Module):
         if states is None:
             assert tokens is not None and places is not None
             return self.embed(tokens, places), self.positions.place(places, keys=tokens.shape[1])
+        x = self._joined(places, tokens, states)
+        return x, NO_POSITIONS if places is None else self.positions.place(places, keys=x.shape[1])
+
+    def _joined(self, places: Tensor | None, tokens: Tensor | None, states: Tensor) -> Tensor:
+        """States, or tokens with states where they are PLACE, as the blocks take them: (B, L, D)."""
         if self.prefix is None:
             raise ValueError("states in a row of text need a decoder with a prefix")
         x = self.prefix(states)
-        if places is None:
-            return x, NO_POSITIONS
-        added = self.positions.embed(places)
+        added = None if places is None else self.positions.embed(places)
         x = x if added is None else x + added.to(x.dtype)
-        if tokens is not None:
-            x = torch.where((tokens == PLACE)[..., None], x, self.embed(tokens.clamp(min=0), places))
-        return x, self.positions.place(places, keys=x.shape[1])
+        if tokens is None or places is None:
+            return x
+        return torch.where((tokens == PLACE)[..., None], x, self.embed(tokens.clamp(min=0), places))
 
     def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
         """The blocks, with context for cross-attention."""
@@ -227,10 +230,15 @@ class Decoder(nn.Module):
                 x = StepBlock(block).step(x, inputs, cache, None, None)
         return [(cache.keys, cache.values) for cache in caches]
 
-    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state advances by L."""
+    def step(self, tokens: Tensor, state: DecodeState, states: Tensor | None = None) -> Tensor:
+        """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state advances by L.
+
+        Args:
+            states: For a decoder with a prefix, states (R, L, context_dim) that stand where tokens are PLACE.
+        """
         positions, inputs = state.look(self.positions, tokens.shape[1])
-        x = self.embed(tokens, positions).flatten(0, 1)  # (R * L, D)
+        joined = self.embed(tokens, positions) if states is None else self._joined(positions, tokens, states)
+        x = joined.flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, inputs, cache, keys_values, bias)

@@ -1,6 +1,7 @@
 """Cache of the keys and values of decoded tokens."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -8,8 +9,7 @@ class KeyValueCache:
     """Keys and values of the tokens decoded so far, in a ring buffer that is allocated once.
 
     After max_len tokens, each new one overwrites the oldest: rows that begin while others continue need no extra
-        memory,
-    and attention does not depend on the order of keys.
+    memory, and attention does not depend on the order of keys.
 
     Shapes:
         append: k, v (B, N, L, K) -> views of all cached keys and values, (B, N, at most max_len, K)
@@ -30,6 +30,11 @@ class KeyValueCache:
         if self.length >= room:
             return self.keys, self.values
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def widen(self, max_len: int) -> None:
+        """Makes room for more tokens, as long as none was overwritten."""
+        more = (0, 0, 0, max_len - self.keys.shape[2])
+        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows (B',), in this order."""

@@ -112,6 +112,17 @@ class DecodeState:
         self.beam_ancestors = None if self.beam_ancestors is None else self.beam_ancestors[rows]
         self._context_bias = None
 
+    def rewind(self, length: int, room: int) -> None:
+        """Forgets all but the first steps, and makes room for so many, of texts that all began at step 0.
+
+        No step may have been overwritten.
+        """
+        for cache in self.caches:
+            cache.length = length * self.beams
+            if room > self.max_len:
+                cache.widen(room * self.beams)
+        self.max_len = max(self.max_len, room)
+
     def replace(self, rows: Tensor, read: ReadContext) -> None:
         """Starts new texts in these rows (B',), after their context.
 

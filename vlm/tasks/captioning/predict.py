@@ -1,6 +1,6 @@
 """Captioning images with a trained model, and the command `caption`, which keeps files beside the captions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlm.data.images.image import Preprocess
-from vlm.data.text.prompt_form import PromptForm, refuse_marks
+from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageArguments
 from vlm.inference.image_predictor import ImagePredictor, image_keys
@@ -77,21 +77,7 @@ class Prompted(NamedTuple):
 
 
 class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narrower model than other writers
-    """A trained model that writes texts about images; arguments as in Predictor.
-
-    Attributes:
-        form: How its prompts are written; None for a model that reads images alone.
-    """
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.form = PromptForm.of(about["form"]) if "form" in about else None
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        if "form" in about:
-            yield f"prompt      {PromptForm.of(about['form']).shown()!r}"
+    """A trained model that writes texts about images, alone or in a prompt; arguments as in Predictor."""
 
     def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
         """An image in the prompt of each question; None for a caption.

@@ -1,0 +1,189 @@
+"""Conversations: what stays in the cache gives the texts of a fresh reading, by `transformers` too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+from chats import saved_chat
+from hugging import photos
+from image_text import saved_image_text
+from PIL import Image
+
+import vlm
+from vlm.data.text.conversation import Turn
+from vlm.models.context import PLACE
+from vlm.models.decoder import Decoder
+from vlm.tasks.chat.session import Chat, Full
+
+QUESTIONS = [f"{word} {number}?" for number in range(5) for word in ("what is", "how many", "why red", "is it the cat")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    torch.manual_seed(5)
+    return str(tmp_path / "theirs")
+
+
+def fresh(model: Any, ids: list[int], pixels: Any, most: int, ends: list[int]) -> list[int]:
+    """What `transformers` writes after some tokens, greedily, which it reads anew."""
+    row = torch.tensor([ids])
+    more = {} if pixels is None else {"pixel_values": pixels}
+    options: Any = {"max_new_tokens": most, "do_sample": False, "eos_token_id": ends, "pad_token_id": 0}
+    out = model.generate(input_ids=row, attention_mask=torch.ones_like(row), **more, **options)
+    return [id for id in out[0, len(ids) :].tolist() if id not in ends]
+
+
+@torch.no_grad()
+def test_twenty_turns_with_an_image_are_those_of_a_fresh_reading(folder: str, tmp_path: Path) -> None:
+    model, processor = saved_image_text(folder, "smolvlm")
+    (path,) = photos(tmp_path / "photos", 1)
+    chat = vlm.load(folder, device="cpu", precision="fp32").chat(path, sample=False, max_tokens=8)
+    theirs = processor(text="<image>", images=Image.open(path).convert("RGB"), return_tensors="pt")["pixel_values"]
+    read = steps(chat)
+    for question in QUESTIONS:
+        answer = chat.say(question)
+        asked = chat.tokens()[: chat.reply.read]
+        assert chat.tokens() == [*asked, *chat.reply.tokens]
+        ids = [processor.image_token_id if id == PLACE else id for id in asked]
+        truth = fresh(model, ids, theirs, 8, chat.predictor.ends)
+        assert chat.reply.tokens == truth
+        assert answer == chat.predictor.tokenizer.decode(truth).lstrip()
+    assert len(QUESTIONS) == 20
+    assert max(read[1:]) < 60 and read[0] > 4  # of each turn, what is new; the image is read once
+    assert chat.turns[0] == Turn("user", QUESTIONS[0], 1) and len(chat.turns) == 40
+
+
+def steps(chat: Chat) -> list[int]:
+    """Takes the number of tokens of each step of more than one."""
+    read: list[int] = []
+    step = chat.predictor.decoder.step
+
+    def counted(tokens: Any, *others: Any) -> Any:
+        read.extend([tokens.shape[1]] if tokens.shape[1] > 1 else [])
+        return step(tokens, *others)
+
+    chat.predictor.decoder.step = counted  # type: ignore[method-assign]
+    return read
+
+
+@torch.no_grad()
+def test_twenty_turns_in_words_are_those_of_a_fresh_reading(folder: str) -> None:
+    saved_chat(folder, "chatml")
+    theirs = t.AutoModelForCausalLM.from_pretrained(folder)
+    chat = vlm.load(folder, device="cpu", precision="fp32").chat(sample=False, max_tokens=8, system="be brief")
+    read = steps(chat)
+    for question in QUESTIONS:
+        chat.say(question)
+        asked = chat.tokens()[: chat.reply.read]
+        assert chat.reply.tokens == fresh(theirs, asked, None, 8, chat.predictor.ends)
+    assert len(read) == 20 and max(read[1:]) < 40
+
+
+def test_images_may_be_shown_at_any_turn(folder: str, tmp_path: Path) -> None:
+    """And draws are those of a fresh reading."""
+    saved_image_text(folder, "smolvlm_tiles")
+    first, second, third = photos(tmp_path / "photos", 3)
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    options: dict[str, Any] = {"temperature": 0.8, "sample": True, "seed": 3, "max_tokens": 12}
+    chat = model.chat(first, **options)
+    chat.say("what?")
+    chat.show(second)
+    chat.say("and this?", third)
+    chat.say("more?")
+    assert [turn.images for turn in chat.turns] == [1, 0, 2, 0, 0, 0]
+    anew = model.chat(**options)
+    anew.exchanges = chat.exchanges[:2]
+    anew._numbers = chat._numbers
+    anew.say("more?")
+    assert anew.reply == chat.reply
+
+
+def test_a_full_conversation_is_told_and_the_oldest_leaves_by_choice(folder: str) -> None:
+    saved_chat(folder, "chatml", room=96)
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    chat = model.chat(sample=False, max_tokens=6, system="s")
+    with pytest.raises(Full, match=r"the conversation is full: \d+ tokens, of 96 that the model reads"):
+        for question in QUESTIONS:
+            chat.say(question)
+    before = chat.turns
+    with pytest.raises(Full):
+        chat.say("what is it?")
+    assert chat.turns == before
+    assert chat.forget()
+    answer = chat.say("what is it?")
+    alone = model.chat(sample=False, max_tokens=6, system="s")
+    alone.exchanges = chat.exchanges[:-1]
+    assert alone.say("what is it?") == answer
+    leaving = model.chat(sample=False, max_tokens=6, forget=True)
+    for question in QUESTIONS:
+        leaving.say(question)
+    assert len(leaving.tokens()) <= 96 and leaving.turns[-2].text == QUESTIONS[-1]
+    chat.reset()
+    assert not chat.turns[1:] and not chat.forget()
+    assert chat.say("a") == model.chat(sample=False, max_tokens=6, system="s").say("a")
+
+
+def test_the_image_stays_where_the_oldest_question_leaves(folder: str, tmp_path: Path) -> None:
+    saved_image_text(folder, "smolvlm")
+    (path,) = photos(tmp_path / "photos", 1)
+    chat = vlm.load(folder, device="cpu", precision="fp32").chat(path, sample=False, max_tokens=4)
+    chat.say("what?")
+    chat.say("why?")
+    assert chat.forget() and chat.turns[0] == Turn("user", "why?", 1)
+    assert chat.forget() and not chat.turns
+    chat.say("where?")
+    assert chat.turns[0] == Turn("user", "where?", 1)
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_came(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_chat(folder, "llama3")
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    whole = model.chat(sample=False, max_tokens=20)
+    whole.say("what is it?")
+    chat = model.chat(sample=False, max_tokens=20)
+    step, count = Decoder.step, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chat.say("what is it?")
+    assert chat.exchanges[0].answer == whole.reply.tokens[:5]
+    anew = model.chat(sample=False, max_tokens=20)
+    anew.exchanges = [*chat.exchanges]
+    assert chat.say("why?") == anew.say("why?")
+
+
+def test_texts_that_end_an_answer(folder: str) -> None:
+    saved_chat(folder, "gemma")
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    whole = model.chat(sample=False, max_tokens=30).say("what is it?")
+    cut = whole[8:11]
+    stopped = model.chat(sample=False, max_tokens=30, stop=[cut, "never"])
+    pieces = list(stopped.stream("what is it?"))
+    assert "".join(pieces) == whole[: whole.index(cut)] and stopped.reply.ended
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("paligemma", "reads one instruction and no conversation"), ("captioning", "has no form of conversations")],
+)
+def test_models_that_do_not_converse_say_so(folder: str, name: str, words: str) -> None:
+    from tiny_checkpoints import FILES
+
+    path = str(FILES / f"{name}.ckpt")
+    if name == "paligemma":
+        saved_image_text(folder, name)
+        path = folder
+    with pytest.raises(vlm.Error, match=words):
+        vlm.load(path, device="cpu").chat()
+    tagger = vlm.load(FILES / "tagging.ckpt", device="cpu")
+    with pytest.raises(vlm.Error, match="chat: a model for tagging does not have it; use model.tag"):
+        tagger.chat()

@@ -1,0 +1,102 @@
+"""The command `vlm chat`: what it writes, and how it ends."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chats import saved_chat
+from hugging import photos
+from image_text import saved_image_text
+
+import vlm
+from vlm.cli.main import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    torch.manual_seed(5)
+    return str(tmp_path / "theirs")
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """Runs the command with lines on stdin; returns its status, stdout and stderr."""
+
+    def said(lines: str, *words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        status = run(["chat", *words, "--device", "cpu", "--precision", "fp32"])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return said
+
+
+def test_lines_are_answered_as_in_python(folder: str, tmp_path: Path, say: Any) -> None:
+    saved_image_text(folder, "smolvlm")
+    first, second = photos(tmp_path / "photos", 2)
+    words = [first, "-c", folder, "--greedy", "--max-tokens", "5", "--system", "be brief"]
+    status, out, err = say(f"what?\n\nwhy?\n/image {second}\nand this?\n/reset\nwhat?\n/quit\nno\n", *words)
+    assert (status, err) == (0, "")
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    chat = model.chat(first, sample=False, max_tokens=5, system="be brief")
+    answers = [chat.say("what?"), chat.say("why?"), chat.say("and this?", second)]
+    chat.reset()
+    assert out.splitlines() == [*answers, chat.say("what?")]
+
+
+def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: Any) -> None:
+    saved_chat(folder, "chatml", room=64)
+    words = ["-c", folder, "--greedy", "--max-tokens", "5"]
+    status, out, err = say("/forget\n/image no.png\na<|im_end|>\nwhat?\n", *words)
+    assert status == 1 and len(out.splitlines()) == 1
+    lines = err.splitlines()
+    assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
+    status, out, err = say("what is it?\n" * 6, *words)
+    assert status == 1 and "the conversation is full" in err and "/forget drops the oldest question" in err
+    assert len(err.splitlines()) + len(out.splitlines()) >= 6
+    status, out, err = say("what is it?\n" * 6, *words, "--forget")
+    assert (status, err) == (0, "") and len(out.splitlines()) == 6
+
+
+def test_a_model_that_does_not_converse_is_refused_in_a_line(say: Any) -> None:
+    from tiny_checkpoints import FILES
+
+    status, out, err = say("what?\n", "-c", str(FILES / "captioning.ckpt"))
+    assert (status, out) == (2, "") and "has no form of conversations" in err
+    status, out, err = say("what?\n", "-c", str(FILES / "tagging.ckpt"))
+    assert (status, out) == (2, "") and "holds a model for tagging" in err
+
+
+def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str) -> None:
+    saved_chat(folder, "llama3", room=100_000)
+    words = ["-m", "vlm", "chat", "-c", folder, "--greedy", "--max-tokens", "90000", "--device", "cpu"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *words], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    assert process.stdout is not None
+    try:
+        os.write(ours, b"what is it?\n")
+        assert process.stdout.read(40)  # it is answering
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        os.write(ours, b"/forget\n")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err.count("[stopped]") == 1 and "Traceback" not in err and "nothing was said" not in err
+    finally:
+        process.kill()
+        os.close(ours)

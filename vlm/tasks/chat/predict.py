@@ -1,0 +1,235 @@
+"""Conversations with a trained model: what it reads of one, and its answers to many at once."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlm.data.images.image import Preprocess
+from vlm.data.text.conversation import Turn
+from vlm.decoding.continuation import SampledToken, continue_texts
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.inference.image_predictor import image_keys
+from vlm.inference.inputs import open_image
+from vlm.inference.options import DecodingOptions, Option, Options, SamplingOptions, stored_options
+from vlm.inference.predictor import Rows, Watch, check_outputs
+from vlm.inference.text_predictor import TextPredictor
+from vlm.models.context import Context, interleaved
+from vlm.models.decoder import Decoder
+from vlm.nn.step.packed import prepack, prepack_for_decoding
+from vlm.tasks.captioning.predict import encode_pixels
+
+MAX_TOKENS = 256  # of an answer, by default
+
+
+@dataclass(kw_only=True)
+class ChatOptions(SamplingOptions, Options):
+    """Options of answers in a conversation."""
+
+    stop: Annotated[list[str] | None, Option("A text that ends an answer; may be repeated.", metavar="TEXT")] = None
+
+
+class Said(NamedTuple):
+    """A turn of a conversation, with its images as `open_image` takes them."""
+
+    turn: Turn
+    images: Sequence[Any] = ()
+
+
+class Prompt(NamedTuple):
+    """A conversation as the model reads it.
+
+    Args:
+        tokens: Their ids, with PLACE for each state of an image.
+        pixels: Its images, whole or in squares, uint8 (T, 3, H, W); None if there are none.
+    """
+
+    tokens: Sequence[int]
+    pixels: Tensor | None
+
+
+@dataclass
+class Reply:
+    """An answer in a conversation.
+
+    Args:
+        logprob: Log-probability of its tokens in nats.
+        read: Tokens of what was read, the states of its images included.
+        ended: Whether the model or a stop text ended it, not the longest text.
+        tokens: Its tokens without the end.
+    """
+
+    text: str = ""
+    logprob: float = 0.0
+    read: int = 0
+    ended: bool = False
+    tokens: list[int] = field(default_factory=list)
+
+
+class ChatPredictor(TextPredictor):
+    """A trained model that answers in conversations; arguments as in Predictor."""
+
+    task = "captioning"  # or another of those that name it
+    fields = ("text",)
+    options = ChatOptions
+    preprocess: Preprocess | None = None  # of a model that reads images
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.decoding = stored_options(about)
+        if "preprocess" in about:
+            self.preprocess = Preprocess.from_state(about["preprocess"])
+
+    @property
+    def decoder(self) -> Decoder:
+        return getattr(self.model, "decoder", self.model)
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer."""
+        assert self.form is not None
+        return [self.tokenizer.eos_id, *self.decoding.get("ends", ()), *self.form.ends(self.tokenizer)]
+
+    def check(self) -> None:
+        hidden = self.decoder(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
+        check_outputs(self.decoder.head(hidden), self.tokenizer.vocab_size, "tokens")
+
+    def check_chat(self) -> None:
+        """Checks that the model reads conversations.
+
+        Raises:
+            UserError: It does not, or their form is not known.
+        """
+        if self.form is None or self.form.chat is None:
+            raise UserError("this model has no form of conversations that is known; use another command of `vlm info`")
+        prefix = self.decoder.prefix
+        if "assistant" not in self.form.chat.heads or not (prefix is None or prefix.causal):
+            raise UserError("this model reads one instruction and no conversation; use `vlm answer`")
+
+    def check_options(self, options: ChatOptions) -> None:
+        self.check_chat()
+        self.planned(options)
+
+    def planned(self, options: ChatOptions) -> tuple[Sampling, int]:
+        """Among which tokens an answer is drawn, and its longest."""
+        own = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
+        chosen = DecodingOptions(**own, beam=1).resolve(self.decoding, draws=True)
+        drawn = chosen.sampling() if chosen.sample is not False else Sampling(temperature=0.0)
+        return drawn, chosen.max_tokens or MAX_TOKENS
+
+    def views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
+        """An image whole or in squares, uint8 (T, 3, H, W), and the rows and columns of those.
+
+        Raises:
+            UserError: It cannot be read, or the model reads none.
+        """
+        if self.preprocess is None:
+            raise UserError("images: this model reads none; leave them out")
+        pixels, rows, columns = self.preprocess.views(open_image(image))
+        return pixels, (rows, columns)
+
+    def states(self, pixels: Tensor) -> Tensor:
+        """States of the squares of images: uint8 (T, 3, H, W) -> (T * S, D)."""
+        assert self.preprocess is not None
+        return encode_pixels(self.model, self.preprocess, pixels.to(self.device)).states.flatten(0, 1)
+
+    def prepare(self, source: Sequence[Said], options: ChatOptions) -> Prompt:
+        assert self.form is not None
+        found = [self.views(image) for said in source for image in said.images]
+        tokens = self.form.turns(
+            self.tokenizer, [said.turn for said in source], [squares for _, squares in found]
+        ).tokens
+        if len(tokens) >= self.decoder.max_len:
+            raise UserError(full(len(tokens), self.decoder.max_len))
+        return Prompt(tokens, torch.cat([pixels for pixels, _ in found]) if found else None)
+
+    def results(
+        self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, Reply]]:
+        done = 0
+        for batch in takewhile(bool, batches):
+            assert batch is not None
+            replies = [Reply(read=len(prompt.tokens)) for prompt in batch]
+            seen = None if watch is None else partial(_later, watch, done)
+            for place in self._replies(batch, replies, options, seen):
+                yield done + place, replies[place]
+            done += len(batch)
+
+    def _replies(
+        self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None
+    ) -> Iterator[int]:
+        """Writes the replies to prompts; yields the place of each that is complete."""
+        sampling, most = self.planned(options)
+        rooms = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
+        ended = set[int]()
+        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "seed": options.seed, "ended": ended}
+        for drawn in self._drawn(batch, same):
+            for item in drawn:
+                reply = replies[item.prompt]
+                complete = self._grow(reply, item, options) or len(reply.tokens) >= min(most, rooms[item.prompt])
+                left = watch is not None and not watch(item.prompt, [reply.tokens])
+                if complete or left:
+                    ended.add(item.prompt)
+                    yield item.prompt
+
+    def _drawn(self, batch: Sequence[Prompt], options: Mapping[str, Any]) -> Iterator[list[SampledToken]]:
+        prompts = [list(prompt.tokens) for prompt in batch]
+        context: Context | None = None
+        keys: list[list[int | str]] = [[*tokens] for tokens in prompts]
+        if any(prompt.pixels is not None for prompt in batch):
+            for place, prompt in enumerate(batch):
+                keys[place] += [] if prompt.pixels is None else image_keys([prompt.pixels])
+            pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
+            context = interleaved(prompts, self.states(pixels))
+            prompts = [tokens[-1:] for tokens in prompts]
+        first, *others = self.ends
+        with torch.autocast(self.device.type if isinstance(self.device, torch.device) else self.device, enabled=False):
+            yield from continue_texts(
+                self.decoder, prompts, context=context, keys=keys, eos_id=first, ends=others, **options
+            )
+
+    def _grow(self, reply: Reply, item: SampledToken, options: ChatOptions) -> bool:
+        """Adds a token to a reply; returns whether that is complete."""
+        reply.logprob += item.logprob
+        if item.token in self.ends:
+            reply.ended = True
+            return True
+        reply.tokens.append(item.token)
+        reply.text, reply.ended = spoken(self.tokenizer.decode, reply.tokens, options.stop or ())
+        return reply.ended
+
+    def record(self, source: Any, result: Reply, options: Any, *, form: str = "jsonl") -> Rows:
+        return [{"text": result.text, "logprob": result.logprob}]
+
+    def prepack(self, rows: int, *, more: bool = True) -> None:
+        if self.preprocess is not None:
+            prepack(self.model.encoder)
+        prepack_for_decoding(self.decoder, rows=rows)
+
+
+def _later(watch: Watch, first: int, place: int, texts: Sequence[Sequence[int]]) -> bool:
+    """Shows a watch the texts of a later batch."""
+    return watch(first + place, texts)
+
+
+def full(tokens: int, room: int) -> str:
+    """The line on a conversation that has no room for an answer."""
+    return f"the conversation is full: {tokens:,} tokens, of {room:,} that the model reads with its answer"
+
+
+def spoken(decode: Callable[[Sequence[int]], str], tokens: Sequence[int], stops: Sequence[str]) -> tuple[str, bool]:
+    """The text of an answer, up to the first of some texts that end it; and whether one did."""
+    text = decode(tokens).lstrip()
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def shown(text: str, stops: Sequence[str]) -> str:
+    """What may be shown of a text that grows: no end that may become a stop text, no character that is not whole."""
+    held = max((count for stop in stops for count in range(1, len(stop)) if text.endswith(stop[:count])), default=0)
+    return text[: len(text) - held].rstrip("\ufffd")

@@ -1,0 +1,184 @@
+"""A conversation with a model, whose keys and values are kept from turn to turn."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.data.text.conversation import Turn
+from vlm.decoding.kept import KeptText
+from vlm.errors import UserError
+from vlm.models.context import PLACE
+from vlm.randomness import numpy_rng
+from vlm.tasks.chat.predict import ChatOptions, ChatPredictor, Reply, full, shown, spoken
+
+
+@dataclass
+class Shown:
+    """An image that was shown.
+
+    Args:
+        number: Another one for each image, below 0.
+        squares: Rows and columns that it is cut into.
+        states: Its states (S, D).
+    """
+
+    number: int
+    squares: tuple[int, int]
+    states: Tensor
+
+
+@dataclass
+class Exchange:
+    """What the user said, with images, and the tokens of the answer."""
+
+    text: str
+    images: list[Shown]
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def turn(self) -> Turn:
+        return Turn("user", self.text, len(self.images))
+
+
+class Full(UserError):
+    """The conversation has no room for a question and its answer."""
+
+
+class Chat:
+    """A conversation. What the model has read stays: of each turn it reads what is new.
+
+    Answers stay in it as the tokens that the model wrote: read again, their text may give others.
+
+    Args:
+        predictor: The model.
+        options: Options of all answers.
+        system: What the model is told before the first turn.
+        forget: Whether the oldest question and its answer leave where there is no room for more.
+    Raises:
+        UserError: The model reads no conversations, or options do not go with it.
+    """
+
+    def __init__(
+        self, predictor: ChatPredictor, options: ChatOptions, *, system: str | None = None, forget: bool = False
+    ) -> None:
+        predictor.check_options(options)
+        self.predictor, self.options, self.system, self.oldest_leaves = predictor, options, system, forget
+        self.exchanges: list[Exchange] = []
+        self._waiting: list[Shown] = []
+        self._kept = KeptText(predictor.decoder)
+        self._numbers = count(1)
+        self.reply = Reply()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """What was said."""
+        before = [] if self.system is None else [Turn("system", self.system)]
+        pairs = [(one.turn, Turn("assistant", self._spoken(one.answer)[0])) for one in self.exchanges]
+        return [*before, *(turn for pair in pairs for turn in pair)]
+
+    @property
+    def room(self) -> int:
+        """Tokens that the last answer could still have had."""
+        return self.predictor.decoder.max_len - self.reply.read - len(self.reply.tokens)
+
+    def show(self, image: Any) -> None:
+        """Shows an image, which stands before what is said next.
+
+        Args:
+            image: A path, an image of Pillow, or an array (H, W, 3).
+        """
+        pixels, squares = self.predictor.views(image)
+        self._waiting.append(Shown(-next(self._numbers), squares, self.predictor.states(pixels)))
+
+    def say(self, text: str, *images: Any) -> str:
+        """The whole answer to what is said; arguments as in `stream`."""
+        return "".join(self.stream(text, *images))
+
+    def stream(self, text: str, *images: Any) -> Iterator[str]:
+        """Yields the answer as it grows, piece by piece; who closes it early keeps what was written so far.
+
+        Args:
+            images: As in `show`.
+        Raises:
+            Full: There is no room for it.
+            UserError: An image cannot be read, or the text names a special token.
+        """
+        for image in images:
+            self.show(image)
+        exchange, prompt = self._asked(text)
+        self.exchanges.append(exchange)
+        self._waiting = []
+        yield from self._answered(exchange, prompt)
+
+    def forget(self) -> bool:
+        """Drops the oldest question and its answer; their images stay. Returns False if there is none to drop."""
+        if not self.exchanges:
+            return False
+        images = self.exchanges.pop(0).images
+        later = self.exchanges[0].images if self.exchanges else self._waiting
+        later[:0] = images
+        return True
+
+    def reset(self) -> None:
+        """Drops all that was said and shown."""
+        self.exchanges, self._waiting = [], []
+
+    def tokens(self) -> list[int]:
+        """The conversation as the model reads it, with PLACE for each state of an image."""
+        return [PLACE if token < 0 else token for token in self._tokens(self.exchanges)]
+
+    def _asked(self, text: str) -> tuple[Exchange, list[int]]:
+        """A new question, and the tokens that end with it; the oldest ones leave for it if they may."""
+        room = self.predictor.decoder.max_len
+        while True:
+            exchange = Exchange(text, [*self._waiting])
+            tokens = self._tokens([*self.exchanges, exchange])
+            if len(tokens) < room:
+                return exchange, tokens
+            if not (self.oldest_leaves and self.forget()):
+                raise Full(full(len(tokens), room))
+
+    def _tokens(self, exchanges: Sequence[Exchange]) -> list[int]:
+        """The tokens of a conversation, with its number for each state of an image."""
+        form, tokenizer = self.predictor.form, self.predictor.tokenizer
+        assert form is not None
+        before = [] if self.system is None else [Turn("system", self.system)]
+        tokens: list[int] = []
+        for place, one in enumerate(exchanges):
+            squares = [image.squares for image in one.images]
+            turns = [one.turn] if place else [*before, one.turn]
+            numbers = (image.number for image in one.images for _ in range(len(image.states)))
+            read = form.turns(tokenizer, turns, squares, begun=place > 0).tokens
+            tokens += [next(numbers) if token == PLACE else token for token in read]
+            tokens += one.answer
+        return tokens
+
+    def _answered(self, exchange: Exchange, prompt: Sequence[int]) -> Iterator[str]:
+        sampling, most = self.predictor.planned(self.options)
+        most = min(most, self.predictor.decoder.max_len - len(prompt))
+        states = [image.states for one in self.exchanges for image in one.images]
+        laid = torch.cat(states) if states else None
+        draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *prompt).random(most)).to(self.predictor.device)
+        reply, ends, written = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
+        self.reply = reply
+        while len(reply.tokens) < most and not reply.ended:
+            logits = self._kept.logits([*prompt, *reply.tokens], laid)
+            token = int(sampling.draw(logits, draws[len(reply.tokens)][None]))
+            reply.logprob += float(logits.log_softmax(-1)[0, token])
+            if token in ends:
+                reply.ended = True
+                break
+            reply.tokens.append(token)
+            reply.text, reply.ended = self._spoken(reply.tokens)
+            text = reply.text if reply.ended else shown(reply.text, self.options.stop or ())
+            if len(text) > written:
+                yield text[written:]
+                written = len(text)
+        yield reply.text[written:]
+
+    def _spoken(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        return spoken(self.predictor.tokenizer.decode, tokens, self.options.stop or ())

@@ -1,0 +1,97 @@
+"""The command `vlm chat`: a conversation in the terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from vlm.errors import UserError, print_error, printable_lines
+from vlm.inference.inputs import find_images
+from vlm.inference.options import ModelOptions, Option, refuse_undecoded
+from vlm.tasks.chat.predict import ChatOptions, ChatPredictor
+from vlm.tasks.chat.session import Chat, Full
+
+COMMANDS = {
+    "/image": "PATH: shows an image with what you say next",
+    "/forget": "drops the oldest question and its answer",
+    "/reset": "begins anew, without images",
+    "/quit": "ends, as does the end of the input",
+}
+ROOM = "/forget drops the oldest question, /reset begins anew; with --forget the oldest leave by themselves"
+
+
+@dataclass(kw_only=True)
+class ChatArguments:
+    """What a conversation begins with."""
+
+    images: Annotated[list[str] | None, Option("Images that are shown first.", positional=True)] = None
+    system: Annotated[str | None, Option("What the model is told before the first turn.")] = None
+    forget: Annotated[bool, Option("The oldest question leaves where there is no more room.", ("--forget",))] = False
+
+
+def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) -> int:
+    """Converses until the input ends; returns the exit status: 1 if something that was said had no answer.
+
+    Lines of stdin that come from a file or a program are what the user says, one a line.
+    """
+    paths = find_images(arguments.images or [], repeated=True)
+    predictor = model.load(ChatPredictor)
+    predictor.prepack(1)
+    talk = Chat(predictor, options, system=arguments.system, forget=arguments.forget)
+    for path in paths:
+        talk.show(path)
+    if typed := sys.stdin.isatty():
+        print("\n".join(f"{name} {help}" for name, help in COMMANDS.items()), file=sys.stderr)
+    status = 0
+    for line in _lines(typed=typed):
+        name, _, rest = line.partition(" ")
+        if name == "/quit":
+            break
+        try:
+            _obey(talk, name, rest.strip()) if name in COMMANDS else _answer(talk, line)
+        except UserError as fault:
+            print_error(f"{fault}; {ROOM}" if isinstance(fault, Full) else fault)
+            status = status if typed else 1
+    return status
+
+
+def _lines(*, typed: bool) -> Iterator[str]:
+    """What the user says."""
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  with which `input` edits its line
+    while True:
+        try:
+            line = (input("> ") if typed else next(sys.stdin)).strip()
+        except (EOFError, StopIteration):
+            return
+        if line:
+            yield line
+
+
+def _obey(talk: Chat, name: str, rest: str) -> None:
+    if name == "/image":
+        for path in find_images([rest]):
+            talk.show(path)
+    elif name == "/reset":
+        talk.reset()
+    elif not talk.forget():
+        raise UserError("/forget: nothing was said yet")
+
+
+def _answer(talk: Chat, line: str) -> None:
+    """Writes the answer to a line as it grows; an interrupt ends it."""
+    refuse_undecoded([line])
+    written = False
+    try:
+        for piece in talk.stream(line):
+            written = True
+            sys.stdout.write(printable_lines(piece))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(" [stopped]", end="", file=sys.stderr, flush=True)
+    if written:
+        print(flush=True)
+    if not talk.room:
+        print(f"note: the answer ends here: the conversation is full; {ROOM}", file=sys.stderr)
