@@ -15,6 +15,7 @@ from vlm.inference.attention.drawing import AttentionPicture
 from vlm.inference.options import DecodingOptions, declared
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, resolve
+from vlm.tasks.chat.session import Chat
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling
 from vlm.tasks.masked_language_modeling import predict as masked_language_modeling
@@ -38,18 +39,25 @@ RESULTS = (
 )
 
 
+CHAT = ("say", "stream", "show", "forget", "reset")
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for name in ("load", "train", "score"):
         parts += entry(f"vlm.{name}", getattr(vlm, name))
     parts += ["## Model\n", described(vlm.Model)]
-    parts += [part for name in ("task", "module", "predict", "attention") for part in entry(name, member(name), 3)]
+    parts += [
+        part for name in ("task", "module", "predict", "attention", "chat") for part in entry(name, member(name), 3)
+    ]
     for name, task in TASKS.items():
         kinds = {command.name: resolve(command.predictor) for command in task.commands}
         for command, kind in kinds.items():
-            parts += method(command, kind, name.replace("_", " ")) if kind.task == name else []
-    parts += ["### Options of decoding\n", options(), "## Run\n", described(vlm.Run)]
+            parts += method(command, kind, name.replace("_", " ")) if kind.task == name and command != "chat" else []
+    parts += ["### Options of decoding\n", options(), "## Chat\n", described(Chat)]
+    parts += [part for name in CHAT for part in entry(f"chat.{name}", getattr(Chat, name), 3)]
+    parts += ["## Run\n", described(vlm.Run)]
     parts += entry("run.evaluate", vlm.Run.evaluate, 3)
     parts.append("## Results\n")
     for kind in RESULTS:

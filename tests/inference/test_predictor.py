@@ -51,7 +51,7 @@ def test_each_task_has_a_folder_a_command_and_a_predictor():
     for name, task in TASKS.items():
         for command in task.commands:
             predictor = resolve(command.predictor)
-            assert issubclass(predictor, Predictor) and (predictor.task == name or command.name == "embed")
+            assert issubclass(predictor, Predictor) and (predictor.task == name or command.name in ("embed", "chat"))
             assert command.function is None or callable(resolve(command.function))
 
 
@@ -67,10 +67,12 @@ def test_help_names_all_commands_without_torch():
 def test_a_command_has_the_options_of_its_groups(command, capsys):
     assert run([command, "--help"]) == 0
     said = capsys.readouterr().out
-    for option in ("--checkpoint", "--format", "--batch-size", "--trust"):
+    for option in ("--checkpoint", "--batch-size", "--trust"):
         assert option in said
     writes = command in ("answer", "caption", "generate", "translate")
-    assert ("--no-repeat-ngram" in said) == ("--greedy" in said) == writes
+    assert ("--format" in said) == (command != "chat")  # which writes no records
+    assert ("--no-repeat-ngram" in said) == writes
+    assert ("--greedy" in said) == (writes or command == "chat")
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def _task(
 _RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
 _CAPTIONER = ("caption", CAPTION, "captioning.predict:Captioner")
 _ANSWERER = Command("answer", ANSWER, "vlm.tasks.image_questions.prompted:PromptedAnswerer")
-_CHAT = Command("chat", CHAT, "vlm.tasks.chat.predict:ChatPredictor", "vlm.tasks.chat.terminal:chat")
+_CHAT = Command("chat", CHAT, "vlm.tasks.chat.predictor:ChatPredictor", "vlm.tasks.chat.terminal:chat")
 _GENERATOR = Command("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator")
 TASKS = {
     "captioning": _task(

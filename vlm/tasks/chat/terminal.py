@@ -9,7 +9,7 @@ from typing import Annotated
 from vlm.errors import UserError, print_error, printable_lines
 from vlm.inference.inputs import find_images
 from vlm.inference.options import ModelOptions, Option, refuse_undecoded
-from vlm.tasks.chat.predict import ChatOptions, ChatPredictor
+from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
 from vlm.tasks.chat.session import Chat, Full
 
 COMMANDS = {
