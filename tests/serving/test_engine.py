@@ -211,7 +211,7 @@ def test_a_batch_that_nobody_waits_for_any_more_ends(monkeypatch):
 def test_texts_that_are_shown_stay_as_they_are(captions):
     """A model may show the list that it goes on to fill."""
     shown, tokens = [], [1]
-    job = Job(None, captions.options, grown=shown.append)
+    job = Job(captions.predictor, None, captions.options, grown=shown.append)
     assert job.show([tokens])
     tokens.append(2)
     assert job.show([tokens]) and shown == [[[1]], [[1, 2]]] and len(job.times[0]) == 2

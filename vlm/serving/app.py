@@ -6,8 +6,9 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,13 +16,16 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm import __version__
 from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
+from vlm.inference.tasks import resolve, tasks_of
 from vlm.serving.bodies import Bodies, Gone
+from vlm.serving.chat import Answer, ChatReader, error
 from vlm.serving.engine import Engine, Full
 from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
 from vlm.serving.job import Job, Texts
@@ -34,6 +38,7 @@ BODY = {
     "application/json": {"schema": {"type": "object", "example": {"images": ["BASE64"]}}},
 }
 SEND_TIME = 60.0  # seconds in which a client has to take a part of its answer
+CHAT = "/v1/chat/completions"
 GONE = 499  # the client has closed the connection
 log = logging.getLogger("vlm.serving")
 
@@ -50,6 +55,7 @@ class Service:
         timeout: Seconds without a new token after which a request is given up.
         key: The key that each request has to bear, if any.
         sites: Whose pages may ask.
+        name: The name of the model, for clients of conversations.
     Raises:
         UserError: The defaults do not go with the model.
     """
@@ -65,11 +71,16 @@ class Service:
         timeout: float,
         key: str | None,
         sites: Sites,
+        name: str = "vlm",
     ) -> None:
         self.predictor, self.timeout, self.key, self.sites = predictor, timeout, key, sites
         self.reader = Reader(predictor, defaults, rows)
         self.engine = Engine(predictor, rows=self.reader.rows, most=most)
         self.bodies = Bodies(max_bytes)
+        self.name, self.since = name, int(time.time())
+        chat = tasks_of("chat").get(predictor.task)
+        kind: Any = None if chat is None else resolve(chat.predictor)
+        self.chat = None if kind is None else ChatReader(kind.around(predictor), self.reader, name)
         self.codes: Counter[int] = Counter()
         self.seconds = 0.0
         self.answered = 0
@@ -103,12 +114,47 @@ class Service:
         jobs = self.engine.submit(asked.inputs, asked.options)
         return await _unless_gone(request, self._results(jobs, asked.cut, since))
 
+    async def complete(self, request: Request) -> Any:
+        """The answer to a conversation, whole or, with `"stream": true`, as events."""
+        reader = self._conversing()
+        async with self.bodies.read(request.headers, request.receive) as body:
+            if self.engine.waiting >= self.engine.most:
+                raise Full
+            since = time.monotonic()
+            asked = await reader.read(body, deadline=since + self.timeout)
+        answer, submit = Answer(self.name, asked.prompt), partial(self.engine.submit, predictor=reader.predictor)
+        if not asked.stream:
+            jobs = submit([asked.prompt], asked.options)
+            result = await _unless_gone(request, self._results(jobs, set(), since))
+            return answer.whole(result["results"][0])
+        grow, grown = _queue()
+        jobs = submit([asked.prompt], asked.options, grown=grow)
+        how: Any = {"decode": reader.predictor.tokenizer.decode, "stops": asked.options.stop or ()}
+        chunks = answer.chunks(grown, self._results(jobs, set(), since), **how, counted=asked.counted)
+        return StreamingResponse(chunks, headers=HEADERS, media_type=MEDIA_TYPE)
+
+    async def models(self) -> dict[str, Any]:
+        """The model that converses."""
+        self._conversing()
+        model = {"id": self.name, "object": "model", "created": self.since, "owned_by": "vlm"}
+        return {"object": "list", "data": [model]}
+
+    def _conversing(self) -> ChatReader:
+        """The reader of conversations.
+
+        Raises:
+            HTTPException: The model reads none.
+        """
+        try:
+            if self.chat is None:
+                raise UserError(f"a model for {self.predictor.task} reads no conversations; use /predict")
+            self.chat.predictor.check_chat()
+        except UserError as fault:
+            raise HTTPException(404, str(fault)) from fault
+        return self.chat
+
     def _streamed(self, asked: Read, since: float) -> Response:
-        loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
-
-        def grow(place: int, texts: Texts) -> None:
-            loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
-
+        grow, grown = _queue()
         jobs = self.engine.submit(asked.inputs, asked.options, grown=grow)
         tokenizer = getattr(self.predictor, "tokenizer", None)
         decode = str if tokenizer is None else tokenizer.decode
@@ -165,6 +211,16 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
+def _queue() -> tuple[Callable[[int, Texts], None], asyncio.Queue[Any]]:
+    """A queue of texts that grow, and what adds to it from another thread."""
+    loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    def grow(place: int, texts: Texts) -> None:
+        loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
+
+    return grow, grown
+
+
 async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> Any:
     """Awaits results; cancels them if the client closes the connection."""
 
@@ -206,7 +262,7 @@ def _plain(result: Any) -> Any:
 
 
 class Measured:
-    """Counts the answers of /predict by their status, and their seconds to the last byte; notes clients that leave."""
+    """Counts the answers of /predict and of conversations by their status, and their seconds to the last byte."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -223,7 +279,7 @@ class Measured:
         try:
             await self.app(scope, receive, noted)
         finally:
-            if scope.get("path") == "/predict":
+            if scope.get("path") in ("/predict", CHAT):
                 self.service.codes[code] += 1
                 self.service.seconds += time.monotonic() - start
 
@@ -237,6 +293,8 @@ def make_app(service: Service) -> FastAPI:
     streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
     answers: dict[str, Any] = {"response_model": dict[str, list[Any]], "responses": streams}
     app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
+    app.post(CHAT, **guarded, response_model=dict[str, Any], responses=streams)(service.complete)
+    app.get("/v1/models", **guarded, response_model=dict[str, Any])(service.models)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
     app.get("/openapi.json", **guarded, include_in_schema=False)(app.openapi)
 
@@ -249,19 +307,25 @@ def make_app(service: Service) -> FastAPI:
         allowed: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, allow_origins=service.sites.origins, **allowed)
 
-    def refusal(code: int, line: str) -> Response:
-        headers = {"Retry-After": "1"} if code == 503 else None
-        return Response(json.dumps({"detail": printable(line)}), code, headers, "application/json")
+    def refusal(request: Request, code: int, line: str, headers: Any = None) -> Response:
+        headers = {"Retry-After": "1"} if code == 503 else headers
+        told = error(code, line) if request.url.path.startswith("/v1/") else {"detail": printable(line)}
+        return Response(json.dumps(told), code, headers, "application/json")
 
     def gone(request: Request, fault: Exception) -> Response:
         log.info("a client has left before its answer: %s", request.client and request.client.host)
-        return refusal(GONE, "the client has gone")
+        return refusal(request, GONE, "the client has gone")
 
     def refused(request: Request, fault: Exception) -> Response:
-        return refusal(413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
+        return refusal(request, 413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
 
+    def raised(request: Request, fault: Any) -> Response:
+        return refusal(request, fault.status_code, str(fault.detail), fault.headers)
+
+    busy = "too many inputs wait; try again in a moment"
     app.exception_handler(Gone)(gone)
-    app.exception_handler(Full)(lambda request, fault: refusal(503, "too many inputs wait; try again in a moment"))
-    app.exception_handler(Exception)(lambda request, fault: refusal(500, FAILED))
+    app.exception_handler(Full)(lambda request, fault: refusal(request, 503, busy))
+    app.exception_handler(Exception)(lambda request, fault: refusal(request, 500, FAILED))
     app.exception_handler(UserError)(refused)
+    app.exception_handler(StarletteHTTPException)(raised)
     return app

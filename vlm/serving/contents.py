@@ -95,10 +95,8 @@ class Contents:
             raise HTTPException(400, f"the form cannot be read: {fault}") from fault
 
     def _add_json(self, body: bytearray, main: str) -> None:
-        if len(body) > MAX_TEXT and sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES:
-            raise HTTPException(413, f"the JSON has more than {MAX_VALUES:,} values")
         try:
-            content = json.loads(body)
+            content = as_json(body)
             for name, value in content.items():
                 self._add_value(name, value)
             if not {main, f"{main}s"} & content.keys():
@@ -122,3 +120,15 @@ def _input(value: Any, kind: str) -> str | bytes:
     if not isinstance(value, str):
         raise TypeError(value)
     return base64.b64decode(value, validate=True) if kind == "image" else value
+
+
+def as_json(body: bytes | bytearray) -> Any:
+    """What a body of JSON holds.
+
+    Raises:
+        HTTPException: It holds too many values.
+        ValueError, RecursionError: It is damaged.
+    """
+    if len(body) > MAX_TEXT and sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES:
+        raise HTTPException(413, f"the JSON has more than {MAX_VALUES:,} values")
+    return json.loads(body)

@@ -18,8 +18,8 @@ class Full(Exception):
 class Engine:
     """A predictor on a thread of its own, and the queue before it.
 
-    Inputs whose requests have equal settings run together. Where the one that has waited longest has others than those
-    that run, none joins these, until they are done.
+    Inputs whose requests have equal settings run together; those of another use of the model have others. Where the one
+    that has waited longest has others than those that run, none joins these, until they are done.
 
     Args:
         predictor: The model.
@@ -41,17 +41,24 @@ class Engine:
         return len(self._waiting)
 
     def submit(
-        self, inputs: Sequence[Any], options: Any, *, grown: Callable[[int, Texts], None] | None = None
+        self,
+        inputs: Sequence[Any],
+        options: Any,
+        *,
+        grown: Callable[[int, Texts], None] | None = None,
+        predictor: Predictor | None = None,
     ) -> list[Job]:
         """Jobs of some inputs, all of which are taken or none.
 
         Args:
             inputs, options: As in `Job`.
             grown: As a job's, with the place of the input before the texts.
+            predictor: Another use of the same model, with options of its own.
         Raises:
             Full: They do not fit into the queue.
         """
-        jobs = [Job(one, options, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
+        used = self.predictor if predictor is None else predictor
+        jobs = [Job(used, one, options, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
         for job in jobs:
             if isinstance(job.content, UserError):
                 job.answer.set_exception(job.content)
@@ -75,10 +82,10 @@ class Engine:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                settings = self._waiting[0].settings
+                predictor, settings = self._waiting[0].predictor, self._waiting[0].settings
             taken: dict[int, Job] = {}
             try:
-                self._run(settings, taken)
+                self._run(predictor, settings, taken)
             except Exception as fault:  # of these inputs; others may do better
                 if not taken:  # the fault came before any was taken: it would come again
                     taken |= enumerate(self._take(self.most, settings))
@@ -86,7 +93,7 @@ class Engine:
                     job.answer.set_exception(fault)
             self.running = 0
 
-    def _run(self, settings: Any, taken: dict[int, Job]) -> None:
+    def _run(self, predictor: Predictor, settings: Any, taken: dict[int, Job]) -> None:
         """Answers those that wait with equal settings, until none waits or others have waited longer.
 
         Args:
@@ -96,13 +103,13 @@ class Engine:
         def watch(place: int, texts: Texts) -> bool:
             return taken[place].show(texts)
 
-        results = self.predictor.results(self._arrivals(settings, taken), settings, watch=watch)
+        results = predictor.results(self._arrivals(settings, taken), settings, watch=watch)
         for place, result in results:
             self.running -= 1
             job = taken.pop(place)
             if isinstance(result, list) and all(hasattr(one, "tokens") for one in result):
                 job.note([one.tokens for one in result])
-            job.answer.set_result(self.predictor.answer(result, job.options))
+            job.answer.set_result(predictor.answer(result, job.options))
             if taken and all(one.left for one in taken.values()):
                 results.close()  # type: ignore[attr-defined]
 

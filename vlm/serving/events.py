@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import HTTPException
@@ -31,26 +32,39 @@ async def events(
         results: Waits for the answers of the jobs, and makes what the last event holds.
         decode: The text of tokens.
     """
-    task = asyncio.ensure_future(results)
-    task.add_done_callback(lambda _: grown.put_nowait(None))
     known: Counter[tuple[int, int]] = Counter()
     try:
-        while (growth := await grown.get()) is not None:
-            place, texts = growth
-            for number, tokens in enumerate(texts):
-                for at in range(known[place, number], len(tokens)):
-                    # The bytes of a character may be spread over tokens.
-                    text, seconds = decode(tokens[: at + 1]).rstrip("\ufffd"), jobs[place].times[number][at]
-                    about = {"input": place, "result": number, "token": tokens[at], "text": text, "seconds": seconds}
-                    yield _event("token", about)
-                known[place, number] = len(tokens)
-        yield _event("result", task.result())
+        async with aclosing(growth(grown, results)) as steps:
+            async for step in steps:
+                if not isinstance(step, tuple):
+                    yield _event("result", step)
+                    continue
+                place, texts = step
+                for number, tokens in enumerate(texts):
+                    for at in range(known[place, number], len(tokens)):
+                        # The bytes of a character may be spread over tokens.
+                        text, seconds = decode(tokens[: at + 1]).rstrip("\ufffd"), jobs[place].times[number][at]
+                        about = {"input": place, "result": number, "token": tokens[at], "text": text}
+                        yield _event("token", about | {"seconds": seconds})
+                    known[place, number] = len(tokens)
     except (UserError, HTTPException) as fault:
         line = fault.detail if isinstance(fault, HTTPException) else str(fault)
         yield _event("error", {"detail": printable(line)})
     except Exception as fault:
         logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
         yield _event("error", {"detail": FAILED})
+
+
+async def growth(
+    grown: asyncio.Queue[tuple[int, Texts] | None], results: Coroutine[Any, Any, Any]
+) -> AsyncGenerator[tuple[int, Texts] | dict[str, Any]]:
+    """Yields what `grown` holds, then the results; cancels these where it is closed early."""
+    task = asyncio.ensure_future(results)
+    task.add_done_callback(lambda _: grown.put_nowait(None))
+    try:
+        while (growing := await grown.get()) is not None:
+            yield growing
+        yield task.result()
     finally:
         task.cancel()
 

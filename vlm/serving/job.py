@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from vlm.inference.options import settings
+from vlm.inference.predictor import Predictor
 
 Texts = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 
@@ -14,6 +15,7 @@ class Job:
     """An input that was accepted.
 
     Args:
+        predictor: The model.
         content: The input as `Predictor.prepare` made it, or the UserError that it raised, which is the answer then.
         options: Options of the request.
         grown: Called with the texts on the engine's thread, whenever a token of them comes.
@@ -24,8 +26,11 @@ class Job:
         progress: When the last token came, by the clock of `time.monotonic`; acceptance before the first.
     """
 
-    def __init__(self, content: Any, options: Any, *, grown: Callable[[Texts], None] | None = None) -> None:
-        self.content, self.options, self.settings, self.grown = content, options, settings(options), grown
+    def __init__(
+        self, predictor: Predictor, content: Any, options: Any, *, grown: Callable[[Texts], None] | None = None
+    ) -> None:
+        self.predictor, self.content, self.options, self.grown = predictor, content, options, grown
+        self.settings = settings(options)
         self.answer: Future = Future()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()

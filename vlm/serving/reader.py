@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 from PIL import Image
@@ -111,13 +112,7 @@ class Reader:
             HTTPException: The body is not as it should be, or its turn does not come.
         """
 
-        async def work(cost: int, call: Callable[..., Any], *arguments: Any) -> Any:
-            async with self.budget.take(cost, deadline=deadline):
-                result = await run_in_threadpool(call, *arguments)
-                if cost > LARGE_PIXELS:
-                    await run_in_threadpool(return_freed_memory)
-                return result
-
+        work = partial(self.work, deadline=deadline)
         inputs, options, faults = await work(len(body), self._open, kind, body, most)
         beside = sum(photo.cost for photo in photos(list(vars(options).values())))
         sources = await work(beside, self._sources, inputs, options)
@@ -132,6 +127,14 @@ class Reader:
             if not whole:
                 cut.add(place)
         return Read(prepared, options, cut)
+
+    async def work(self, cost: int, call: Callable[..., Any], *arguments: Any, deadline: float) -> Any:
+        """What a call on a thread returns, as soon as there is room for its cost, in pixels or bytes."""
+        async with self.budget.take(cost, deadline=deadline):
+            result = await run_in_threadpool(call, *arguments)
+            if cost > LARGE_PIXELS:
+                await run_in_threadpool(return_freed_memory)
+            return result
 
     def _open(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
         """The inputs of a body, its options, and the faults of texts by their places."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from vlm.errors import UserError, print_error
@@ -47,7 +48,8 @@ def serve(
     defaults = {name: value for name, value in vars(decoding).items() if value != getattr(DecodingOptions, name)}
     defaults |= {} if language is None else {"language": language}
     limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
-    service = Service(predictor, defaults, rows=batch_size, **limits, key=key, sites=sites)
+    name = Path(model.checkpoint).name.removesuffix(".ckpt").removesuffix(".gguf")
+    service = Service(predictor, defaults, rows=batch_size, **limits, key=key, sites=sites, name=name)
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     line = f"serving     http://{host}:{{port}}/predict"

@@ -25,6 +25,7 @@ from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.tasks.captioning.predict import encode_pixels
 
 MAX_TOKENS = 256  # of an answer, by default
+TOGETHER = 2**15  # tokens of prompts and answers that are kept at a time, as the cache of a long one takes much memory
 
 
 @dataclass(kw_only=True)
@@ -152,13 +153,25 @@ class ChatPredictor(TextPredictor):
         self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, Reply]]:
         done = 0
-        for batch in takewhile(bool, batches):
-            assert batch is not None
+        for batch in self._together(takewhile(bool, batches), options):
             replies = [Reply(read=len(prompt.tokens)) for prompt in batch]
             seen = None if watch is None else partial(_later, watch, done)
             for place in self._replies(batch, replies, options, seen):
                 yield done + place, replies[place]
             done += len(batch)
+
+    def _together(self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions) -> Iterator[Sequence[Prompt]]:
+        """Prompts whose caches have room side by side: together as many tokens as `TOGETHER`, or one alone."""
+        _, most = self.planned(options)
+        for batch in batches:
+            some: list[Prompt] = []
+            for prompt in batch or ():
+                longest = max(len(one.tokens) for one in [*some, prompt])
+                if some and (1 + len(some)) * min(longest + most, self.decoder.max_len) > TOGETHER:
+                    yield some
+                    some = []
+                some = [*some, prompt]
+            yield some
 
     def _replies(
         self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None

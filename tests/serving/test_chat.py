@@ -1,0 +1,326 @@
+"""Conversations over HTTP: the official client of this form asks, and hostile requests are refused in a line each."""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chats import saved_chat
+from hugging import photos
+from image_text import saved_image_text
+from services import client, service
+
+import vlm
+from vlm.tasks.chat.predictor import ChatPredictor
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: Any) -> str:
+    """A folder of a model that converses in words."""
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("words")
+    saved_chat(folder, "chatml", room=512)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: Any) -> str:
+    """A folder of a model that reads images."""
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("images")
+    saved_image_text(folder, "smolvlm")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: Any) -> list[str]:
+    return photos(tmp_path_factory.mktemp("photos"), 2)
+
+
+def url_of(path: str) -> str:
+    return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
+
+
+def shown(text: str, *paths: str) -> list[dict[str, Any]]:
+    """A content of a text and images, as clients write it."""
+    return [
+        {"type": "text", "text": text},
+        *({"type": "image_url", "image_url": {"url": url_of(path), "detail": "low"}} for path in paths),
+    ]
+
+
+@pytest.fixture
+def official() -> Iterator[Any]:
+    """The official client of a service of a folder."""
+    openai = pytest.importorskip("openai")
+    opened = []
+
+    def of(path: str, **options: Any) -> Any:
+        opened.append(client(path, **options))
+        return openai.OpenAI(
+            base_url="http://127.0.0.1/v1", api_key=options.get("key") or "none", http_client=opened[-1], max_retries=0
+        )
+
+    yield of
+    for one in opened:
+        one.close()
+
+
+def test_the_official_client_gets_the_answers_of_python(official: Any, images: str, paths: list[str]) -> None:
+    http = official(images, sample=False)
+    (model,) = http.models.list().data
+    assert (model.id, model.owned_by) == ("vlm", "vlm")
+    truth = vlm.load(images, device="cpu", precision="fp32").chat(sample=False, max_tokens=6, system="be brief")
+    messages: list[Any] = [{"role": "system", "content": "be brief"}]
+    for question, some in (("what is it?", paths), ("why?", []), ("and 3?", paths[:1])):
+        messages.append({"role": "user", "content": shown(question, *some) if some else question})
+        answer = truth.say(question, *some)
+        made = http.chat.completions.create(model=model.id, messages=messages, max_tokens=6, temperature=0)
+        choice = made.choices[0]
+        assert choice.message.content == answer and choice.message.role == "assistant"
+        assert choice.finish_reason == ("stop" if truth.reply.ended else "length")
+        read, written = truth.reply.read, len(truth.reply.tokens)
+        usage = made.usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (read, written, read + written)
+        messages.append({"role": "assistant", "content": answer})
+        # A text that is encoded anew may have other tokens than those that were written.
+        truth.exchanges[-1].answer = truth.predictor.tokenizer.encode(" " + answer)
+
+
+def test_streams_are_the_answers_piece_by_piece(official: Any, words: str) -> None:
+    http = official(words)
+    asked: Any = {"model": "vlm", "messages": [{"role": "user", "content": "what is it?"}], "max_completion_tokens": 30}
+    for options in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}):
+        whole = http.chat.completions.create(**asked, **options)
+        stream = http.chat.completions.create(**asked, **options, stream=True, stream_options={"include_usage": True})
+        *chunks, last = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == whole.choices[0].finish_reason
+        assert last.usage == whole.usage and not last.choices
+        assert len(chunks) > 5 and len({chunk.id for chunk in [*chunks, last]}) == 1
+    other = http.chat.completions.create(**asked, temperature=0.8, top_p=0.9, seed=8)
+    assert other.choices[0].message.content != whole.choices[0].message.content
+
+
+def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: str) -> None:
+    http = official(words)
+    asked: Any = {"model": "vlm", "messages": [{"role": "user", "content": "what is it?"}], "temperature": 0}
+    text = http.chat.completions.create(**asked, max_tokens=30).choices[0].message.content
+    stop = text[9:12]
+    made = http.chat.completions.create(**asked, max_tokens=30, stop=["never", stop])
+    assert made.choices[0].message.content == text[: text.index(stop)]
+    assert made.choices[0].finish_reason == "stop" and made.usage.completion_tokens < 30
+    stream = http.chat.completions.create(**asked, max_tokens=30, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text[: text.index(stop)]
+
+
+def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
+    http = client(images)
+    bodies = [
+        {
+            "messages": [{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}],
+            "max_tokens": 8,
+            "seed": n // 4,
+        }
+        for n in range(8)
+    ]
+    alone = [http.post(PATH, json=body).json()["choices"] for body in bodies]
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: http.post(PATH, json=bodies[n]).json()["choices"]}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[n] for n in range(8)] == alone
+
+
+def test_a_client_that_goes_ends_its_answer(words: str) -> None:
+    ours = service(words)
+    import asyncio
+
+    from vlm.serving.app import make_app
+
+    app = make_app(ours)
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "temperature": 0}).encode()
+
+    async def leave(body: bytes, after: int) -> None:
+        sent, gone = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
+        seen = 0
+
+        async def receive() -> Any:
+            if sent:
+                return sent.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == after:
+                gone.set()
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope: Any = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
+        scope |= {"http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 80), "root_path": ""}
+        if not after:
+            asyncio.get_running_loop().call_later(0.3, gone.set)
+        await asyncio.wait_for(app(scope, receive, send), 60)
+
+    asyncio.run(leave(body, 0))
+    asyncio.run(leave(body[:-1] + b', "stream": true}', 5))
+    until = time.monotonic() + 20
+    while ours.engine.running and time.monotonic() < until:
+        time.sleep(0.05)
+    assert ours.engine.running == ours.engine.waiting == 0
+    assert ours.codes[499] == 1
+
+
+def test_a_key_and_the_sites_hold_here_too(words: str) -> None:
+    http = client(words, key="secret")
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    assert http.get("/v1/models").status_code == 401
+    refused = http.post(PATH, json=body)
+    assert refused.status_code == 401 and "the key is missing" in refused.json()["error"]["message"]
+    bearer = {"Authorization": "Bearer secret"}
+    assert http.post(PATH, json=body, headers=bearer).status_code == 200
+    assert http.post(PATH, json=body, headers=bearer | {"Origin": "http://example.org"}).status_code == 403
+    assert http.post(PATH, json=body, headers=bearer | {"Host": "example.org"}).status_code == 421
+
+
+USER = {"role": "user", "content": "a"}
+PNG = "data:image/png;base64,"
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
+
+
+HOSTILE: dict[str, tuple[Any, int, str]] = {
+    "no object": ([1], 400, "no JSON object"),
+    "no JSON": (b"{", 400, "is not JSON"),
+    "nested": (DEEP.encode(), 400, "is not JSON"),
+    "nested inside": (f'{{"messages": {DEEP}}}'.encode(), 400, "is not JSON"),
+    "no UTF-8": (b'{"messages": "\xff"}', 400, "is not JSON"),
+    "many values": (b'{"messages": [' + b"1," * 10**6 + b"1]}", 413, "more than 65,536 values"),
+    "no messages": ({}, 400, "messages: is no list"),
+    "empty": ({"messages": []}, 400, "messages: is no list"),
+    "messages of text": ({"messages": "hello"}, 400, "messages: is no list"),
+    "10,000 turns": ({"messages": [USER] * 10_000}, 400, "messages: has 10,000"),
+    "a message that is none": ({"messages": [3]}, 400, "message 1: its role"),
+    "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "its role is not one of system"),
+    "role of a tool": ({"messages": [{"role": "tool", "content": "a"}]}, 400, "its role is not one of"),
+    "role of another type": ({"messages": [{"role": ["user"], "content": "a"}]}, 400, "its role"),
+    "no content": ({"messages": [{"role": "user"}]}, 400, "neither a text nor a list"),
+    "content of a number": ({"messages": [{"role": "user", "content": 7}]}, 400, "neither a text nor a list"),
+    "a part that is none": ({"messages": [{"role": "user", "content": [7]}]}, 400, "a part is neither"),
+    "sound": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "a part is neither"),
+    "calls": ({"messages": [USER | {"tool_calls": []}]}, 400, "tool_calls is unknown"),
+    "the last is the model": ({"messages": [USER, {"role": "assistant", "content": "a"}]}, 400, "not the user's"),
+    "megabytes": ({"messages": [{"role": "user", "content": "word " * 10**6}]}, 413, "more than 1,048,576"),
+    "long": ({"messages": [{"role": "user", "content": "word " * 10**4}]}, 400, "the conversation is full"),
+    "special": ({"messages": [{"role": "user", "content": "a<end_of_utterance>"}]}, 400, "meaning of its own"),
+    "surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "is not UTF-8"),
+    "http": (image({"url": "http://127.0.0.1/a.png"}), 400, "is no data URL"),
+    "https": (image({"url": "https://example.org/a.png"}), 400, "is no data URL"),
+    "file": (image({"url": "file:///etc/passwd"}), 400, "is no data URL"),
+    "path": (image({"url": "/etc/passwd"}), 400, "is no data URL"),
+    "no base64": (image({"url": PNG + "###"}), 400, "is not in base64"),
+    "no marker": (image({"url": "data:image/png,abc"}), 400, "is not in base64"),
+    "no image": (image({"url": PNG + base64.b64encode(b"no image at all").decode()}), 400, "message 1"),
+    "empty image": (image({"url": PNG}), 400, "message 1"),
+    "no url": (image({}), 400, "has no url"),
+    "url of another type": (image({"url": [PNG]}), 400, "has no url"),
+    "image of text": (image(PNG), 400, "has no url"),
+    "an image of the model": (
+        {"messages": [{"role": "assistant", "content": image({"url": PNG})["messages"][0]["content"]}, USER]},
+        400,
+        "only the user shows images",
+    ),
+    "other model": ({"messages": [USER], "model": "gpt-9"}, 404, "there is no 'gpt-9'"),
+    "model of another type": ({"messages": [USER], "model": 3}, 400, "model: is not of its type"),
+    "stream of another type": ({"messages": [USER], "stream": "yes"}, 400, "stream: is not of its type"),
+    "unknown": ({"messages": [USER], "nonsense": 1}, 400, "nonsense: is unknown"),
+    "two": ({"messages": [USER], "n": 2}, 400, "n: only 1"),
+    "tools": ({"messages": [USER], "tools": [{"type": "function"}]}, 400, r"tools: only \[\]"),
+    "batch": ({"messages": [USER], "batch_size": 9}, 400, "batch_size: is unknown"),
+    "no tokens": ({"messages": [USER], "max_tokens": 0}, 400, "max_tokens"),
+    "tokens of text": ({"messages": [USER], "max_tokens": "many"}, 400, "max_tokens"),
+    "tokens": ({"messages": [USER], "max_tokens": 10**9}, 400, "max_tokens"),
+    "two numbers": ({"messages": [USER], "max_tokens": 3, "max_completion_tokens": 4}, 400, "differ"),
+    "temperature": ({"messages": [USER], "temperature": -1}, 400, "temperature"),
+    "not a number": (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', 400, "temperature"),
+    "top_p": ({"messages": [USER], "top_p": 3}, 400, "top-p"),
+    "seed": ({"messages": [USER], "seed": "a"}, 400, "seed"),
+    "stop": ({"messages": [USER], "stop": [1]}, 400, "stop: is not a text"),
+    "empty stop": ({"messages": [USER], "stop": ""}, 400, "stop: is not a text"),
+    "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: is not a text"),
+}
+
+
+@pytest.fixture(scope="module")
+def asked(images: str) -> Any:
+    ours = service(images, max_bytes=2**23)
+    from services import client_of
+
+    return ours, client_of(ours)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_request_has_one_answer(asked: Any, name: str) -> None:
+    """Which disturbs nothing else: the next request is answered as before, and nothing is left behind."""
+    import re
+
+    ours, http = asked
+    body, status, words = HOSTILE[name]
+    sent: Any = {"content": body, "headers": {"Content-Type": "application/json"}} if isinstance(body, bytes) else {}
+    answer = http.post(PATH, **(sent or {"json": body}))
+    assert answer.status_code == status, answer.text
+    told = answer.json()["error"]
+    assert re.search(words, told["message"]) and len(told["message"].splitlines()) == 1 and len(told["message"]) < 500
+    good = http.post(PATH, json={"messages": [USER], "max_tokens": 3, "temperature": 0})
+    assert good.status_code == 200 and good.json()["usage"]["completion_tokens"] <= 3
+    assert ours.engine.waiting == 0 and ours.bodies.size == 0 and ours.reader.budget.used == 0
+
+
+def test_a_body_of_many_megabytes_is_refused(asked: Any) -> None:
+    _, http = asked
+    big = image({"url": PNG + "A" * 2**23})
+    assert http.post(PATH, json=big).status_code == 413
+
+
+def test_images_beyond_the_window_are_refused_before_they_are_decoded(asked: Any, monkeypatch: Any) -> None:
+    _, http = asked
+    monkeypatch.setattr(ChatPredictor, "prepare", None)
+    many = {"messages": [{"role": "user", "content": image({"url": PNG})["messages"][0]["content"] * 1000}]}
+    answer = http.post(PATH, json=many)
+    assert answer.status_code == 400 and "the conversation is full" in answer.json()["error"]["message"]
+
+
+def test_models_that_do_not_converse_say_so() -> None:
+    from services import CAPTIONER, tiny
+
+    for path, words in ((CAPTIONER, "no form of conversations"), (tiny("tagging"), "reads no conversations")):
+        http = client(path)
+        for answer in (http.get("/v1/models"), http.post(PATH, json={"messages": [USER]})):
+            assert answer.status_code == 404 and words in answer.json()["error"]["message"]
+
+
+def test_other_paths_answer_as_before(words: str) -> None:
+    http = client(words)
+    assert http.get("/nowhere").json() == {"detail": "Not Found"}
+    assert http.post("/predict", json={"text": "a", "max_tokens": 3}).status_code == 200
+    http.post(PATH, json={"messages": [USER], "max_tokens": 1})
+    assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text
