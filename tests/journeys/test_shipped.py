@@ -53,6 +53,7 @@ GROUPS = {
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
+    "conversations": "conversations|shapes_conversations",
     "image_questions": "questions|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
@@ -62,13 +63,14 @@ OWN = {
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
-OF_A_FOLDER = "model=pretrained"  # reads a folder: tests/training/config/test_pretrained.py
+OF_A_FOLDER = ("model=pretrained", "model=vision_language")  # read folders: test_pretrained.py, test_two_folders.py
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
 ENCODERS_OF_TEXT += ("span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
 NEEDS = {
     "captions": ["data.root=."],
     "questions": ["data.root=.", "data.path=questions.csv"],
+    "conversations": ["data.root=.", "data.path=chats.jsonl"],
     "image_folder": ["data.root=."],
     "image_tar": ["data.path=classes.tar"],
     "image_table": ["data.path=classes.csv"],
@@ -102,7 +104,7 @@ def options_of(task: str) -> Iterator[list[str]]:
     together = []
     for group in GROUPS:
         options = [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
-        options = [option for option in options if f"{group}={option}" != OF_A_FOLDER]
+        options = [option for option in options if f"{group}={option}" not in OF_A_FOLDER]
         options = [option for option in options if task in tasks_of(group, option)]
         alone = [option for option in options if group in ("data", "tokenizer") and option in NEEDS]
         yield from ([f"task={task}", f"{group}={option}", *NEEDS[option]] for option in alone)
@@ -231,7 +233,7 @@ def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> Non
 def test_no_option_is_left_out() -> None:
     tried = {override for options in OPTIONS for override in options}
     files = [path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml")]
-    assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} - {OF_A_FOLDER} <= tried
+    assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} - {*OF_A_FOLDER} <= tried
 
 
 @pytest.mark.parametrize("task", [TASKS[0], *(pytest.param(task, marks=SLOW) for task in TASKS[1:])])

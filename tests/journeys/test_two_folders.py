@@ -121,7 +121,12 @@ def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, mon
         ("siglip", "gpt2", [], "model.decoder.path=.*: holds a GPT2LMHeadModel; give a decoder of Llama's family"),
         ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: has no value; give model.decoder.path="),
         ("siglip", "llama", ["model.projector.shuffle=2"], "projector.shuffle: 9 states of an image are no square"),
-        ("siglip", "llama", ["task=tagging"], "is not for task=tagging; choose captioning or image_questions"),
+        (
+            "siglip",
+            "llama",
+            ["task=tagging"],
+            "is not for task=tagging; choose captioning, conversations, image_questions",
+        ),
     ],
 )
 def test_parts_that_do_not_join_are_refused_in_a_line(tmp_path, parts, capfd, encoder, decoder, options, words):

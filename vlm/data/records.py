@@ -63,15 +63,37 @@ def error_summary(skipped: Sequence[str]) -> str:
 
 
 class Question(NamedTuple):
-    """A question about an image, its answer, and the kind of question."""
+    """A question about an image, its answer, and the kind of question.
+
+    Args:
+        answers: All right answers, where there are several.
+        before: Earlier turns of its conversation, a role (system, user or assistant) and its words each.
+    """
 
     text: str
     answer: str
     kind: str = ""
+    answers: tuple[str, ...] = ()
+    before: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         """The question followed by its answer."""
         return f"{self.text} {self.answer}".strip()
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The conversation up to the answer."""
+        return (*self.before, ("user", self.text), ("assistant", self.answer))
+
+    def accepts(self, answer: str) -> bool:
+        """Whether an answer is word for word a right one."""
+        return answer == self.answer or answer in self.answers
+
+
+def conversations(questions: Sequence[Question]) -> list[Question]:
+    """The last question of each conversation, whose turns are all of it."""
+    continued = {question.before for question in questions}
+    return [question for question in questions if question.turns not in continued]
 
 
 @dataclass(slots=True)
@@ -212,6 +234,7 @@ class Source:
         skipped: A message for each thing that is not used because of a problem.
         repeated: A message for each repeated caption of an image, which is used once.
         drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
+        turns: Whether its questions may be turns of conversations, which tell what earlier ones asked.
     """
 
     holds: ClassVar[tuple[str, ...]] = ()
@@ -222,6 +245,7 @@ class Source:
     skipped: Sequence[str] = ()
     repeated: Sequence[str] = ()
     drawn: bool = False
+    turns: bool = False
 
     def split(self, name: str) -> Split:
         """The split with this name.

@@ -78,7 +78,7 @@ class ProjectedEncoder(nn.Module):
         dim: Width D.
         drop: Number of first states that are left out, such as a class token.
     Shapes:
-        images (B, 3, H, W), normalised -> Context, states (B, S, D)
+        images (B, 3, H, W), normalised -> Context, states (B, S, D); (B, K, 3, H, W) of several -> (B, K * S, D)
     """
 
     def __init__(self, *, backbone: nn.Module, projector: nn.Module, dim: Count, drop: int = 0) -> None:
@@ -86,7 +86,10 @@ class ProjectedEncoder(nn.Module):
         self.backbone, self.projector, self.dim, self.drop = backbone, projector, dim, drop
 
     def forward(self, images: Tensor) -> Context:
-        return self.project(self.features(images))
+        if images.ndim == 4:
+            return self.project(self.features(images))
+        states = self(images.flatten(0, 1)).states  # (B * K, S, D)
+        return Context(states.unflatten(0, images.shape[:2]).flatten(1, 2))
 
     def features(self, images: Tensor) -> Tensor:
         """States of the backbone: images (B, 3, H, W) -> (B, S, C)."""

@@ -1,12 +1,14 @@
-"""Questions about scenes, each answered anew from what the scene holds."""
+"""Questions and conversations about scenes, each answered anew from what the scene holds."""
 
 import re
 from collections import Counter, defaultdict
 
 import pytest
 
+from vlm.data.records import conversations
+from vlm.data.shapes.scene_conversations import SceneConversations
 from vlm.data.shapes.scene_questions import NUMBERS, SceneQuestions
-from vlm.data.shapes.scenes import relations
+from vlm.data.shapes.scenes import relations, valid_captions
 
 LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
 OPTIONS = {"seed": 3, **LOOKS, "sizes": ["small", "large"]}
@@ -86,3 +88,42 @@ def test_training_scenes_may_have_several_questions_of_a_kind():
     train, test = ([record["questions"] for record in source.split(name).records()] for name in ("train", "test"))
     assert all(len(set(questions)) == len(questions) for questions in train)
     assert any(len(questions) == 10 for questions in train) and max(map(len, test)) == 5
+
+
+@pytest.fixture(scope="module")
+def chats():
+    return SceneConversations(**OPTIONS, train_scenes=300, val_scenes=20, test_scenes=150)
+
+
+def test_every_turn_is_true_of_its_scene(chats):
+    kinds = Counter()
+    for name in ("train", "test"):
+        split = chats.split(name)
+        for index in range(len(split)):
+            record, scene = split.record(index), split.source.scene(split.keys(index))
+            for question in record["questions"]:
+                kinds[question.kind] += 1
+                if question.kind == "caption":
+                    assert set(question.answers) == set(valid_captions(scene)) and question.answer in question.answers
+                    continue
+                text = question.text
+                if question.before:  # "it" is what the first turn asked about
+                    (_, first), (_, color) = question.before
+                    size, shape = first.removeprefix("what color is the ").removesuffix("?").split()
+                    text = text.replace("it?", f"the {size} {color} {shape}?")
+                assert question.answer == answer(text, scene), (question, scene)
+    assert kinds.keys() == {"caption", "color", "count", "position", "yes_no", "where", "second_turn"}
+    assert min(kinds.values()) > 100
+
+
+def test_a_second_turn_goes_on_with_the_first_and_tells_little_alone(chats):
+    answers = defaultdict(Counter)
+    for record in chats.split("train").records():
+        asked = record["questions"]
+        later = [question for question in asked if question.before]
+        assert {question.turns for question in later} <= {question.turns for question in conversations(asked)}
+        for question in later:
+            assert question.before in {other.turns for other in asked}
+            answers["second_turn"][question.answer] += 1
+    counts = answers["second_turn"]
+    assert counts.most_common(1)[0][1] / counts.total() < 0.5

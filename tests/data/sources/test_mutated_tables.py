@@ -9,6 +9,7 @@ from captioned import picture
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.captions import Captions, Coco
+from vlm.data.sources.conversations import Conversations
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
@@ -25,6 +26,13 @@ LINES = "".join(json.dumps({"image": name, "caption": [text], "split": split}) +
 COCO = {"images": [{"id": n, "file_name": row[0]} for n, row in enumerate(ROWS)]}
 COCO |= {"annotations": [{"id": n, "image_id": n, "caption": row[1]} for n, row in enumerate(ROWS)]}
 QUESTIONS = CSV.replace("caption", "question").replace("split\n", "answer\n")
+CHATS = "".join(
+    json.dumps(
+        {"images": [name], "messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": text}]}
+    )
+    + "\n"
+    for name, text, _ in ROWS
+)
 TEXTS = CSV.replace("image,caption,split", "label,text,other")
 PAIRS = CSV.replace("image,caption,split", "text,translation,other")
 READERS = {
@@ -32,6 +40,7 @@ READERS = {
     "captions.jsonl": (LINES, lambda root, path: Captions(root=root, path=path)),
     "coco.json": (json.dumps(COCO), lambda root, path: Coco(root=root, path=path)),
     "questions.csv": (QUESTIONS, lambda root, path: QuestionTable(root=root, path=path)),
+    "chats.jsonl": (CHATS, lambda root, path: Conversations(root=root, path=path)),
     "texts.csv": (TEXTS, lambda root, path: TextTable(path=path)),
     "pairs.csv": (PAIRS, lambda root, path: TranslationTable(path=path)),
 }

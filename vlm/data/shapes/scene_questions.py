@@ -76,7 +76,7 @@ def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator)
     places: dict[int, list[tuple[str, str, str]]] = {0: [], 1: []}
     for other in scene.objects:
         for relation in RELATIONS:
-            there = [one for one in scene.objects if relation in _relations(one, other, scene)]
+            there = [one for one in scene.objects if relation in relations_of(one, other, scene)]
             if len(there) < 2:
                 answer = f"a {there[0].kind}" if there else "nothing"
                 places[len(there)].append((relation, str(other.kind), answer))
@@ -92,7 +92,7 @@ def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -
     true = bool(rng.random() < 0.5)
     if len(scene.objects) > 1 and rng.random() < 0.5:
         one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
-        holds = _relations(one, other, scene)
+        holds = relations_of(one, other, scene)
         fitting = [relation for relation in RELATIONS if (relation in holds) == true]
         text = f"is the {one.kind} {fitting[rng.integers(len(fitting))]} the {other.kind}?"
     else:
@@ -111,11 +111,12 @@ def ask_where(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
     if len(scene.objects) < 2:
         return None
     one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
-    answer = " and ".join(_relations(one, other, scene))
+    answer = " and ".join(relations_of(one, other, scene))
     return Question(f"where is the {one.kind} from the {other.kind}?", f"{answer} it", "where")
 
 
-def _relations(one: Placed, other: Placed, scene: Scene) -> list[str]:
+def relations_of(one: Placed, other: Placed, scene: Scene) -> list[str]:
+    """The relations of an object to another; none to itself."""
     return [] if one is other else relations(one, other, scene.image_size)
 
 

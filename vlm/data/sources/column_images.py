@@ -14,10 +14,12 @@ from vlm.data.store.storage import stamp
 from vlm.errors import UserError
 
 
-def table_of(name: str) -> tuple[str, int] | None:
-    """The table and row of a name FILE/ROW; None if the name is that of a file."""
-    table, _, row = name.replace(os.sep, "/").rpartition("/")
-    return (table, int(row)) if table.lower().endswith(SUFFIXES) and row.isdecimal() else None
+def table_of(name: str) -> tuple[str, int, int] | None:
+    """The table, row and place within the row of a name FILE/ROW or FILE/ROW:PLACE; None for the name of a file."""
+    table, _, cell = name.replace(os.sep, "/").rpartition("/")
+    row, _, place = cell.partition(":")
+    known = table.lower().endswith(SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()
+    return (table, int(row), int(place or 0)) if known else None
 
 
 def within(path: str, root: Path) -> str:
@@ -29,7 +31,7 @@ def within(path: str, root: Path) -> str:
 
 
 class FolderWithTables(Folder):
-    """A folder whose columnar tables also contain images, named FILE/ROW.
+    """A folder whose columnar tables also contain images, named as `table_of` reads it.
 
     Args:
         path: The folder.
@@ -58,15 +60,17 @@ class FolderWithTables(Folder):
 
     def stamp(self, name: str) -> str:
         inside = table_of(name)
-        return super().stamp(name) if inside is None else f"{stamp(str(self.path / inside[0]))} {inside[1]}"
+        return super().stamp(name) if inside is None else f"{stamp(str(self.path / inside[0]))} {inside[1]}:{inside[2]}"
 
-    def _content(self, table: str, row: int) -> bytes:
-        """The bytes of an image cell, or of the file that it names."""
+    def _content(self, table: str, row: int, place: int) -> bytes:
+        """The bytes of an image cell, of one of its images if it has several, or of the file that it names."""
         try:
             columns = open_columns(self.path / table)
             cell = columns.cell(find_column(self.column, columns.names) or self.column, row)
         except UserError as fault:
             raise ImageError(str(fault)) from fault
+        if isinstance(cell, list):
+            cell = cell[place] if place < len(cell) else None
         data, beside = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if data is not None:
             return data

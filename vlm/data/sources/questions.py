@@ -1,5 +1,6 @@
 """Your own questions about images."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class QuestionTable(CaptionSource):
 
     Args:
         question_column: Name of the column of questions.
-        answer_column: Name of the column of answers.
+        answer_column: Name of the column of answers; in JSON a list of all that people gave, the most frequent first.
         image_separator: Separator of the names of several images per question, such as ``|``; null for one image.
         kind_column: Name of the column of kinds of question, which are also scored separately; null for none.
         questions_per_image: Maximum number of questions per image in an epoch of ``train``; None for all.
@@ -66,10 +67,14 @@ class QuestionTable(CaptionSource):
         """Questions as captions; a question without text or answer is an empty caption."""
         for cells in read_cells(path, self._columns):
             values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
-            if not all(isinstance(value, str) for value in values.values()):
+            answers = values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
+            texts = [values["question"], values["kind"], *answers]
+            if not all(isinstance(value, str) for value in (values["image"], *texts)):
                 raise UserError(f"{path}, {cells.where}: image, question and answer must be text")
-            question, answer, kind = (" ".join(values[name].split()) for name in ("question", "answer", "kind"))
-            asked = Question(question, answer, kind) if question and answer else ""
+            question, kind, *answers = (" ".join(text.split()) for text in texts)
+            answer = Counter(answers).most_common(1)[0][0] if answers else ""  # which training writes
+            several = tuple(answers) if len(answers) > 1 else ()
+            asked = Question(question, answer, kind, several) if question and answer else ""
             yield Row(values["image"], asked, cells.split(path), cells.where)
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:

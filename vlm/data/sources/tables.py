@@ -91,7 +91,12 @@ def parse_split(value: str, path: Path, where: str) -> str:
 
 
 def read_cells(
-    path: Path, columns: Mapping[str, str], *, names: Sequence[str] | None = None, delimiter: str | None = None
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    names: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    optional: Collection[str] = (),
 ) -> Iterator[Cells]:
     """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
@@ -100,9 +105,11 @@ def read_cells(
     finds most of the columns in the header.
 
     Args:
-        columns: Column name by key of the config. The one of ``split_column`` is optional if it is ``split``.
+        columns: Column name by key of the config, or several with ``|`` between them, of which the first that is there
+            is read. The one of ``split_column`` is optional if it is ``split``.
         names: Columns of a file without a header and quotes; the last one takes the rest of the line.
         delimiter: Delimiter of such a file.
+        optional: Keys of columns that a row of JSON may lack.
     Raises:
         UserError: The file type is unknown, columns are missing (all are named), or a line is malformed.
     """
@@ -114,16 +121,16 @@ def read_cells(
     elif suffix in PARTED:
         yield from _csv_rows(path, read_text(path), PARTED[suffix], columns)
     elif suffix in LINES:
-        yield from _json_rows(path, _json_lines(path, read_text(path)), columns)
+        yield from _json_rows(path, _json_lines(path, read_text(path)), columns, optional)
     elif suffix in TABLES:
-        yield from _json_rows(path, _json_array(path, read_text(path)), columns)
+        yield from _json_rows(path, _json_array(path, read_text(path)), columns, optional)
     else:
         raise UserError(f"{path}: unknown type of table; data.path takes {', '.join(TABLES)}")
 
 
 def find_column(name: str, present: Collection[str]) -> str | None:
     """The column with this name or its synonym; case is ignored if the match is unique."""
-    for wanted in filter(None, (name, SYNONYMS.get(name))):
+    for wanted in filter(None, (*name.split("|"), SYNONYMS.get(name))):
         if wanted in present:
             return wanted
         alike = [column for column in present if column.strip().lower() == wanted.lower()]
@@ -132,16 +139,17 @@ def find_column(name: str, present: Collection[str]) -> str | None:
     return None
 
 
-def _find_columns(place: str, present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
+def _find_columns(
+    place: str, present: Collection[str], columns: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, str]:
     """Finds the columns; returns their names by key of the config.
 
     Raises:
         UserError: Columns are missing; it names all of them.
     """
     known = {key: find_column(name, present) for key, name in columns.items()}
-    missing = [
-        key for key, column in known.items() if column is None and (key, columns[key]) != ("split_column", "split")
-    ]
+    spared = {*optional, *(["split_column"] if columns.get("split_column") == "split" else [])}
+    missing = [key for key, column in known.items() if column is None and key not in spared]
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
         if not present:
@@ -163,12 +171,21 @@ def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
         known = _find_columns(str(file), table.names, columns)
         inside = {key for key, name in known.items() if key == "image_column" and table.is_image(name)}
         place = "" if file == path else f"{file.relative_to(path)} "
+        counts = {key: table.counts(known[key]) for key in inside}
         for number, row in enumerate(table.rows([name for key, name in known.items() if key not in inside])):
-            values = {key: f"{file}/{number}" if key in inside else row[name] for key, name in known.items()}
+            values = {key: row[name] for key, name in known.items() if key not in inside}
+            values |= {
+                key: _names(f"{file}/{number}", None if each is None else each[number]) for key, each in counts.items()
+            }
             values |= {key: "" for key, value in values.items() if value is None and key != "split_column"}
             if split is not None and "split_column" in columns:
                 values.setdefault("split_column", split)
             yield Cells(values, f"{place}row {number}")
+
+
+def _names(cell: str, count: int | None) -> str | list[str]:
+    """The name of the image in a cell, or those of several."""
+    return cell if count is None else [f"{cell}:{place}" for place in range(count)]
 
 
 def _line_rows(
@@ -251,9 +268,11 @@ def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     yield from ((f"object {number}", record) for number, record in enumerate(array, 1))
 
 
-def _json_rows(path: Path, records: Iterable[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[Cells]:
+def _json_rows(
+    path: Path, records: Iterable[tuple[str, Any]], columns: Mapping[str, str], optional: Collection[str]
+) -> Iterator[Cells]:
     for where, record in records:
         if not isinstance(record, dict):
             raise UserError(f"{path}, {where}: not a JSON object; every row must be one")
-        known = _find_columns(f"{path}, {where}", record, columns)
+        known = _find_columns(f"{path}, {where}", record, columns, optional)
         yield Cells({key: record[column] for key, column in known.items()}, where)

@@ -132,11 +132,27 @@ class Columns(ABC):
     def names(self) -> list[str]:
         return list(self.schema.names)
 
+    @abstractmethod
+    def _lists(self, name: str) -> Any:
+        """A column of lists, or of a part of what they hold."""
+
+    def counts(self, name: str) -> list[int] | None:
+        """Number of images of each row of a column of lists of them; None for one image each."""
+        from pyarrow import compute, types
+
+        kind = self.schema.field(name).type
+        if not (types.is_list(kind) or types.is_large_list(kind)):
+            return None
+        with self._readable():
+            return [count or 0 for count in compute.list_value_length(self._lists(name)).to_pylist()]
+
     def is_image(self, name: str) -> bool:
-        """Returns True for a column with the bytes of files, with or without their names."""
+        """Returns True for a column with the bytes of files, or lists of them, with or without their names."""
         from pyarrow import types
 
         kind = self.schema.field(name).type
+        if types.is_list(kind) or types.is_large_list(kind):
+            kind = kind.value_type
         if types.is_struct(kind):
             kind = next((field.type for field in kind if field.name == "bytes"), kind)
         return types.is_binary(kind) or types.is_large_binary(kind)
@@ -209,6 +225,10 @@ class _Arrow(Columns):
         self._check(names)
         yield from self.table.select(names).to_batches(max_chunksize=ROWS)
 
+    def _lists(self, name: str) -> Any:
+        self._check([name])
+        return self.table.column(name)
+
     def _value(self, name: str, row: int) -> Any:
         self._check([name])
         return self.table.column(name)[row].as_py()
@@ -227,6 +247,12 @@ class _Parquet(Columns):
 
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         yield from self.file.iter_batches(batch_size=ROWS, columns=names, use_threads=False)
+
+    def _lists(self, name: str) -> Any:
+        paths = [self.file.schema.column(at).path for at in range(len(self.file.schema.names))]
+        own = [path for path in paths if path.startswith(f"{name}.")]
+        light = [path for path in own if path.endswith(".path")] or own  # names of files, where there are, not bytes
+        return self.file.read(columns=light[:1], use_threads=False).column(name)
 
     def _value(self, name: str, row: int) -> Any:
         group = bisect_right(self._starts, row) - 1

@@ -1,10 +1,13 @@
 """The field of questions about an image, with answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vlm.data.batch import IGNORE, Targets, TextRows, next_token_labels, pack
 from vlm.data.fields import CaptionField
-from vlm.data.records import Question, Record
+from vlm.data.records import Question, Record, Source, Split
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import UserError
 
 
 class QuestionField(CaptionField):
@@ -22,6 +25,19 @@ class QuestionField(CaptionField):
     """
 
     needs = ("questions",)
+    turns = False  # whether questions may tell what earlier turns asked
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        """Opens the data.
+
+        Raises:
+            UserError: Its questions are turns, which are not read.
+        """
+        if source.turns and not self.turns:
+            raise UserError(
+                "data: holds conversations, of which single questions make no sense; use task=conversations"
+            )
+        super().open(source, splits, seed=seed, cache=cache)
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return [text for question in record["questions"] for text in (question.text, question.answer)]
@@ -36,23 +52,31 @@ class QuestionField(CaptionField):
             self._ids[caption] = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return self._ids[caption]
 
-    def tokens(self, question: Question) -> tuple[list[int], int]:
-        """Token ids of a question and answer with begin and end, and the number of tokens that are not predicted."""
+    def tokens(self, question: Question) -> tuple[list[int], list[bool]]:
+        """Token ids of a question and answer with begin and end, and of each whether it is predicted."""
         begin, *asked, _ = self.ids(question.text)
         *answer, end = self.ids(question.answer)[1:]
         answer = [*answer[: self.max_len - 2], end]
-        cut = max(0, len(asked) + 1 + len(answer) - self.max_len)
-        return [begin, *asked[cut:], *answer], 1 + len(asked[cut:])
+        asked = [begin, *asked[max(0, len(asked) + 1 + len(answer) - self.max_len) :]]
+        return [*asked, *answer], [False] * len(asked) + [True] * len(answer)
+
+    def prompt(self, question: Question, room: int) -> list[int]:
+        """Token ids of a question that is to be answered, of whose beginning what exceeds the room is cut."""
+        return question_prompt(self.tokenizer, question.text, room)
 
     def length(self, record: Record) -> int:
         return sum(len(self.tokens(question)[0]) for question in record["questions"])
 
-    def _row(self, record: Record) -> list[tuple[list[int], int]]:
+    def _row(self, record: Record) -> list[tuple[list[int], list[bool]]]:
         return [self.tokens(question) for question in record["questions"]]
 
-    def _rows(self, texts: Sequence[Sequence[tuple[list[int], int]]]) -> TextRows:
+    def _rows(self, texts: Sequence[Sequence[tuple[list[int], list[bool]]]]) -> TextRows:
         tokens, segments = pack([[ids for ids, _ in row] for row in texts], self.tokenizer.pad_id)
-        flags = [[[place >= read for place in range(len(ids))] for ids, read in row] for row in texts]
-        scored = pack(flags, 0)[0] == 1
+        scored = pack([[own for _, own in row] for row in texts], 0)[0] == 1
         targets = Targets.of(next_token_labels(tokens.masked_fill(~scored, IGNORE), segments))
         return TextRows(tokens, segments, targets, scored)
+
+
+def question_prompt(tokenizer: Tokenizer, question: str, room: int) -> list[int]:
+    """Token ids of a question that is to be answered, of whose beginning what exceeds the room is cut."""
+    return [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]]

@@ -12,5 +12,5 @@ def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
     for row in details.get("questions", ()):
         true, predicted = images.setdefault(row["image_id"], ([], []))
         true.append(row["answer"])
-        predicted.append(row["predicted"])
+        predicted.append(row["answer"] if row["predicted"] in row.get("answers", ()) else row["predicted"])
     return Compared({"": {image: Sample(*answers) for image, answers in images.items()}}, shares)

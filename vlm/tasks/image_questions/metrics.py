@@ -1,6 +1,7 @@
 """Accuracy of answers to questions, in all and by kind of question, with controls that do not see the image."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,30 @@ from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals, ratio_scorer
 from vlm.evaluation.metrics.records import RecordMetric
+from vlm.tasks.image_questions.scores import anls, caption_scores, vqa_accuracy
 from vlm.tasks.shared.text_controls import MostFrequent
 
-COLUMNS = ("image_id", "question", "answer", "kind")
+COLUMNS = ("image_id", "question", "answer", "kind", "answers", "before")
 CONTROLS = ("shuffled", "blank")  # beside another image, and beside none
+SCORES = ("vqa_accuracy", "anls", "captions")  # beside the accuracy
+CAPTION = "caption"  # kind of question whose answers are captions
 
 
 class AnswerMetric(RecordMetric):
-    """The share of questions whose answer is word for word the right one.
+    """The share of questions whose answer is word for word a right one.
 
+    Args:
+        scores: Further ones, of ``SCORES``.
     Attributes:
         answers: The questions of the last `compute`, sorted by image: ``COLUMNS``, and the answers beside their own
             image, "predicted", and under control.
     """
 
     answers: list[dict[str, Any]]
+
+    def __init__(self, scores: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scores = scores
 
     def update(
         self,
@@ -49,24 +59,41 @@ class AnswerMetric(RecordMetric):
         """
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         for number, column, text, *known in self.rows().values():
-            rows.setdefault((known[0], number), dict(zip(COLUMNS, known, strict=True)))[column] = text
+            pairs = zip(COLUMNS, known, strict=True)
+            row = {name: value for name, value in pairs if value or name not in ("answers", "before")}
+            rows.setdefault((known[0], number), row)[column] = text
         self.answers = [row for row in rows.values() if "predicted" in row]  # not where the own image is unreadable
         if not self.answers:
             raise UserError("no question to score: no image could be read, or the split is empty", status=1)
-        return self._accuracies("predicted")
+        return self._accuracies("predicted") | self._scored()
+
+    def _scored(self) -> dict[str, float]:
+        """The further scores, of all questions; those of captions of the kind "caption", if there are any."""
+        pairs = [(row["predicted"], row.get("answers") or [row["answer"]]) for row in self.answers]
+        of_answers = {"vqa_accuracy": vqa_accuracy, "anls": anls}
+        found = {
+            name: fmean(score(text, right) for text, right in pairs)
+            for name, score in of_answers.items()
+            if name in self.scores
+        }
+        if "captions" in self.scores:
+            chosen = [at for at, row in enumerate(self.answers) if row["kind"] == CAPTION] or range(len(pairs))
+            texts, references = zip(*(pairs[at] for at in chosen), strict=True)
+            found |= caption_scores([str(at) for at in chosen], texts, references)
+        return found
 
     def controls(self, train: Iterable[Question]) -> dict[str, float]:
         """metric@constant, of the answer that each question has most often in train; metric@shuffled and @blank.
 
         A control is over the questions that were asked under it.
 
-        The first is what is known without any image. A question that train lacks has the most frequent answer of its
-        kind there.
+        The first is what is known without any image. A question that train lacks in its conversation has the most
+        frequent answer to it elsewhere, or to those of its kind.
         """
-        pairs = (((("text", text), ("kind", kind)), answer) for text, answer, kind in train)
+        pairs = ((_keys(question.text, question.kind, question.before), question.answer) for question in train)
         frequent = MostFrequent(pairs, of_equals=max)
         for row in self.answers:
-            row["constant"] = frequent.value((("text", row["question"]), ("kind", row["kind"])))
+            row["constant"] = frequent.value(_keys(row["question"], row["kind"], row.get("before", ())))
         scores = {control: self._accuracies(control) for control in ("constant", *CONTROLS)}
         return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
@@ -75,7 +102,7 @@ class AnswerMetric(RecordMetric):
         images = {image: place for place, image in enumerate(dict.fromkeys(row["image_id"] for row in self.answers))}
         counts = np.zeros((len(images), 2))
         for row in self.answers:
-            counts[images[row["image_id"]]] += (row["predicted"] == row["answer"], 1)
+            counts[images[row["image_id"]]] += (is_right(row), 1)
         return intervals(["accuracy"], ratio_scorer(counts), len(images), seed=seed)
 
     def kinds(self) -> list[str]:
@@ -84,7 +111,7 @@ class AnswerMetric(RecordMetric):
         return kinds if len(kinds) > 1 else []
 
     def _accuracies(self, column: str) -> dict[str, float]:
-        right = [(row["kind"], row[column] == row["answer"]) for row in self.answers if column in row]
+        right = [(row["kind"], is_right(row, column)) for row in self.answers if column in row]
         hits = {"accuracy": [hit for _, hit in right]}
         hits |= {f"accuracy_{kind}": [hit for one, hit in right if one == kind] for kind in self.kinds()}
         return {name: sum(flags) / len(flags) for name, flags in hits.items() if flags}
@@ -92,3 +119,14 @@ class AnswerMetric(RecordMetric):
     def _start(self) -> None:
         super()._start()
         self.answers = []
+
+
+def is_right(row: Mapping[str, Any], column: str = "predicted") -> bool:
+    """Whether the answer of a row is word for word a right one."""
+    return row[column] == row["answer"] or row[column] in row.get("answers", ())
+
+
+def _keys(text: str, kind: str, before: Sequence[Sequence[str]]) -> list[Hashable]:
+    """What is known of a question without its image, from the most special to the most general."""
+    earlier = (part for turn in before for part in turn)
+    return [("turns", *earlier, text), ("text", text), ("kind", kind)]

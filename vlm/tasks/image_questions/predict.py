@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.data.text.conversation import Turn
+from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.question_field import question_prompt
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
@@ -34,21 +37,17 @@ def answer_questions(
     model: VisionLanguageModel,
     tokenizer: Tokenizer,
     context: Context,
-    questions: Sequence[Sequence[str]],
+    questions: Sequence[Sequence[Sequence[int]]],
     *,
     max_tokens: int,
 ) -> list[list[ImageAnswer]]:
     """The likeliest answer to each question of each image, token by token; evaluation and `vlm answer` go through here.
 
-    Of a question that leaves no room for an answer, the beginning is cut.
-
     Args:
         context: The encoded images, a row each.
+        questions: Token ids of each image's prompts.
     """
-    room = model.decoder.max_len - 1 - max_tokens
-    prompts = [
-        [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]] for asked in questions for question in asked
-    ]
+    prompts = [prompt for asked in questions for prompt in asked]
     rows = [row for row, asked in enumerate(questions) for _ in asked]
     answers = [ImageAnswer() for _ in prompts]
     options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
@@ -63,6 +62,11 @@ def answer_questions(
         answer.text = tokenizer.decode(answer.tokens).strip()
     remaining = iter(answers)
     return [[next(remaining) for _ in asked] for asked in questions]
+
+
+def room_for_prompt(model: VisionLanguageModel, max_tokens: int) -> int:
+    """Number of tokens of a question that leave room for an answer."""
+    return max(1, model.decoder.max_len - 1 - max_tokens)
 
 
 @dataclass(kw_only=True)
@@ -86,6 +90,14 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
         self.max_tokens = int(about["max_tokens"])
+        self.form = PromptForm.of(about["form"]) if "form" in about else None
+
+    def prompt(self, question: str) -> list[int]:
+        """Token ids of a question, whose beginning is cut where it leaves no room for an answer."""
+        room = room_for_prompt(self.model, self.max_tokens)
+        if self.form is None:
+            return question_prompt(self.tokenizer, question, room)
+        return self.form.turns(self.tokenizer, [Turn("user", question)]).tokens[-room:]
 
     @property
     def images(self) -> int:
@@ -108,7 +120,8 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: Any) -> list[list[ImageAnswer]]:
         pixels, questions = zip(*batch, strict=True)
         context = encode_pixels(self.model, self.preprocess, torch.stack(pixels).to(self.device))
-        return answer_questions(self.model, self.tokenizer, context, questions, max_tokens=self.max_tokens)
+        prompts = [[self.prompt(question) for question in asked] for asked in questions]
+        return answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
 
     def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> Any:
         return result[0] if isinstance(options.question, str) else result
@@ -125,7 +138,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
 
     def notes(self, sources: Sequence[Any], options: QuestionOptions) -> Iterator[str | UserError]:
         lengths = [len(self.tokenizer.encode(question)) for question in questions_of(options.question)]
-        room = max(1, self.model.decoder.max_len - 1 - self.max_tokens)
+        room = room_for_prompt(self.model, self.max_tokens)
         yield from note_cut(lengths, room, names="questions", part="beginning")
 
     def width(self, options: QuestionOptions) -> int:

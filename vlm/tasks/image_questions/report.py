@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, Table, random_places
+from vlm.tasks.image_questions.metrics import is_right
 
 COLUMNS = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
 
@@ -22,7 +23,7 @@ def answer_sections(
     cells = [[kind, *(_share(scores.get(f"accuracy_{kind}{control}")) for control in controls)] for kind in kinds]
     table = Table(["kind of question", *(COLUMNS[control] for control in controls)], cells)
     sections = [Section("Kinds of question", [table])] if cells else []
-    wrong = [row for row in rows if row["predicted"] != row["answer"]]
+    wrong = [row for row in rows if not is_right(row)]
     chosen = {
         "Random answers": [rows[at] for at in random_places(len(rows))],
         "Wrong answers": [wrong[at] for at in random_places(len(wrong))][:SHOWN],
@@ -35,5 +36,7 @@ def _share(score: float | None) -> str:
 
 
 def _card(row: Mapping[str, Any]) -> Card:
-    right = "right" if row["predicted"] == row["answer"] else f"right: {row['answer']}"
-    return Card(image=row["image_id"], text=f"{row['question']} {row['predicted']}", lines=[right, row["image_id"]])
+    right = "right" if is_right(row) else f"right: {row['answer']}"
+    before = " ".join(words for _, words in row.get("before", ()))
+    text = f"{before} {row['question']} {row['predicted']}".strip()
+    return Card(image=row["image_id"], text=text, lines=[right, row["image_id"]])

@@ -4,19 +4,21 @@ import shlex
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
 from vlm.data.batch import Batch
 from vlm.data.records import Question
+from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, printable
 from vlm.evaluation.report.sections import Section
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.metrics import AnswerMetric
-from vlm.tasks.image_questions.predict import answer_questions
+from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
 from vlm.tasks.image_questions.report import answer_sections
 from vlm.tasks.shared.image_text import ImageTextTask
 from vlm.tasks.shared.show import example_image
@@ -30,7 +32,8 @@ class ImageQuestions(ImageTextTask):
     """Visual question answering (Antol et al. 2015) by a captioner: the question is read, the answer is predicted.
 
     Args:
-        others: As in ImageTextTask; fields are images, and questions.
+        scores: Further scores beside the accuracy: vqa_accuracy, anls, captions.
+        others: As in ImageTextTask; fields are images, and questions, or conversations in their place.
     """
 
     name = "image_questions"
@@ -38,9 +41,19 @@ class ImageQuestions(ImageTextTask):
     curves = ("accuracy",)
     written, segment = "questions", "question"
 
-    def __init__(self, *, model: VisionLanguageModel, max_tokens: Count, **options: Unpack[TaskOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        model: VisionLanguageModel,
+        max_tokens: Count,
+        scores: Sequence[Literal["vqa_accuracy", "anls", "captions"]] = (),
+        **options: Unpack[TaskOptions],
+    ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
-        self.answers = AnswerMetric()
+        self.answers = AnswerMetric(scores)
+        field = self.fields[self.written]
+        if isinstance(field, ConversationField) and model.decoder.prefix is not None:
+            field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's answers, and those that the model writes; under control too if it is final.
@@ -65,8 +78,10 @@ class ImageQuestions(ImageTextTask):
             self.answers.update(others.ids, others.references, self._answer(context, others.references), "shuffled")
 
     def _answer(self, context: Context, asked: Sequence[Sequence[Question]]) -> list[list[str]]:
-        texts = [[question.text for question in questions] for questions in asked]
-        by_image = answer_questions(self.model, self.tokenizer, context, texts, max_tokens=self.max_tokens)
+        field: Any = self.fields[self.written]
+        room = room_for_prompt(self.model, self.max_tokens)
+        prompts = [[field.prompt(question, room) for question in questions] for questions in asked]
+        by_image = answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
@@ -94,5 +109,5 @@ class ImageQuestions(ImageTextTask):
 
 
 def _line(question: Question, answer: str) -> str:
-    mark = "=" if answer == question.answer else f"(right: {printable(question.answer)})"
+    mark = "=" if question.accepts(answer) else f"(right: {printable(question.answer)})"
     return f"{printable(question.text)} {printable(answer)} {mark}"

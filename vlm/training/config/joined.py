@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from vlm.errors import UserError
 from vlm.training.config.pretrained import ADAPTERS_LR, WHOLE_LR, described, of_decoder, of_encoder, of_preprocess
 
-TASKS = ("captioning", "image_questions")
+TASKS = ("captioning", "conversations", "image_questions")
 BACKBONE = "model.encoder.backbone"
 
 
@@ -39,7 +39,7 @@ class Joined:
 
 def _joined(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[str]:
     if (task := choices.get("task") or TASKS[0]) not in TASKS:
-        raise UserError(f"model=vision_language: is not for task={task}; choose {' or '.join(TASKS)}")
+        raise UserError(f"model=vision_language: is not for task={task}; choose {', '.join(TASKS)}")
     if (values["encoder.path"] is None) == (values["encoder.name"] is None):
         raise UserError("model.encoder.path: give the encoder's folder, or a backbone of timm by model.encoder.name")
     yield from (f"task={task}", "model=projected", "model/encoder=projected", "model/fusion=prefix")

@@ -1,0 +1,127 @@
+"""Conversations about images of one's own: three forms of turns, images in files and in tables."""
+
+import io
+import json
+
+import pytest
+from captioned import NO_HOLD_OUT
+from PIL import Image
+
+from vlm.data.records import Question, conversations
+from vlm.data.sources.conversations import Conversations
+from vlm.data.sources.questions import QuestionTable
+from vlm.errors import UserError
+
+SAID = ["what is it?", "a cat", "and its colour?", "red"]
+ASKED = [
+    Question("what is it?", "a cat"),
+    Question("and its colour?", "red", before=(("user", "what is it?"), ("assistant", "a cat"))),
+]
+LLAVA = [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(SAID)]
+LLAVA[0]["value"] = "<image>\nwhat is it?"
+MESSAGES = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(SAID)]
+PARTS = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in MESSAGES]
+PARTS[0]["content"].insert(0, {"type": "image"})
+TEXTS = [{"user": SAID[n], "assistant": SAID[n + 1], "source": "x"} for n in (0, 2)]
+FORMS = {"llava": {"conversations": LLAVA}, "messages": {"messages": MESSAGES}, "parts": {"messages": PARTS}}
+FORMS |= {"texts": {"texts": TEXTS}}
+
+
+def read(root, *rows, name="chats.jsonl", **options):
+    text = "".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows)
+    (root / name).write_text(text)
+    return Conversations(root=str(root), path=name, **NO_HOLD_OUT, **options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("images", [{"image": "a.png"}, {"images": ["a.png"]}])
+def test_each_form_gives_the_same_turns(root, form, images):
+    source = read(root, images | FORMS[form], name="chats.json")
+    record = source.split("train").record(0)
+    assert record["questions"] == ASKED
+    assert conversations(record["questions"]) == ASKED[1:]
+    assert record.image().getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_conversations_of_the_same_images_are_one_record(root):
+    one, other = {"images": ["a.png", "b.png"]}, {"image": "c.png"}
+    source = read(root, one | FORMS["texts"], other | FORMS["texts"], one | {"texts": TEXTS[:1]}, one | {"texts": []})
+    first, second = source.split("train").records()
+    assert (first.id, second.id) == ("a.png b.png", "c.png")
+    assert len(first.images()) == 2 and len(second.images()) == 1
+    assert [*map(str, first["questions"])] == ["what is it? a cat", "and its colour? red", "what is it? a cat"]
+    assert source.skipped == [f"{root / 'chats.jsonl'}, line 4: no conversation"]
+
+
+def test_an_epoch_draws_whole_conversations(root):
+    rows = [{"image": "a.png", "texts": [{"user": f"q{n}?", "assistant": "x"}, TEXTS[0]]} for n in range(9)]
+    split = read(root, *rows, conversations_per_image=2).split("train")
+    assert len(split.record(0)["questions"]) == 4
+    assert split.record(0, 0)["questions"] != split.record(0, 3)["questions"]
+
+
+def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
+    system = {"role": "system", "content": "Be short."}
+    source = read(root, FORMS["texts"], {"image": "a.png", "messages": [system, *MESSAGES[:2]]})
+    assert source.skipped == [f"{root / 'chats.jsonl'}, line 1: names no image"]
+    (question,) = source.split("train").record(0)["questions"]
+    assert question.turns == (("system", "Be short."), ("user", SAID[0]), ("assistant", SAID[1]))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"image": "a.png", "text": "x"},
+            "no column 'conversations|messages|texts' .* set data.source.conversation_col",
+        ),
+        ({"image": "a.png", "texts": "x"}, "line 1: the conversation is not a list of turns; correct it, or leave"),
+        ({"image": "a.png", "texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
+        ({"image": "a.png", "messages": [{"role": "me", "content": "x"}]}, "a turn is by 'me'; roles are human, user"),
+        ({"image": "a.png", "messages": [{"role": ["me"], "content": "x"}]}, "a turn is by .*; roles are human"),
+        ({"image": "a.png", "messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
+        ({"image": "a.png", "messages": [{"role": "user", "content": 3}]}, "the words of a turn are not text"),
+        ({"image": 3, "messages": MESSAGES}, "line 1: images and kinds must be text"),
+    ],
+)
+def test_faults_name_the_line_and_the_remedy(root, row, words):
+    with pytest.raises(UserError, match=words.replace("|", r"\|")):
+        read(root, row)
+
+
+def png(color):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), color).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_table_holds_several_images_a_row(tmp_path, suffix, bare):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [["red", "blue"], ["green"]]
+    cells = [[png(color) if bare else {"bytes": png(color), "path": None} for color in row] for row in rows]
+    table = pa.table({"images": cells, "texts": [TEXTS, TEXTS[:1]]})
+    path = tmp_path / f"chats.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    records = list(Conversations(path=str(path), **NO_HOLD_OUT).split("train").records())
+    colors = [[image.getpixel((0, 0)) for image in record.images()] for record in records]
+    assert colors == [[(255, 0, 0), (0, 0, 255)], [(0, 128, 0)]]
+    assert records[0]["questions"] == ASKED
+    assert records[1]["questions"] == ASKED[:1]
+    assert records[0].read_file() == png("red")
+
+
+def test_a_question_may_have_the_answers_of_several_people(root):
+    row = {"image": "a.png", "question": "what?", "answer": ["dog", "cat", "cat"]}
+    (root / "q.jsonl").write_text(json.dumps(row))
+    source = QuestionTable(root=str(root), path="q.jsonl", **NO_HOLD_OUT)
+    (question,) = source.split("train").record(0)["questions"]
+    assert question == Question("what?", "cat", answers=("dog", "cat", "cat"))
+    assert question.accepts("dog") and not question.accepts("bird")

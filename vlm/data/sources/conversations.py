@@ -1,0 +1,134 @@
+"""Your own conversations about images."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm.data.records import Question, Record
+from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
+from vlm.data.sources.caption_tables import Row
+from vlm.data.sources.captions import root_of, table_files
+from vlm.data.sources.tables import read_cells
+from vlm.errors import Count, Share, UserError
+
+IMAGE = "<image>"  # marks an image in the words of a turn
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SAID_BY = (("from", "value"), ("role", "content"))  # keys of a turn's role and words
+SEPARATOR = "\0"  # between the names of several images
+
+
+class Conversations(CaptionSource):
+    """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation a row.
+
+    Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
+    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images stand before the first turn,
+    wherever their marks <image> are. All conversations of the same images are one record.
+
+    Args:
+        image_column: Name of the column of images, or several with ``|`` between them; a cell has one or a list.
+        conversation_column: The same of the column of turns.
+        kind_column: Name of the column of kinds of conversation, which are also scored separately; null for none.
+        conversations_per_image: Maximum number of conversations per image in an epoch of ``train``; None for all.
+        others: See Captions.
+    Raises:
+        UserError: A file, column or image is missing or malformed.
+    """
+
+    holds = ("image", "questions")
+    text = "conversation"
+    turns = True
+    name = "conversations"
+    separator = SEPARATOR
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        root: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        image_column: str = "images|image",
+        conversation_column: str = "conversations|messages|texts",
+        kind_column: str | None = None,
+        split_column: str = "split",
+        val_fraction: Share = 0.05,
+        test_fraction: Share = 0.05,
+        seed: int = 0,
+        conversations_per_image: Count | None = None,
+    ) -> None:
+        root = root_of(root, path)
+        super().__init__(root=root, seed=seed, captions_per_image=conversations_per_image, column=image_column)
+        names = {"image": image_column, "conversation": conversation_column, "split": split_column}
+        names |= {} if kind_column is None else {"kind": kind_column}
+        self._columns = {f"{name}_column": column for name, column in names.items()}
+        files = table_files(self.root, path, val_path, test_path)
+        for split, file in files.items():
+            self._add(self._rows(file), file, split=split if len(files) > 1 else None)
+        self._finish(files["train"], val_fraction, test_fraction)
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        for cells in read_cells(path, self._columns, optional=["image_column"]):
+            images = cells.values.get("image_column") or []
+            images = images if isinstance(images, list) else [images]
+            kind = cells.values.get("kind_column", "")
+            if not all(isinstance(value, str) for value in (*images, kind)):
+                raise UserError(f"{path}, {cells.where}: images and kinds must be text")
+            try:
+                asked = questions(turns(cells.values["conversation_column"]), kind)
+            except ValueError as fault:
+                raise UserError(f"{path}, {cells.where}: {fault}; correct it, or leave the row out") from fault
+            yield Row(SEPARATOR.join(map(str.strip, images)), asked, cells.split(path), cells.where)
+
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        record = super()._record(most, image, epoch)
+        record.known = {"questions": [question for several in record["captions"] for question in several]}
+        return record
+
+
+def turns(content: Any) -> list[tuple[str, str]]:
+    """The turns of a conversation, in any of the three forms: a role and its words each.
+
+    Raises:
+        ValueError: It is in none of them.
+    """
+    if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
+        raise ValueError("the conversation is not a list of turns")
+    return [(role, _plain(words)) for turn in content for role, words in _said(turn)]
+
+
+def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    for role, words in SAID_BY:
+        if role in turn and words in turn:
+            if not isinstance(turn[role], str) or turn[role] not in ROLES:
+                raise ValueError(f"a turn is by {str(turn[role])!r:.40}; roles are {', '.join(ROLES)}")
+            return [(ROLES[turn[role]], turn[words])]
+    if not {"user", "assistant"} <= turn.keys():
+        raise ValueError("a turn has neither from and value, nor role and content, nor user and assistant")
+    return [("user", turn["user"]), ("assistant", turn["assistant"])]
+
+
+def _plain(words: Any) -> str:
+    """The words of a turn without marks of images; they may come in parts, as {"type": "text", "text": ...}."""
+    if isinstance(words, list):
+        words = " ".join(str(part["text"]) for part in words if isinstance(part, Mapping) and part.get("text"))
+    if not isinstance(words, str):
+        raise ValueError("the words of a turn are not text")
+    return words.replace(IMAGE, "").strip()
+
+
+def questions(said: Sequence[tuple[str, str]], kind: str = "") -> tuple[Question, ...]:
+    """The questions of a conversation, each with the turns before it; empty without an answer.
+
+    Raises:
+        ValueError: An answer has no question before it.
+    """
+    asked: list[Question] = []
+    before: list[tuple[str, str]] = []
+    for role, words in said:
+        if role == "assistant" and words:
+            if not before or before[-1][0] != "user":
+                raise ValueError("an answer has no question before it")
+            asked.append(Question(before[-1][1], words, kind, before=tuple(before[:-1])))
+        if words:
+            before.append((role, words))
+    return tuple(asked)

@@ -1,0 +1,82 @@
+"""The field of conversations about images."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vlm.data.batch import CaptionRow
+from vlm.data.fields import AugmentKey
+from vlm.data.records import Question, Record, conversations
+from vlm.data.text.conversation import PLAIN, Turn
+from vlm.data.text.prompt_form import PromptForm, Rendered
+from vlm.data.text.question_field import QuestionField
+from vlm.randomness import numpy_rng
+
+
+class ConversationField(QuestionField):
+    """The conversations about a record's images, packed into a row; only what the assistant says is predicted.
+
+        what color is the cross?  end  begin  red  end  and the circle?  end  begin  blue  end
+                                              <------>                               <------->
+
+    The images' states stand before the row, and count where the decoder reads them as a part of it. A training row
+    holds as many conversations as fit into max_len, others in other epochs; a longer one ends there.
+
+    Args:
+        others: See QuestionField.
+    Attributes:
+        states: Number of states of an image that the decoder reads as a part of the row.
+    """
+
+    turns = True
+    states = 0
+
+    @property
+    def form(self) -> PromptForm:
+        """How conversations are written, images before them."""
+        return PromptForm(chat=PLAIN, states=self.states, starts=False)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"form": self.form.state()}
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return [words for question in conversations(record["questions"]) for _, words in question.turns]
+
+    def rendered(self, question: Question) -> Rendered:
+        """A whole conversation, not cut."""
+        return self.form.turns(self.tokenizer, turns_of(question.turns), answering=False)
+
+    def prompt(self, question: Question, room: int) -> list[int]:
+        turns = turns_of([*question.before, ("user", question.text)])
+        return self.form.turns(self.tokenizer, turns).tokens[-max(1, room) :]
+
+    def room(self, record: Record) -> int:
+        """Number of tokens that a training row has room for."""
+        return max(3, self.max_len - self.states * (1 + len(record.open_more)))
+
+    def length(self, record: Record) -> int:
+        return min(self.room(record), sum(len(row.tokens) for row in self._row(record)))
+
+    def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
+        if key is None:
+            return super().encode(record, key)
+        every = self._row(record)
+        order = numpy_rng("conversations", *key).permutation(len(every))
+        return CaptionRow([*self._fitting([every[at] for at in order], self.room(record))])
+
+    def _fitting(self, rows: Sequence[Rendered], room: int) -> Iterator[Rendered]:
+        """The first conversations, as many as fit, at least one."""
+        left = room
+        for place, (ids, own) in enumerate(rows):
+            self.truncated += len(ids) > room
+            if place and len(ids) > left:
+                return
+            yield Rendered(ids[:room], own[:room])
+            left -= len(ids)
+
+    def _row(self, record: Record) -> list[Any]:
+        return [self.rendered(question) for question in conversations(record["questions"])]
+
+
+def turns_of(turns: Sequence[tuple[str, str]]) -> list[Turn]:
+    """Turns of their roles and words."""
+    return [Turn(role, words) for role, words in turns]  # type: ignore[arg-type]  # a source checks roles

@@ -1,0 +1,65 @@
+"""Scores of answers that may be right in part."""
+
+import re
+from collections.abc import Sequence
+
+from vlm.evaluation.metrics.captions import CaptionMetric
+
+ENOUGH = 3  # of them who agree make an answer wholly right
+NEAR = 0.5  # distance from which on an answer counts nothing
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_DIGITS = {name: str(value) for value, name in enumerate(_NUMBERS)} | {"none": "0"}
+_ARTICLES = ("a", "an", "the")
+_PUNCTUATION = re.compile(r"[^\w\s.,]|_|[.,](?!\d)|(?<!\d)[.,]")  # but a point or comma between digits
+
+
+def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
+    """The accuracy of VQA (Antol et al. 2015): of the subsets of all people but one, the mean of min(agreeing / 3, 1).
+
+    Both sides are plain as in its evaluation: in lower case, without articles and punctuation, numbers as digits.
+    Apostrophes do not count, for which it has a table of contractions.
+    """
+    plain, own = [plain_answer(one) for one in answers], plain_answer(answer)
+    agreeing, people = sum(one == own for one in plain), len(plain)
+    if people < 2:
+        return float(agreeing)
+    # Whoever is left out agrees in as many of the subsets as there are who do.
+    without = min(max(agreeing - 1, 0) / ENOUGH, 1)
+    return (agreeing * without + (people - agreeing) * min(agreeing / ENOUGH, 1)) / people
+
+
+def plain_answer(answer: str) -> str:
+    """An answer as VQA compares it."""
+    text = _PUNCTUATION.sub(" ", answer.lower().replace("'", "").replace("\u2019", ""))
+    words = (word for word in text.split() if word not in _ARTICLES)
+    return " ".join(_DIGITS.get(word, word) for word in words)
+
+
+def anls(answer: str, answers: Sequence[str]) -> float:
+    """Average normalised Levenshtein similarity of one answer (Biten et al. 2019, equation 1): to the nearest one.
+
+    Case and white space around and between words do not count.
+    """
+    own = " ".join(answer.lower().split())
+    distances = (_distance(own, " ".join(one.lower().split())) for one in answers)
+    nearest = min(distances, default=1.0)
+    return 1 - nearest if nearest < NEAR else 0.0
+
+
+def _distance(one: str, other: str) -> float:
+    """The edit distance of two texts over the length of the longer."""
+    row = list(range(len(other) + 1))
+    for place, left in enumerate(one, 1):
+        diagonal, row[0] = row[0], place
+        for at, right in enumerate(other, 1):
+            diagonal, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, diagonal + (left != right))
+    return row[-1] / max(len(one), len(other), 1)
+
+
+def caption_scores(ids: Sequence[str], answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """COCO's caption metrics of answers that are captions."""
+    metric = CaptionMetric()
+    metric.update(ids, answers, references)
+    metric.compute()
+    assert metric.scores is not None
+    return metric.scores.summary()
