@@ -322,6 +322,9 @@ def place(
         (tmp_path / "my_photos" / name).with_suffix(".txt").write_text(f"{caption}\n")
         questions += [f"{name},what is it?,{caption}"]
     (tmp_path / "questions.csv").write_text("\n".join(["image,question,answer", *questions, ""]))
+    asked = [line.split(",", 2) for line in questions]
+    chats = [{"image": name, "texts": [{"user": text, "assistant": answer}]} for name, text, answer in asked]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
     shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
     shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)

@@ -253,7 +253,7 @@ class CaptionField(TokenField):
         return record["captions"]
 
     def references_of(self, record: Record) -> Sequence[Any]:
-        """The texts that metrics compare with."""
+        """What metrics compare with."""
         return record["references"]
 
     def ids(self, caption: str, language: str | None = None) -> list[int]:
@@ -268,6 +268,11 @@ class CaptionField(TokenField):
 
     def length(self, record: Record) -> int:
         return sum(map(len, self._row(record)))
+
+    def lengths(self, record: Record) -> list[tuple[str, int]]:
+        """The texts of a record, each with its number of tokens, not cut."""
+        beside = 3 if self.languages else 2  # begin, language, end
+        return [(str(one), len(self.tokenizer.encode(str(one))) + beside) for one in self.references_of(record)]
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
         return Paired(split) if self.paired and not training else split

@@ -17,6 +17,13 @@ SAID_BY = (("from", "value"), ("role", "content"))  # keys of a turn's role and 
 SEPARATOR = "\0"  # between the names of several images
 
 
+class Conversation(tuple[Question, ...]):
+    """The questions of a conversation, each with the turns before it."""
+
+    def __str__(self) -> str:
+        return " ".join(words for _, words in self[-1].turns)
+
+
 class Conversations(CaptionSource):
     """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation a row.
 
@@ -116,7 +123,7 @@ def _plain(words: Any) -> str:
     return words.replace(IMAGE, "").strip()
 
 
-def questions(said: Sequence[tuple[str, str]], kind: str = "") -> tuple[Question, ...]:
+def questions(said: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
     """The questions of a conversation, each with the turns before it; empty without an answer.
 
     Raises:
@@ -131,4 +138,4 @@ def questions(said: Sequence[tuple[str, str]], kind: str = "") -> tuple[Question
             asked.append(Question(before[-1][1], words, kind, before=tuple(before[:-1])))
         if words:
             before.append((role, words))
-    return tuple(asked)
+    return Conversation(asked)

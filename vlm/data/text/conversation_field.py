@@ -1,7 +1,7 @@
 """The field of conversations about images."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from vlm.data.batch import CaptionRow
 from vlm.data.fields import AugmentKey
@@ -9,6 +9,8 @@ from vlm.data.records import Question, Record, conversations
 from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm, Rendered
 from vlm.data.text.question_field import QuestionField
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.errors import Range
 from vlm.randomness import numpy_rng
 
 
@@ -29,6 +31,10 @@ class ConversationField(QuestionField):
 
     turns = True
     states = 0
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
+        super().__init__(tokenizer=tokenizer, max_len=max_len)
+        self._long: set[Question] = set()  # those that are cut
 
     @property
     def form(self) -> PromptForm:
@@ -56,6 +62,11 @@ class ConversationField(QuestionField):
     def length(self, record: Record) -> int:
         return min(self.room(record), sum(len(row.tokens) for row in self._row(record)))
 
+    def lengths(self, record: Record) -> list[tuple[str, int]]:
+        whole = conversations(record["questions"])
+        texts = (" ".join(words for _, words in question.turns) for question in whole)
+        return [(text, len(self.rendered(one).tokens)) for text, one in zip(texts, whole, strict=True)]
+
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:
             return super().encode(record, key)
@@ -67,14 +78,17 @@ class ConversationField(QuestionField):
         """The first conversations, as many as fit, at least one."""
         left = room
         for place, (ids, own) in enumerate(rows):
-            self.truncated += len(ids) > room
             if place and len(ids) > left:
                 return
             yield Rendered(ids[:room], own[:room])
             left -= len(ids)
 
     def _row(self, record: Record) -> list[Any]:
-        return [self.rendered(question) for question in conversations(record["questions"])]
+        rows = {question: self.rendered(question) for question in conversations(record["questions"])}
+        room = self.room(record)
+        self._long |= {question for question, row in rows.items() if len(row.tokens) > room}
+        self.truncated = len(self._long)
+        return [*rows.values()]
 
 
 def turns_of(turns: Sequence[tuple[str, str]]) -> list[Turn]:

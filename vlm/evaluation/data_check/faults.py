@@ -195,15 +195,15 @@ def caption_faults(
     splits: Mapping[str, Split], field: CaptionField, faults: Faults, *, limit: int | None
 ) -> dict[str, float]:
     """Finds empty, too long or unencodable captions; returns the share of known tokens of each split."""
-    coverage, tokenizer, max_len = {}, field.tokenizer, field.max_len
-    beside = 3 if field.languages else 2  # extra tokens: begin, language, end
+    coverage, tokenizer = {}, field.tokenizer
     for name, split in splits.items():
-        texts = [(record.id, str(text)) for record in split.records(limit) for text in field.references_of(record)]
+        read = [(record.id, *one) for record in split.records(limit) for one in field.lengths(record)]
+        texts = [(image, text) for image, text, _ in read]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
-            f"{name}: {image}: {len(row) + beside} tokens, which data.max_len={max_len} cuts: {text[:60]}"
-            for (image, text), row in zip(texts, ids, strict=True)
-            if len(row) + beside > max_len
+            f"{name}: {image}: {count} tokens, which data.max_len={field.max_len} cuts: {text[:60]}"
+            for image, text, count in read
+            if count > field.max_len
         ]
         faults.add("empty caption", [f"{name}: {image}" for image, text in texts if not text.strip()], len(texts))
         faults.add("over-long caption", long, len(texts))

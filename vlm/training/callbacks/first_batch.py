@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from vlm.data.fields import CaptionField
+from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, printable
 from vlm.io.terminal import folded
 from vlm.training.data_module import Data
@@ -64,8 +65,9 @@ def parameters(model: nn.Module) -> list[str]:
 
 
 def truncated(task: Task) -> Iterator[str]:
-    """A line if captions are longer than the model reads."""
+    """A line if captions or conversations are longer than the model reads."""
     for field in task.fields.values():
         if isinstance(field, CaptionField) and field.truncated:
-            said = f"{field.truncated:,} different captions are longer than data.max_len={field.max_len} tokens"
+            what = "conversations" if isinstance(field, ConversationField) else "different captions"
+            said = f"{field.truncated:,} {what} are longer than data.max_len={field.max_len} tokens"
             yield f"truncated   {said}; raise it to train on all of their words"
