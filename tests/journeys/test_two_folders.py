@@ -14,9 +14,11 @@ from journey import results
 from timm.models import save_for_hf
 from tiny_checkpoints import IMAGES
 
+import vlm as vlm_api
 from vlm.checkpoint.file import read_file
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as vlm
+from vlm.models.context import PLACE
 from vlm.training.callbacks.first_batch import ShowFirstBatch
 from vlm.training.run.fit import main
 
@@ -110,6 +112,21 @@ def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, mon
         written.append([json.loads(line)["caption"] for line in capsys.readouterr().out.splitlines()])
     assert written[0] == written[1]
     assert len(written[0]) == 2
+
+
+def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, parts):
+    own = ["task=conversations", "data.max_len=96", "test=false", "task.max_tokens=6"]
+    arguments = [text for text in joined(parts, "siglip", "llama", *own) if "val_captions" not in text]
+    run = trained(tmp_path, arguments)
+    model = vlm_api.load(run, device="cpu", precision="fp32")
+    texts = ["what color is the small cross?", "what is left of it?"]
+    answered = [model.answer(IMAGES[0], question=text).text for text in texts]
+    session = model.chat(IMAGES[0], sample=False)
+    said = "".join(session.stream(texts[0]))
+    assert answered[0] and said.strip().startswith(answered[0])  # which is no longer than training's
+    assert session.tokens()[:10].count(PLACE) == 9  # the image stands first
+    before = session.tokens()
+    assert "".join(session.stream(texts[1])) is not None and session.tokens()[: len(before)] == before
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ TASKS = {
     "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
     "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
     "embedding": Task(EMBEDDING),
-    "image_questions": _task("answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", like="image_questions"),
+    "image_questions": _task(
+        "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", _CHAT, like="image_questions"
+    ),
     "language_modeling": Task(_GENERATOR, (_CHAT,)),
     "masked_language_modeling": _task("fill", FILL, "masked_language_modeling.predict:GapFiller"),
     "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from vlm.data.text.conversation import Turn
-from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.question_field import question_prompt
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
@@ -16,7 +15,7 @@ from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
 from vlm.inference.inputs import open_image
-from vlm.inference.options import ImageOptions, Question, questions_of
+from vlm.inference.options import ImageOptions, Question, questions_of, stored_options
 from vlm.inference.predictor import BatchPredictor, Rows
 from vlm.inference.text.text_rows import note_cut
 from vlm.models.context import Context
@@ -89,8 +88,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.max_tokens = int(about["max_tokens"])
-        self.form = PromptForm.of(about["form"]) if "form" in about else None
+        self.max_tokens, self.decoding = int(about["max_tokens"]), stored_options(about)
 
     def prompt(self, question: str) -> list[int]:
         """Token ids of a question, whose beginning is cut where it leaves no room for an answer."""
