@@ -1,0 +1,124 @@
+"""The neural language model over a window of words."""
+
+import torch
+from torch import Tensor, nn
+
+from vlm.errors import Count, Injected, Rate
+from vlm.models.context import Context
+from vlm.models.flop import Flop
+from vlm.models.heads import VocabularyHead
+from vlm.nn.dropout import Dropout
+from vlm.nn.position import positions_within
+from vlm.nn.step.hidden_state import Beginning, HiddenState
+from vlm.nn.vocabulary_loss import Head
+
+
+class NeuralLanguageModel(nn.Module):
+    """Feed-forward language model (Bengio et al. 2003, section 2): y = b + W x + U tanh(d + H x).
+
+    x joins the vectors C(w) of the last n - 1 words; words before the text's first are zeros. W is the paper's optional
+    direct connection.
+
+    Args:
+        vocab_size: Size V of the tokenizer's vocabulary.
+        max_len: The longest segment, in tokens.
+        order: The n of its n-grams: each word is predicted from n - 1 words.
+        embed_dim: Width m of the word vectors C.
+        dim: Width h of the hidden layer.
+        direct: Whether words are connected to the output directly too.
+        dropout: Rate of dropout on the hidden layer's input; the paper has none.
+    Shapes:
+        tokens (B, L), segments (B, L) -> hidden (B, L, h), or with direct (B, L, h + (n - 1) m)
+    """
+
+    context_dim = prefix = None
+
+    def __init__(
+        self,
+        *,
+        vocab_size: Injected[int],
+        max_len: Count,
+        order: Count,
+        embed_dim: Count,
+        dim: Count,
+        direct: bool = True,
+        dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        if order < 2:
+            raise ValueError("order 1 would predict words from no word; choose 2 or more")
+        self.max_len, self.window, self.direct = max_len, order - 1, direct
+        self.token_embed = nn.Embedding(vocab_size, embed_dim)
+        self.hidden = nn.Linear(self.window * embed_dim, dim)
+        width = dim + (self.window * embed_dim if direct else 0)
+        self.vocabulary_head = VocabularyHead(dim=width, vocab_size=vocab_size, tied=False, bias=True)
+        self.dropout = Dropout(dropout)
+        nn.init.normal_(self.token_embed.weight, std=embed_dim**-0.5)
+        assert self.vocabulary_head.own is not None
+        nn.init.normal_(self.vocabulary_head.own.weight, std=0.5 * width**-0.5)
+        nn.init.zeros_(self.vocabulary_head.own.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        context: Context | None = None,
+        bounds: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states; without segments each row is one text."""
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        if segments is not None:
+            places = positions_within(segments)
+        back = torch.arange(self.window, device=tokens.device)  # 0 is the newest word
+        index = torch.arange(tokens.shape[1], device=tokens.device)[:, None] - back  # (L, n - 1)
+        window = tokens[:, index.clamp(min=0)]  # (B, L, n - 1)
+        return self._read(window.masked_fill(places[..., None] < back, -1))
+
+    def _read(self, window: Tensor) -> Tensor:
+        """Hidden states after windows of words, the newest first, -1 for none: (..., n - 1) -> (..., width)."""
+        vectors = self.token_embed(window.clamp(min=0)) * (window >= 0)[..., None]
+        x = self.dropout(vectors.flatten(-2))  # (..., (n - 1) m)
+        hidden = torch.tanh(self.hidden(x))
+        return torch.cat([hidden, x], -1) if self.direct else hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary: (..., width) -> (..., V)."""
+        return self.head_parts.logits(hidden)
+
+    @property
+    def head_parts(self) -> Head:
+        return self.vocabulary_head.parts(self.token_embed.weight)
+
+    def flop(self, image_size: int = 0) -> Flop:
+        return Flop(token=2 * self.hidden.weight.numel(), head=2 * self.head_parts.weight.numel())
+
+    def start(
+        self,
+        context: Context | None,
+        *,
+        rows: int,
+        max_len: int,
+        starts: Tensor | None = None,
+        beams: int | None = None,
+    ) -> HiddenState:
+        """A state for decoding `rows` texts; as in Decoder."""
+        beams = beams or 1
+        return HiddenState(self.beginning(rows // beams), beams=beams, starts=starts)
+
+    def beginning(self, rows: int) -> Beginning:
+        """Empty windows."""
+        empty = torch.full((rows, self.window), -1, device=self.token_embed.weight.device)
+        return Beginning([empty])
+
+    def keys_values(self, context: Context | None) -> Beginning:
+        """What a new text begins with; a language model has no context."""
+        return self.beginning(1)
+
+    def step(self, tokens: Tensor, state: HiddenState) -> Tensor:
+        """Reads the next tokens of each text: (R, L) -> hidden (R, L, width)."""
+        parts = []
+        for token in tokens.unflatten(0, (-1, state.beams)).unbind(-1):  # (B, G)
+            (window,) = state.hidden
+            state.advance([torch.cat([token[..., None], window[..., :-1]], -1)])
+            parts.append(self._read(state.hidden[0]).flatten(0, 1))
+        return torch.stack(parts, 1)

@@ -1,0 +1,78 @@
+"""Recurrent layers over texts of different lengths, and the additive attention that came with them."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+Cell = Literal["lstm", "gru"]
+LAYERS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+CELLS: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
+
+
+def run_texts(layer: nn.LSTM | nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
+    """Outputs of a recurrent layer over texts, each as if it were alone.
+
+    Shapes:
+        x (T, M, D), lengths (T,) -> (T, M, H), zeros after each text's end
+    """
+    if not len(x):
+        return x.new_zeros(*x.shape[:2], layer.hidden_size * (2 if layer.bidirectional else 1))
+    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+def reversed_texts(x: Tensor, lengths: Tensor) -> Tensor:
+    """Each text from its end to its beginning; padding stays behind it.
+
+    Shapes:
+        x (T, M, ...), lengths (T,) -> the same as x
+    """
+    places = torch.arange(x.shape[1], device=x.device)
+    index = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)
+    return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand_as(x))
+
+
+def init_recurrent(module: nn.Module) -> None:
+    """Orthogonal recurrent matrices, and a bias of 1 on the forget gates of LSTMs (Jozefowicz et al. 2015)."""
+    for part in module.modules():
+        if not isinstance(part, nn.LSTM | nn.GRU | nn.LSTMCell | nn.GRUCell):
+            continue
+        for name, weight in part.named_parameters(recurse=False):
+            if name.startswith("weight_hh"):
+                for gate in weight.data.split(part.hidden_size):
+                    nn.init.orthogonal_(gate)
+            elif name.startswith("weight_ih"):
+                nn.init.xavier_uniform_(weight)
+            else:
+                nn.init.zeros_(weight)
+            if name.startswith("bias_ih") and isinstance(part, nn.LSTM | nn.LSTMCell):
+                weight.data[part.hidden_size : 2 * part.hidden_size] = 1.0
+
+
+class AdditiveAttention(nn.Module):
+    """Soft search over states (Bahdanau et al. 2015, appendix A.1.2): e_j = v . tanh(W s + U h_j).
+
+    Args:
+        query_dim: Width of the decoder's state s.
+        context_dim: Width of the states h.
+        dim: Width A of the hidden layer.
+    Shapes:
+        query (B, G, query_dim), keys (B, S, A), states (B, S, context_dim), mask (B, S) or None ->
+        (B, G, context_dim), weights (B, G, S)
+    """
+
+    def __init__(self, *, query_dim: int, context_dim: int, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_dim, dim)
+        self.key = nn.Linear(context_dim, dim, bias=False)
+        self.score = nn.Linear(dim, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor, states: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(self.query(query)[:, :, None] + keys[:, None])  # (B, G, S, A)
+        scores = self.score(hidden)[..., 0]  # (B, G, S)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        weights = scores.softmax(-1)
+        return weights @ states, weights
