@@ -12,15 +12,20 @@ from vlm.data.batch import Targets, next_token_labels, pack
 from vlm.decoding.search import greedy
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier
+from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.neural_lm import NeuralLanguageModel
 from vlm.models.projector import LinearProjector, MLPProjector, ProjectedEncoder
+from vlm.models.recurrent import Bridge, RecurrentDecoder, RecurrentEncoder
 from vlm.models.several_images import SeveralImages
+from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
+from vlm.models.text_decoder import TextDecoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -66,6 +71,14 @@ def dual(pool):
     )
 
 
+def recurrent(kind, *, context_dim=D, **options):
+    return lambda: kind(vocab_size=V, max_len=MAX_LEN, dim=D, context_dim=context_dim, **options)
+
+
+def recurrent_encoder(**options):
+    return lambda: RecurrentEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, **options)
+
+
 def classifier(pool):
     return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
@@ -80,9 +93,26 @@ BUILDERS = {
     "ViT": [vit],
     "Decoder": [lambda: decoder(None)],
     "TextEncoder": [text_encoder, lambda: text_encoder(token_types=2)],
+    "TextDecoder": [],  # the base of Decoder and of the next
+    "HiddenStateDecoder": [],  # the base of all below
+    "NeuralLanguageModel": [
+        lambda: NeuralLanguageModel(vocab_size=V, max_len=MAX_LEN, order=4, embed_dim=5, dim=D),
+    ],
+    "RecurrentDecoder": [
+        recurrent(RecurrentDecoder, context_dim=None, depth=2),
+        recurrent(RecurrentDecoder, cell="gru"),
+    ],
+    "SoftAttentionDecoder": [],  # the base of the next two
+    "BahdanauDecoder": [recurrent(BahdanauDecoder, attention_dim=5)],
+    "ShowAttendTellDecoder": [recurrent(ShowAttendTellDecoder, attention_dim=5)],
+    "RecurrentEncoder": [recurrent_encoder(), recurrent_encoder(cell="gru", directions="backward", token_types=2)],
+    "Bridge": [lambda: Bridge(context_dim=7, dim=D, count=1, source="mean")],
     "EncoderDecoder": [],  # the base of the next two
     "VisionLanguageModel": [joined],
-    "TextToText": [text_to_text],
+    "TextToText": [
+        text_to_text,
+        lambda: TextToText(encoder=recurrent_encoder()(), decoder=recurrent(RecurrentDecoder, source="both")()),
+    ],
     "TextAndImageToText": [text_and_image_to_text],
     "SeveralImages": [several_images],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
@@ -131,8 +161,11 @@ def output(model):
         return model.parts(torch.randn(V, D)).logits(torch.randn(2, 5, D))
     if isinstance(model, MaskedLanguageModel):
         return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
-    if isinstance(model, Decoder):
-        return model(TOKENS, SEGMENTS)
+    if isinstance(model, TextDecoder):
+        context = Context(torch.randn(2, 7, D)) if model.takes_context else None
+        return model.head(model(TOKENS, SEGMENTS, context))
+    if isinstance(model, Bridge):
+        return torch.stack(model(Context(torch.randn(2, 16, 7))))
     if isinstance(model, TextAndImageToText):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS, images=torch.randn(2, 3, 24, 24))
     if isinstance(model, SeveralImages):
@@ -141,7 +174,7 @@ def output(model):
         return model(TOKENS, TOKENS, SEGMENTS, SEGMENTS)
     if isinstance(model, SequenceClassifier | TokenClassifier):
         return model(TOKENS, SEGMENTS)
-    if isinstance(model, TextEncoder):
+    if isinstance(model, TextEncoder | RecurrentEncoder):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
@@ -212,10 +245,11 @@ def test_the_image_changes_the_logits(scramble):
     assert change[1].min() > 0.01
 
 
-def test_a_batch_without_images_trains(scramble):
+@pytest.mark.parametrize("written", [decoder, recurrent(RecurrentDecoder), *BUILDERS["ShowAttendTellDecoder"]])
+def test_a_batch_without_images_trains(written):
     images = torch.empty(0, 3, 24, 24)
     tokens, segments = pack([], pad_id=0)
-    model = joined()
+    model = VisionLanguageModel(encoder=vit(), decoder=written())
     hidden = model(images, tokens, segments)
     assert hidden.shape == (0, 0, D)
     total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_parts)

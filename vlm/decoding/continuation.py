@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.decoding.sampling import Sampling
 from vlm.models.context import Context
-from vlm.models.decoder import Decoder
+from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step import replay
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
@@ -28,7 +28,7 @@ class SampledToken:
 
 @torch.inference_mode()
 def continue_texts(
-    decoder: Decoder,
+    decoder: TextDecoder,
     prompts: Sequence[Sequence[int]],
     *,
     sampling: Sampling,
@@ -106,7 +106,7 @@ def context_begin(length: int, window: int) -> int:
     return 0 if length <= window else -(-(length - window) // stride) * stride
 
 
-def _read(texts: list[list[int]], decoder: Decoder, room: int, context: Context | None) -> tuple[Stepper, Tensor]:
+def _read(texts: list[list[int]], decoder: TextDecoder, room: int, context: Context | None) -> tuple[Stepper, Tensor]:
     """Reads texts of different lengths, right-aligned; `room` is the number of tokens that are kept."""
     tokens, starts = aligned(texts, decoder.token_embed.weight.device)
     steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=room, starts=starts, beams=1))

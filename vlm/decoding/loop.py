@@ -14,6 +14,7 @@ from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Stepwise
 from vlm.decoding.token_history import TokenHistory
 from vlm.models.context import Context, concat_batches
+from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step import replay
 
 TEXTS = 4096  # maximum number of texts decoded in one batch; their keys, values and logits are all in memory
@@ -23,25 +24,6 @@ Chunk = tuple[Sequence[int | str], Context | None]
 
 # Called with the index of an input and the tokens of its texts so far; returns False to stop decoding it.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
-
-
-class StepDecoder(Protocol):
-    """The interface of a decoder that decoding uses."""
-
-    max_len: int
-
-    def start(
-        self,
-        context: Context | None,
-        *,
-        rows: int,
-        max_len: int,
-        starts: Tensor | None = None,
-        beams: int | None = None,
-    ) -> Any: ...
-    def read(self, context: Context | None) -> Any: ...
-    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
-    def head(self, hidden: Tensor) -> Tensor: ...
 
 
 class Chooser(Protocol):
@@ -60,7 +42,7 @@ class Chooser(Protocol):
 
 
 def decode(
-    decoder: StepDecoder,
+    decoder: TextDecoder,
     chunks: Iterable[Chunk],
     decoding: Decoding,
     *,
@@ -115,7 +97,7 @@ class _Waiting:
 class _Loop:
     def __init__(
         self,
-        decoder: StepDecoder,
+        decoder: TextDecoder,
         chunks: Iterable[Chunk],
         decoding: Decoding,
         bos_id: int,

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlm.decoding.loop import StepDecoder, decode
+from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.models.context import Context
+from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step.replay import StepperPool
 
 
@@ -17,7 +18,7 @@ class Sequences:
     logprobs: list[list[float]]
 
 
-def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
+def greedy(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
     """Greedy search until the end token or max_tokens.
 
     Args:
@@ -30,7 +31,7 @@ def greedy(decoder: StepDecoder, context: Context, *, bos_id: int, eos_id: int, 
 
 
 def search(
-    decoder: StepDecoder,
+    decoder: TextDecoder,
     context: Context,
     decoding: Decoding,
     *,

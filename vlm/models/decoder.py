@@ -12,18 +12,18 @@ from vlm.models.context import PLACE, Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.nn.attention import changing_lengths
+from vlm.models.text_decoder import TextDecoder
+from vlm.nn.attention import changing_lengths, recorded
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.mask import Mask, as_bias, causal_tail, with_prefix, within_segments
 from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import KeyValueCache, as_cached
-from vlm.nn.step.state import DecodeState, KeysValues, ReadContext
-from vlm.nn.vocabulary_loss import Head
+from vlm.nn.step.state import DecodeState, KeysValues, ReadContext, State
 
 
-class Decoder(nn.Module):
+class Decoder(TextDecoder):
     """Causal text decoder with cross-attention (Vaswani et al. 2017, section 3.1) or with the context as a prefix.
 
     Without context_dim and prefix it is a language model.
@@ -148,6 +148,19 @@ class Decoder(nn.Module):
     def _blocks(self) -> Iterable[DecoderBlock]:
         return cast(Iterable[DecoderBlock], self.blocks)
 
+    @property
+    def takes_context(self) -> bool:
+        return self.context_dim is not None or self.prefix is not None
+
+    def attention(self, tokens: Tensor, context: Context) -> Tensor | None:
+        block: Any = self.blocks[-1]
+        if (layer := block.cross_attn if self.prefix is None else block.attn) is None:
+            return None
+        with recorded(layer) as [records]:
+            self(tokens, None, context)
+        # (B, N, L, S), or of a prefix (B, N, S + L, S + L) -> (B, L, S)
+        return records[-1].mean(1)[:, -tokens.shape[1] :, : context.states.shape[1]]
+
     def flop(self, image_size: int = 0) -> Flop:
         width = self.context_dim if self.prefix is None else self.prefix.context_dim
         head = 0 if self.vocabulary_head is None else self.vocabulary_head.transform_flop
@@ -159,16 +172,6 @@ class Decoder(nn.Module):
             x = x * self.embed_scale
         return self.dropout(self.embed_norm(x if added is None else x + added.to(x.dtype)))  # (B, L, D)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (..., D) -> (..., V). Called only for positions that need them."""
-        return self.head_parts.logits(hidden)
-
-    @property
-    def head_parts(self) -> Head:
-        """Weights and transform of the head, for the loss."""
-        embedding = self.token_embed.weight
-        return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
-
     def start(
         self,
         context: Context | None,
@@ -178,11 +181,8 @@ class Decoder(nn.Module):
         starts: Tensor | None = None,
         beams: int | None = None,
     ) -> DecodeState:
-        """Creates the state for decoding `rows` sequences of up to max_len tokens; computes keys of the context once.
+        """As `TextDecoder.start`.
 
-        Args:
-            starts: Step of each text's first token, (rows / beams,); texts of different lengths are right-aligned.
-            beams: Number of adjacent sequences that share a text or context; default rows / B, or 1 without context.
         Raises:
             ValueError: max_len exceeds the decoder's number of positions.
         """
@@ -230,12 +230,13 @@ class Decoder(nn.Module):
                 x = StepBlock(block).step(x, inputs, cache, None, None)
         return [(cache.keys, cache.values) for cache in caches]
 
-    def step(self, tokens: Tensor, state: DecodeState, states: Tensor | None = None) -> Tensor:
-        """Decodes the next tokens of each sequence: tokens (R, L) -> hidden (R, L, D); the state advances by L.
+    def step(self, tokens: Tensor, state: State, states: Tensor | None = None) -> Tensor:
+        """As `TextDecoder.step`.
 
         Args:
             states: For a decoder with a prefix, states (R, L, context_dim) that stand where tokens are PLACE.
         """
+        assert isinstance(state, DecodeState)
         positions, inputs = state.look(self.positions, tokens.shape[1])
         joined = self.embed(tokens, positions) if states is None else self._joined(positions, tokens, states)
         x = joined.flatten(0, 1)  # (R * L, D)

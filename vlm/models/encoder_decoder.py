@@ -5,9 +5,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vlm.models.context import Context, concat_batches, concat_states
-from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
+from vlm.models.text_decoder import TextDecoder
 from vlm.nn.vocabulary_loss import Head
 
 AT_ONCE = 8  # batch size of the encoder on a CPU
@@ -18,14 +18,14 @@ class EncoderDecoder(nn.Module):
 
     Args:
         encoder: Returns a Context.
-        decoder: Takes context of the encoder's width, by cross-attention or as a prefix.
+        decoder: Takes context of the encoder's width.
     Raises:
         ValueError: The decoder takes no context.
     """
 
-    def __init__(self, *, encoder: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, *, encoder: nn.Module, decoder: TextDecoder) -> None:
         super().__init__()
-        if decoder.context_dim is None and decoder.prefix is None:
+        if not decoder.takes_context:
             raise ValueError("the decoder takes no context; choose model/fusion=cross or model/fusion=prefix")
         self.encoder = encoder
         self.decoder = decoder
@@ -106,7 +106,7 @@ class TextAndImageToText(TextToText):
         images (B, 3, H, W) normalised; for others see TextToText
     """
 
-    def __init__(self, *, encoder: nn.Module, image_encoder: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, *, encoder: nn.Module, image_encoder: nn.Module, decoder: TextDecoder) -> None:
         super().__init__(encoder=encoder, decoder=decoder)
         self.image_encoder = image_encoder
 

@@ -7,13 +7,14 @@ from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
+from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
 from vlm.nn.position import positions_within
-from vlm.nn.step.hidden_state import Beginning, HiddenState
-from vlm.nn.vocabulary_loss import Head
+from vlm.nn.step.hidden_state import HiddenState
+from vlm.nn.step.state import ReadContext
 
 
-class NeuralLanguageModel(nn.Module):
+class NeuralLanguageModel(HiddenStateDecoder):
     """Feed-forward language model (Bengio et al. 2003, section 2): y = b + W x + U tanh(d + H x).
 
     x joins the vectors C(w) of the last n - 1 words; words before the text's first are zeros. W is the paper's optional
@@ -31,7 +32,7 @@ class NeuralLanguageModel(nn.Module):
         tokens (B, L), segments (B, L) -> hidden (B, L, h), or with direct (B, L, h + (n - 1) m)
     """
 
-    context_dim = prefix = None
+    context_dim = None
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class NeuralLanguageModel(nn.Module):
             raise ValueError("order 1 would predict words from no word; choose 2 or more")
         self.max_len, self.window, self.direct = max_len, order - 1, direct
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
-        self.hidden = nn.Linear(self.window * embed_dim, dim)
+        self.hidden = nn.Linear(self.window * embed_dim, dim)  # H and d of the paper
         width = dim + (self.window * embed_dim if direct else 0)
         self.vocabulary_head = VocabularyHead(dim=width, vocab_size=vocab_size, tied=False, bias=True)
         self.dropout = Dropout(dropout)
@@ -81,44 +82,13 @@ class NeuralLanguageModel(nn.Module):
         hidden = torch.tanh(self.hidden(x))
         return torch.cat([hidden, x], -1) if self.direct else hidden
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (..., width) -> (..., V)."""
-        return self.head_parts.logits(hidden)
-
-    @property
-    def head_parts(self) -> Head:
-        return self.vocabulary_head.parts(self.token_embed.weight)
-
     def flop(self, image_size: int = 0) -> Flop:
         return Flop(token=2 * self.hidden.weight.numel(), head=2 * self.head_parts.weight.numel())
 
-    def start(
-        self,
-        context: Context | None,
-        *,
-        rows: int,
-        max_len: int,
-        starts: Tensor | None = None,
-        beams: int | None = None,
-    ) -> HiddenState:
-        """A state for decoding `rows` texts; as in Decoder."""
-        beams = beams or 1
-        return HiddenState(self.beginning(rows // beams), beams=beams, starts=starts)
+    def read(self, context: Context | None) -> ReadContext:
+        """An empty window; a language model has no context."""
+        return ReadContext([], hidden=[torch.full((1, self.window), -1, device=self.token_embed.weight.device)])
 
-    def beginning(self, rows: int) -> Beginning:
-        """Empty windows."""
-        empty = torch.full((rows, self.window), -1, device=self.token_embed.weight.device)
-        return Beginning([empty])
-
-    def keys_values(self, context: Context | None) -> Beginning:
-        """What a new text begins with; a language model has no context."""
-        return self.beginning(1)
-
-    def step(self, tokens: Tensor, state: HiddenState) -> Tensor:
-        """Reads the next tokens of each text: (R, L) -> hidden (R, L, width)."""
-        parts = []
-        for token in tokens.unflatten(0, (-1, state.beams)).unbind(-1):  # (B, G)
-            (window,) = state.hidden
-            state.advance([torch.cat([token[..., None], window[..., :-1]], -1)])
-            parts.append(self._read(state.hidden[0]).flatten(0, 1))
-        return torch.stack(parts, 1)
+    def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, list[Tensor]]:
+        window = torch.cat([tokens[..., None], state.hidden[0][..., :-1]], -1)  # (B, G, n - 1)
+        return self._read(window), [window]

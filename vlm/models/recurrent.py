@@ -10,11 +10,12 @@ from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
+from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
 from vlm.nn.recurrent import LAYERS, Cell, init_recurrent, reversed_texts, run_texts
-from vlm.nn.step.hidden_state import Beginning, HiddenState
+from vlm.nn.step.hidden_state import HiddenState
+from vlm.nn.step.state import ReadContext
 from vlm.nn.unpacked import unpacked
-from vlm.nn.vocabulary_loss import Head
 
 Directions = Literal["forward", "backward", "both"]
 Source = Literal["forward", "backward", "both", "mean"]
@@ -115,7 +116,7 @@ class Bridge(nn.Module):
         return torch.cat([last[:, :half], states[:, 0, half:]], -1)
 
 
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(HiddenStateDecoder):
     """Decoder of LSTM or GRU layers (Sutskever et al. 2014): all of its context is in its first hidden states.
 
     Without context_dim it is a language model.
@@ -133,8 +134,6 @@ class RecurrentDecoder(nn.Module):
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     """
-
-    prefix = None
 
     def __init__(
         self,
@@ -169,18 +168,21 @@ class RecurrentDecoder(nn.Module):
         context: Context | None = None,
         bounds: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one text."""
-        texts = unpacked(tokens, segments)
-        hidden = [one[texts.rows] for one in self._beginning(context, len(tokens))]
-        x, _ = self._run(
-            texts.take(self.token_embed(tokens)), hidden
-        )  # what follows a text's end changes nothing in it
+        texts, begin = unpacked(tokens, segments), self.read(context).hidden
+        hidden = [one.expand(len(tokens), -1)[texts.rows] for one in begin]
+        x, _ = self._run(texts.take(self.token_embed(tokens)), hidden)  # padding after a text changes nothing in it
         return texts.put(self.dropout(x), tokens.shape)
 
-    def _beginning(self, context: Context | None, rows: int) -> Sequence[Tensor]:
+    def read(self, context: Context | None) -> ReadContext:
         if self.bridge is not None and context is not None:
-            return self.bridge(context)
-        return [self.token_embed.weight.new_zeros(rows, self.dim)] * (len(self.layers) * self.parts)
+            return ReadContext([], hidden=self.bridge(context))
+        zeros = self.token_embed.weight.new_zeros(1, self.dim)
+        return ReadContext([], hidden=[zeros] * (len(self.layers) * self.parts))
+
+    def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, list[Tensor]]:
+        hidden = [one.flatten(0, 1) for one in state.hidden]
+        x, after = self._run(self.token_embed(tokens).flatten(0, 1)[:, None], hidden)  # (B * G, 1, D)
+        return x.view(*tokens.shape, -1), [one.unflatten(0, tokens.shape) for one in after]
 
     def _run(self, x: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """All layers over texts (T, M, D), from their hidden tensors (T, D) to those after the last token."""
@@ -191,46 +193,6 @@ class RecurrentDecoder(nn.Module):
             after += [one[0] for one in (end if self.parts == 2 else [end])]
         return x, after
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (..., D) -> (..., V)."""
-        return self.head_parts.logits(hidden)
-
-    @property
-    def head_parts(self) -> Head:
-        embedding = self.token_embed.weight
-        return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
-
     def flop(self, image_size: int = 0) -> Flop:
         token = 2 * sum(weight.numel() for weight in self.layers.parameters() if weight.ndim == 2)
         return Flop(token=token, head=2 * self.head_parts.weight.numel())
-
-    def start(
-        self,
-        context: Context | None,
-        *,
-        rows: int,
-        max_len: int,
-        starts: Tensor | None = None,
-        beams: int | None = None,
-    ) -> HiddenState:
-        """A state for decoding `rows` texts; arguments as in Decoder."""
-        if beams is None:
-            beams = rows // len(context.states) if context is not None and len(context.states) else 1
-        beginning = self.keys_values(context)
-        if context is None or self.context_dim is None:
-            beginning.hidden = [one.expand(rows // beams, *one.shape[1:]).clone() for one in beginning.hidden]
-        return HiddenState(beginning, beams=beams, starts=starts)
-
-    def keys_values(self, context: Context | None) -> Beginning:
-        """What new texts begin with: a row per context, or one row for all without."""
-        return Beginning(self._beginning(context, 1))
-
-    def step(self, tokens: Tensor, state: HiddenState) -> Tensor:
-        """Reads the next tokens of each text: (R, L) -> hidden (R, L, D)."""
-        parts = []
-        for token in tokens.unbind(1):  # (R,)
-            hidden = [one.flatten(0, 1) for one in state.hidden]
-            x, after = self._run(self.token_embed(token)[:, None], hidden)
-            state.advance([one.unflatten(0, (-1, state.beams)) for one in after])
-            parts.append(x[:, 0])
-        return torch.stack(parts, 1)

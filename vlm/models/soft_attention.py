@@ -12,11 +12,14 @@ from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import Bridge, Source
+from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
 from vlm.nn.recurrent import CELLS, AdditiveAttention, Cell, init_recurrent
-from vlm.nn.step.hidden_state import Beginning, HiddenState
+from vlm.nn.step.hidden_state import HiddenState
+from vlm.nn.step.state import KeysValues, ReadContext
 from vlm.nn.unpacked import unpacked
-from vlm.nn.vocabulary_loss import Head
+
+Memory = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of a context
 
 
 class SoftAttentionOptions(TypedDict):
@@ -31,7 +34,7 @@ class SoftAttentionOptions(TypedDict):
     dropout: NotRequired[Rate]
 
 
-class SoftAttentionDecoder(nn.Module):
+class SoftAttentionDecoder(HiddenStateDecoder):
     """A recurrent decoder that attends to all states of its context before each token; subclasses are the papers'.
 
     Args:
@@ -48,7 +51,7 @@ class SoftAttentionDecoder(nn.Module):
         tokens (B, L), segments (B, L), context states (B, S, C) -> hidden (B, L, D)
     """
 
-    prefix = None
+    context_dim: int
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class SoftAttentionDecoder(nn.Module):
         super().__init__()
         self.max_len, self.dim, self.context_dim = max_len, dim, context_dim
         self.token_embed = nn.Embedding(vocab_size, dim)
-        self.attention = AdditiveAttention(query_dim=dim, context_dim=context_dim, dim=attention_dim)
+        self.search = AdditiveAttention(query_dim=dim, context_dim=context_dim, dim=attention_dim)
         self.cell = CELLS[cell](dim + context_dim, dim)
         self.bridge = Bridge(context_dim=context_dim, dim=dim, count=2 if cell == "lstm" else 1, source=source)
         self.vocabulary_head, self.dropout = vocabulary_head, Dropout(dropout)
@@ -82,17 +85,14 @@ class SoftAttentionDecoder(nn.Module):
         return glimpse
 
     def _advance(
-        self, embedded: Tensor, hidden: Sequence[Tensor], memory: Sequence[Tensor], mask: Tensor | None
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """One token: embedded (B, G, D), hidden (B, G, D) each -> readout, hidden, weights (B, G, S)."""
-        states, keys = memory
-        glimpse, weights = self.attention(hidden[0], keys, states, mask)
+        self, embedded: Tensor, hidden: Sequence[Tensor], memory: Memory
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """One token: embedded (B, G, D), hidden (B, G, D) each -> hidden, glimpse (B, G, C), weights (B, G, S)."""
+        glimpse, weights = self.search(hidden[0], *memory)
         glimpse = self.gated(hidden[0], glimpse)
-        inputs = torch.cat([embedded, glimpse], -1).flatten(0, 1)
-        flat = [one.flatten(0, 1) for one in hidden]
-        after = self.cell(inputs, tuple(flat)) if len(flat) == 2 else (self.cell(inputs, flat[0]),)
-        after = [one.unflatten(0, embedded.shape[:2]) for one in after]
-        return self.readout(embedded, after[0], glimpse), after, weights
+        inputs, before = torch.cat([embedded, glimpse], -1).flatten(0, 1), [one.flatten(0, 1) for one in hidden]
+        after = self.cell(inputs, tuple(before)) if len(before) == 2 else (self.cell(inputs, before[0]),)
+        return [one.unflatten(0, embedded.shape[:2]) for one in after], glimpse, weights
 
     def forward(
         self,
@@ -101,78 +101,57 @@ class SoftAttentionDecoder(nn.Module):
         context: Context | None = None,
         bounds: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one text."""
-        return self.read(tokens, segments, context)[0]
+        return self.attend(tokens, segments, context)[0]
 
-    def read(self, tokens: Tensor, segments: Tensor | None, context: Context | None) -> tuple[Tensor, Tensor]:
-        """Hidden states, and the weights by which each token attended to the context: (B, L, D), (B, L, S)."""
-        texts, begin = unpacked(tokens, segments), self.keys_values(context)
-        embedded = texts.take(self.dropout(self.token_embed(tokens)))[:, None]  # (T, 1, M, D)
-        hidden = [one[texts.rows][:, None] for one in begin.hidden]  # (T, 1, D)
-        memory = [one[texts.rows] for one in begin.memory]
-        mask = None if begin.mask is None else begin.mask[texts.rows]
-        outputs, looks = [], []
-        for at in range(texts.places.shape[1]):
-            output, hidden, weights = self._advance(embedded[:, :, at], hidden, memory, mask)
-            outputs.append(output[:, 0])
-            looks.append(weights[:, 0])
-        if not outputs:
-            return self.token_embed(tokens), tokens.new_zeros(*tokens.shape, memory[0].shape[1], dtype=torch.float)
-        x, weights = torch.stack(outputs, 1), torch.stack(looks, 1)  # (T, M, D), (T, M, S)
-        return self.dropout(texts.put(x, tokens.shape)), texts.put(weights, tokens.shape)
+    def attention(self, tokens: Tensor, context: Context) -> Tensor:
+        return self.attend(tokens, None, context)[1]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (..., D) -> (..., V)."""
-        return self.head_parts.logits(hidden)
+    def attend(self, tokens: Tensor, segments: Tensor | None, context: Context | None) -> tuple[Tensor, Tensor]:
+        """Hidden states as `forward`, and the weights by which tokens attended to the context: (B, L, D), (B, L, S)."""
+        texts, read = unpacked(tokens, segments), self.read(context)
+        embedded = self.dropout(self.token_embed(tokens))
+        hidden = [one[texts.rows][:, None] for one in read.hidden]  # (T, 1, D)
+        keys, values, mask = _memory(read.keys_values, read.mask)
+        memory = keys[texts.rows], values[texts.rows], None if mask is None else mask[texts.rows]
+        columns = []
+        for column in texts.take(embedded)[:, None].unbind(2):  # (T, 1, D)
+            hidden, glimpse, weights = self._advance(column, hidden, memory)
+            columns.append((hidden[0], glimpse, weights))
+        state, glimpse, weights = (torch.cat(parts, 1) for parts in zip(*columns, strict=True))  # (T, M, ...)
+        state, glimpse, weights = (texts.put(one, tokens.shape) for one in (state, glimpse, weights))  # (B, L, ...)
+        return self.dropout(self.readout(embedded, state, glimpse)), weights
 
-    @property
-    def head_parts(self) -> Head:
-        embedding = self.token_embed.weight
-        return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
+    def read(self, context: Context | None) -> ReadContext:
+        if context is None:
+            raise ValueError("this decoder attends to a context, and was given none")
+        keys, values = self.search.key(context.states), context.states
+        return ReadContext([(keys[:, None], values[:, None])], context.mask, hidden=self.bridge(context))
+
+    def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, list[Tensor]]:
+        embedded = self.token_embed(tokens)
+        hidden, glimpse, _ = self._advance(embedded, state.hidden, _memory(state.context, state.mask))
+        return self.readout(embedded, hidden[0], glimpse), hidden
 
     def flop(self, image_size: int = 0) -> Flop:
         token = 2 * sum(weight.numel() for weight in self.parameters() if weight.ndim == 2)
         token -= 2 * sum(
-            weight.numel() for weight in (self.token_embed.weight, self.attention.key.weight, *self.bridge.parameters())
+            weight.numel() for weight in (self.token_embed.weight, self.search.key.weight, *self.bridge.parameters())
         )
-        size = self.attention.key.out_features
+        size = self.search.key.out_features
         head = 2 * self.head_parts.weight.numel()
         return Flop(
             token=token,
-            state=2 * self.attention.key.weight.numel(),
+            state=2 * self.search.key.weight.numel(),
             context_pair=2 * (size + self.context_dim),
             head=head,
         )
 
-    def start(
-        self,
-        context: Context | None,
-        *,
-        rows: int,
-        max_len: int,
-        starts: Tensor | None = None,
-        beams: int | None = None,
-    ) -> HiddenState:
-        """A state for decoding `rows` texts; arguments as in Decoder."""
-        begin = self.keys_values(context)
-        beams = rows // max(1, len(begin.hidden[0])) if beams is None else beams
-        return HiddenState(begin, beams=beams, starts=starts)
 
-    def keys_values(self, context: Context | None) -> Beginning:
-        """What texts begin with, and the context's states and keys, computed once."""
-        if context is None:
-            raise ValueError("this decoder attends to a context, and was given none")
-        states = context.states
-        return Beginning(self.bridge(context), [states, self.attention.key(states)], context.mask)
-
-    def step(self, tokens: Tensor, state: HiddenState) -> Tensor:
-        """Reads the next tokens of each text: (R, L) -> hidden (R, L, D)."""
-        parts, begin = [], state.beginning
-        for token in tokens.unflatten(0, (-1, state.beams)).unbind(-1):  # (B, G)
-            output, hidden, _ = self._advance(self.token_embed(token), state.hidden, begin.memory, begin.mask)
-            state.advance(hidden)
-            parts.append(output.flatten(0, 1))
-        return torch.stack(parts, 1)
+def _memory(context: Sequence[KeysValues | None], mask: Tensor | None) -> Memory:
+    """Keys (B, S, A), values (B, S, C) and the mask of a context."""
+    assert context[0] is not None
+    keys, values = context[0]
+    return keys[:, 0], values[:, 0], mask
 
 
 class BahdanauDecoder(SoftAttentionDecoder):

@@ -17,8 +17,8 @@ def run_texts(layer: nn.LSTM | nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
     Shapes:
         x (T, M, D), lengths (T,) -> (T, M, H), zeros after each text's end
     """
-    if not len(x):
-        return x.new_zeros(*x.shape[:2], layer.hidden_size * (2 if layer.bidirectional else 1))
+    if not len(x):  # which cannot be packed
+        return layer(x)[0]
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 

@@ -43,7 +43,7 @@ def unpacked(tokens: Tensor, segments: Tensor | None) -> Unpacked:
     first = valid & (place == 0)
     number = first.flatten().cumsum(0).view_as(segments) - 1  # of each token's text
     lengths = torch.bincount(number[valid], minlength=int(first.sum()))
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = int(lengths.max()) if len(lengths) else 1  # layers take no texts of length 0
     index = lengths.new_zeros(len(lengths), longest)
     flat = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
     index[number[valid], place[valid]] = flat[valid]

@@ -139,7 +139,7 @@ def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
 
 def test_a_decoder_without_context_has_no_maps_of_words(model, tokenizer):
     model.decoder.blocks[-1].cross_attn = None
-    assert "looks at no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
+    assert "attends to no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
     found = read_attention(model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24), [5])
     assert not found.words and found.heads
 

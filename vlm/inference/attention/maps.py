@@ -17,7 +17,7 @@ from vlm.inference.text.text_words import words_of
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
-from vlm.nn.attention import CrossAttention, SelfAttention, recorded
+from vlm.nn.attention import SelfAttention, recorded
 
 Map = tuple[str, np.ndarray]
 
@@ -66,30 +66,21 @@ def read_attention(
         pixels: The image as the model reads it, uint8 (3, H, W).
         tokens: The caption, without begin and end; at most as many as the decoder has room for.
     """
-    layer = looking_layer(model)
-    layers = [] if layer is None else [layer]
     # A token is predicted by the one before it: the query of the first token is the begin.
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
-    with recorded(*layers) as looked, encoder_attention(model.encoder) as seen:
-        model.eval()(normalized(model, preprocess, pixels[None]), row)
-        model.train(training)
+    with encoder_attention(model.encoder) as seen:
+        context = model.eval().encode(normalized(model, preprocess, pixels[None]))
+    looked = model.decoder.attention(row, context)  # (1, L, S)
+    model.train(training)
     before = tokens_before(model.encoder)
     words: list[Map] = []
-    if looked and tokens:
-        weights = looked[0][-1].mean(dim=1)[0, -len(tokens) :]  # (B, N, L, S), or (B, N, S + L, S + L) -> (L, ...)
-        weights = weights[:, : -len(tokens)] if isinstance(layer, SelfAttention) else weights  # (L, S)
-        grids = _grids(weights, before)
+    if looked is not None and tokens:
+        grids = _grids(looked[0, -len(tokens) :], before)
         words = (
             [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in words_of(tokens, tokenizer)]
         )
     return Attention(words, _heads(seen[-1][0], model.encoder, before) if seen else [])
-
-
-def looking_layer(model: VisionLanguageModel) -> CrossAttention | SelfAttention | None:
-    """The decoder's last layer that attends to the image, if any; self-attention if the image is a prefix."""
-    block: Any = model.decoder.blocks[-1]
-    return block.cross_attn if model.decoder.prefix is None else block.attn
 
 
 def tokens_before(encoder: Any) -> int | None:
@@ -167,10 +158,11 @@ def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
     """
     missing, before = [], tokens_before(model.encoder)
     with encoder_attention(model.encoder) as seen:
-        states = model.encode(images).states  # (1, S, D)
-    if looking_layer(model) is None:
-        missing.append("the decoder looks at no image, so there are no maps of words")
-    elif _grids(states[0, :, :1].T, before) is None:
+        context = model.encode(images)
+    looked = model.decoder.attention(torch.zeros(1, 1, dtype=torch.long, device=images.device), context)
+    if looked is None:
+        missing.append("the decoder attends to no image, so there are no maps of words")
+    elif _grids(looked[0], before) is None:
         missing.append("the encoder's states are no square grid, so there are no maps of words")
     if not seen or not _heads(seen[-1][0], model.encoder, before):
         missing.append("the encoder's attention cannot be read, so there are no maps of its heads")

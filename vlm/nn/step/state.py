@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,30 @@ class ReadContext(NamedTuple):
         keys_values: Keys and values of the context in each block, two of (B, N, S, K), or None.
         mask: States that texts attend to, (B, S); None for all.
         first: Position of the first token of a text, (B,) if it differs between rows.
+        hidden: Tensors (B, ...) of the hidden state before a text, of a decoder that has one instead of a cache.
     """
 
     keys_values: Sequence[KeysValues | None]
     mask: Tensor | None = None
     first: int | Tensor = 0
+    hidden: Sequence[Tensor] = ()
+
+
+class State(Protocol):
+    """What decoding uses of a decoder's state between steps, be it a cache (`DecodeState`) or a `HiddenState`.
+
+    `select` keeps some of its rows, `replace` starts new texts in some, `reorder_beams` continues beam parents[b, g] as
+    beam g of row b.
+    """
+
+    @property
+    def length(self) -> int:
+        """Number of steps taken so far."""
+        ...
+
+    def select(self, rows: Tensor) -> None: ...
+    def replace(self, rows: Tensor, read: ReadContext) -> None: ...
+    def reorder_beams(self, parents: Tensor) -> None: ...
 
 
 @dataclass
@@ -124,24 +143,13 @@ class DecodeState:
         self.max_len = max(self.max_len, room)
 
     def replace(self, rows: Tensor, read: ReadContext) -> None:
-        """Starts new texts in these rows (B',), after their context.
-
-        Contexts may differ in length: the shorter ones are padded and masked.
-        """
-        context, mask, first = read
+        """Starts new texts in these rows (B',), after their context."""
+        first = read.first
         if not isinstance(self.first, Tensor) and (isinstance(first, Tensor) or first != self.first):
             self.first = torch.full((self.caches[0].keys.shape[0],), self.first, device=self.device)
         if isinstance(self.first, Tensor):
             self.first[rows] = first
-        length = max(self.states, states_of(context))
-        if length > min(self.states, states_of(context)) or (self.mask is None) != (mask is None):
-            self.context, self.mask = padded(self.context, self.mask, length)
-            context, mask = padded(context, mask, length)
-        for held, new in zip(self.context, context, strict=True):
-            if held is not None and new is not None:
-                held[0][rows], held[1][rows] = new
-        if self.mask is not None and mask is not None:
-            self.mask[rows] = mask
+        self.context, self.mask = replaced(self.context, self.mask, rows, read.keys_values, read.mask)
         if self.starts is None:
             self.starts = torch.zeros(self.caches[0].keys.shape[0], dtype=torch.long, device=self.device)
         self.starts[rows] = self.length
@@ -246,6 +254,26 @@ class DecodeState:
 def states_of(context: Sequence[KeysValues | None]) -> int:
     """Number S of states of a context, from its keys and values in each block; 0 if there are none."""
     return next((keys.shape[2] for keys, _ in filter(None, context)), 0)
+
+
+def replaced(
+    held: Sequence[KeysValues | None],
+    mask: Tensor | None,
+    rows: Tensor,
+    new: Sequence[KeysValues | None],
+    new_mask: Tensor | None,
+) -> tuple[Sequence[KeysValues | None], Tensor | None]:
+    """Contexts and their mask with those of some rows (B',) replaced; shorter ones are padded and masked."""
+    sizes = states_of(held), states_of(new)
+    if min(sizes) < max(sizes) or (mask is None) != (new_mask is None):
+        held, mask = padded(held, mask, max(sizes))
+        new, new_mask = padded(new, new_mask, max(sizes))
+    for old, pair in zip(held, new, strict=True):
+        if old is not None and pair is not None:
+            old[0][rows], old[1][rows] = pair
+    if mask is not None and new_mask is not None:
+        mask[rows] = new_mask
+    return held, mask
 
 
 def padded(

@@ -20,14 +20,14 @@ from vlm.inference.text.terminal import Continuation, TerminalWriter
 from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.inference.writing import note_width, one_or_list, ranks
-from vlm.models.decoder import Decoder
+from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
 
 MAX_TOKENS = 256  # of a text, by default
 
 
 def generate(
-    model: Decoder,
+    model: TextDecoder,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
@@ -51,7 +51,7 @@ class Grown(NamedTuple):
 
 
 def stream(
-    model: Decoder,
+    model: TextDecoder,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
@@ -125,7 +125,7 @@ class TextGenerator(TextPredictor):
     fields = ("prompt", "text")
     options = GenerationOptions
     arguments = PromptArguments
-    model: Decoder
+    model: TextDecoder
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
@@ -207,7 +207,7 @@ def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     return [*tokenizer.starts, *tokenizer.encode(prompt)] or [tokenizer.bos_id]
 
 
-def room_after(model: Decoder, prompt: Sequence[int]) -> int:
+def room_after(model: TextDecoder, prompt: Sequence[int]) -> int:
     """Tokens that the model's window has room for after a prompt.
 
     Raises:

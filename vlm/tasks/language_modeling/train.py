@@ -13,8 +13,8 @@ from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count, printable
 from vlm.evaluation.report.sections import Section, Texts
-from vlm.models.decoder import Decoder
 from vlm.models.flop import Work
+from vlm.models.text_decoder import TextDecoder
 from vlm.tasks.language_modeling.predict import generate
 from vlm.tasks.shared.show import first_row, text_shape
 from vlm.training.step.losses import Term, token_loss
@@ -25,7 +25,7 @@ class LanguageModeling(Task):
     """Trains and validates by next-token prediction.
 
     Args:
-        model, options: As in Task; the model is a Decoder without context.
+        model, options: As in Task; the model is a TextDecoder without context.
         fields: text.
         sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
         prompts: Texts that each validation continues, to look at; an empty one starts a document.
@@ -37,12 +37,12 @@ class LanguageModeling(Task):
     smaller_is_better = ("loss", *headlines)
     curves = ("bits_per_byte",)
     unit = "tokens"
-    model: Decoder
+    model: TextDecoder
 
     def __init__(
         self,
         *,
-        model: Decoder,
+        model: TextDecoder,
         sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
         prompt_tokens: Count = 64,
