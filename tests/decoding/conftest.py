@@ -1,6 +1,7 @@
 """Small decoders whose texts differ from image to image."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,21 +9,34 @@ import torch
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
+from vlm.models.recurrent import RecurrentDecoder
+from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
+
+SLOW = pytest.mark.slow
+TRANSFORMERS = {"cross": lambda: {"context_dim": 6}, "prefix": lambda: {"prefix": Prefix(dim=16, context_dim=6)}}
+FORERUNNERS = {
+    "seq2seq": partial(RecurrentDecoder, depth=2, context_dim=6),
+    "bahdanau": partial(BahdanauDecoder, attention_dim=7, context_dim=6),
+    "show, attend and tell": partial(ShowAttendTellDecoder, attention_dim=7, context_dim=6),
+}
 
 
-@pytest.fixture(params=["cross", pytest.param("prefix", marks=pytest.mark.slow)])
-def fusion(request) -> Callable:
-    """Options of a decoder of width 16 that takes context of width 6."""
-    made = {"cross": lambda: {"context_dim": 6}, "prefix": lambda: {"prefix": Prefix(dim=16, context_dim=6)}}
-    return made[request.param]
+@pytest.fixture(params=["cross", *(pytest.param(name, marks=SLOW) for name in ("prefix", *FORERUNNERS))])
+def kind(request) -> str:
+    """Which decoder of width 16 takes context of width 6."""
+    return request.param
 
 
 @pytest.fixture
-def make_decoder(scramble, fusion) -> Callable:
+def make_decoder(scramble, kind) -> Callable:
     """Builds a random decoder; `sharpness` says how far apart the probabilities of tokens are."""
 
     def make(vocab_size, max_len, *, sharpness=1.0, context=True, **options):
-        sizes = {"dim": 16, "depth": 2, "num_heads": 2, **(fusion() if context else {})}
+        if kind in FORERUNNERS:
+            model = scramble(FORERUNNERS[kind](vocab_size=vocab_size, max_len=max_len, dim=16))
+            model.token_embed.weight.data *= sharpness
+            return model
+        sizes = {"dim": 16, "depth": 2, "num_heads": 2, **(TRANSFORMERS[kind]() if context else {})}
         model = scramble(Decoder(vocab_size=vocab_size, max_len=max_len, **sizes | options))
         if hasattr(model.positions, "weight") and model.positions.weight.ndim == 2:
             model.positions.weight.data *= 4  # or a random model with tied embeddings repeats one token

@@ -171,7 +171,7 @@ def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_co
 
 
 # Strict inequalities need texts that end early, and a random decoder with a prefix ends none.
-CROSS = pytest.mark.parametrize("fusion", ["cross"], indirect=True)
+CROSS = pytest.mark.parametrize("kind", ["cross"], indirect=True)
 
 
 @CROSS

@@ -37,6 +37,11 @@ KINDS = [
 ]
 
 
+@pytest.fixture(params=["cross", pytest.param("prefix", marks=SLOW)])
+def kind(request):
+    return request.param  # hidden states are not recorded
+
+
 @pytest.fixture
 def context(make_context):
     return make_context(IMAGES)

@@ -88,9 +88,11 @@ def test_no_text_is_longer_than_max_tokens_or_the_room(decoder, context, max_tok
 
 
 def test_the_end_token_does_not_count(decoder, context):
-    text = greedy(decoder, row(context, 0), bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens[0]
-    end = next(i for i in range(2, MAX_LEN) if text[i] not in text[:i])
-    assert greedy(decoder, row(context, 0), bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
+    texts = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
+    every = ((place, i) for place, text in enumerate(texts) for i in range(1, MAX_LEN) if text[i] not in text[:i])
+    place, end = next(every)
+    text, one = texts[place], row(context, place)
+    assert greedy(decoder, one, bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
 
 
 @torch.no_grad()

@@ -65,6 +65,27 @@ TASKS = {
     ],
 }
 
+# Models beside those that tasks choose by default: the task of each, and its smallest training.
+_TRANSLATOR = [*SCENES, "model.size.dim=32", "model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"]
+_TEXT = [text for text in TASKS["language_modeling"] if not text.endswith(("num_heads=2", "size.depth=1"))]
+_ENCODER = ["model/encoder=recurrent", "model.encoder.cell=gru"]
+MODELS = {
+    "bahdanau": ("translation", ["model=bahdanau", *_TRANSLATOR]),
+    "lstm": ("language_modeling", ["model=lstm", *_TEXT]),
+    "neural_lm": ("language_modeling", ["model=neural_lm", *_TEXT]),
+    "seq2seq": ("translation", ["model=seq2seq", *_TRANSLATOR]),
+    "show_attend_tell": (
+        "captioning",
+        [
+            *["model=show_attend_tell", *SCENES, "model.size.dim=32", "model.size.num_heads=2", ADAMW],
+            *["model.size.encoder_depth=1", "model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6"],
+            "task.doubly_stochastic=0.5",
+        ],
+    ),
+    "recurrent tagger": ("tagging", [*TASKS["tagging"], *_ENCODER]),
+    "recurrent classifier": ("text_classification", [*TASKS["text_classification"], *_ENCODER, "model.pool=mean"]),
+}
+
 
 BATCHES = 8  # of an epoch of any of them
 COMPARING = ("contrastive",)  # tasks that compare the samples of a batch, so that batches are not accumulated
@@ -75,6 +96,12 @@ def accumulated(task: str) -> tuple[str, ...]:
     return () if task in COMPARING else ("trainer.accumulate_grad_batches=2",)
 
 
-def command(task: str, *more: str) -> list[str]:
-    """The arguments of a small training of a task."""
-    return [f"task={task}", *COMMON, *TASKS[task], *more]
+def task_of(name: str) -> str:
+    """The task of a model of MODELS; a task itself."""
+    return MODELS[name][0] if name in MODELS else name
+
+
+def command(name: str, *more: str) -> list[str]:
+    """The arguments of a small training of a task, or of a model of MODELS."""
+    options = MODELS[name][1] if name in MODELS else TASKS[name]
+    return [f"task={task_of(name)}", *COMMON, *options, *more]

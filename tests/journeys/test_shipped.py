@@ -38,6 +38,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
 GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
+    "model/decoder": ("captioning", "translation"),
     "model/position": ("captioning", "language_modeling", "tagging"),
     "model/fusion": ("captioning",),
     "data": (),
@@ -55,10 +56,10 @@ OWN = {
     "contrastive": "dual_.*|shapes_retrieval",
     "conversations": "conversations|shapes_conversations",
     "image_questions": "questions|shapes_questions|shapes_differences",
-    "language_modeling": "lm_.*|gpt2|text|shapes_text",
+    "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
-    "translation": "translator_.*|shapes_translation|aligned|translations|multi30k",
+    "translation": "translator_.*|seq2seq|bahdanau|shapes_translation|aligned|translations|multi30k",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
@@ -92,7 +93,7 @@ NEEDS = {
 
 
 def tasks_of(group: str, option: str) -> list[str]:
-    if group == "model/encoder" and option.startswith("text"):
+    if group == "model/encoder" and option.startswith(("text", "recurrent")):
         return list(ENCODERS_OF_TEXT)
     if GROUPS[group]:
         return list(GROUPS[group])

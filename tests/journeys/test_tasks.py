@@ -1,4 +1,4 @@
-"""What holds of every task: each is a case by itself, one in any run of the tests and the others among the slow."""
+"""What holds of every task and of its other models: one is a case of any run of the tests, the others are slow."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from journey import only_run
-from small import TASKS, command
+from small import MODELS, TASKS, command, task_of
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -16,7 +16,7 @@ from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
 
 FIRST = "tagging"
-EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in [*TASKS, *MODELS]]
 CPU = ["--device", "cpu"]
 OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
 OWN["contrastive"] = [
@@ -63,15 +63,16 @@ def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) ->
     monkeypatch.chdir(runs(task).parents[1])
     assert main([f"resume={runs(task)}"]) == 0
     checkpoint = str(runs(task) / "checkpoints" / "best.ckpt")
-    data = build_data(compose(small(task)))
+    config = compose(small(task))
+    data = build_data(config)
     data.restore(torch.load(checkpoint, weights_only=True)["vlm"])
-    example = build_task(compose(small(task)), torch.nn.Identity(), data).example(data, runs(task))
+    example = build_task(config, build_model(config, data.sizes)[0], data).example(data, runs(task))
     capsys.readouterr()
     program, *arguments = shlex.split(example)
     assert program == "vlm" and vlm([*arguments, "-c", checkpoint, *CPU]) == 0
     assert capsys.readouterr().out.strip()
     assert vlm(["info", "-c", checkpoint]) == 0
-    assert f" {task}\n" in capsys.readouterr().out
+    assert f" {task_of(task)}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", EACH)
@@ -83,7 +84,7 @@ def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
 @pytest.mark.parametrize("task", EACH)
 def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     heart = ["debug=overfit", "trainer.max_epochs=150", "trainer.check_val_every_n_epoch=150", "model.size.dropout=0"]
-    heart += ["optim.lr=5e-3", "callbacks.ema=null", *OWN.get(task, []), f"runs={tmp_path / 'runs'}"]
+    heart += ["optim.lr=5e-3", "callbacks.ema=null", *OWN.get(task_of(task), []), f"runs={tmp_path / 'runs'}"]
     augment = {"classification": ["task.mixup=0", "task.cutmix=0", "data.augment.min_scale=1.0"]}
     augment["classification"] += ["data.augment.horizontal_flip=false"]
     assert main([*small(task), *heart, *augment.get(task, [])]) == 0

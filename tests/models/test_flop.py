@@ -13,7 +13,10 @@ from vlm.models.flop import Flop, Work, model_flop
 from vlm.models.frozen_features import Features
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
+from vlm.models.neural_lm import NeuralLanguageModel
+from vlm.models.recurrent import RecurrentDecoder, RecurrentEncoder
 from vlm.models.several_images import SeveralImages
+from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -207,3 +210,33 @@ def test_text_to_text() -> None:
 
     assert whole(model_flop(model), work, 55) == counted(step)
     assert model_flop(model).training(work, 55) == counted(lambda: step().backward())
+
+
+RECURRENT = {"vocab_size": 50, "max_len": 16, "dim": 20}
+SOFT = RECURRENT | {"attention_dim": 9, "context_dim": 24}
+FORERUNNERS = {
+    "window": lambda: NeuralLanguageModel(vocab_size=50, max_len=16, order=4, embed_dim=5, dim=20),
+    "lstm": lambda: RecurrentDecoder(**RECURRENT, depth=2),
+    "seq2seq": lambda: RecurrentDecoder(**RECURRENT, cell="gru", context_dim=24),
+    "bahdanau": lambda: BahdanauDecoder(**SOFT),
+    "tell": lambda: ShowAttendTellDecoder(
+        **SOFT, vocabulary_head=VocabularyHead(dim=20, vocab_size=50, tied=False, bias=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORERUNNERS)
+def test_forerunners(name: str) -> None:
+    model = FORERUNNERS[name]()
+    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
+    work, bridge = Work(rows=5, length=11), 0
+    if model.takes_context:
+        model = TextToText(encoder=RecurrentEncoder(vocab_size=50, max_len=16, dim=24, depth=2), decoder=model)
+        work = Work(rows=5, length=11, read=7)
+        bridge = 5 * 2 * sum(layer.weight.numel() for layer in model.decoder.bridge.projections)
+
+    def step() -> None:
+        model.head(model(texts, tokens) if bridge else model(tokens))
+
+    with torch.backends.mkldnn.flags(enabled=False):  # whose recurrent layers torch does not count
+        assert whole(model_flop(model), work, 55) + bridge == counted(step)

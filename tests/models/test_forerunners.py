@@ -132,7 +132,7 @@ def test_bahdanaus_decoder_is_its_equations():
     summary = torch.cat([states[-1, : C // 2], states[0, C // 2 :]])  # both directions
     s = torch.tanh(bridge.weight @ summary + bridge.bias)
     for at, token in enumerate(tokens):
-        y = decoder.token_embed.weight[token]
+        y = decoder.token_embed(token)
         c = soft_search(decoder, s, states)
         gates, own = w_ih @ torch.cat([y, c]) + b_ih, w_hh @ s + b_hh
         r, z = torch.sigmoid(gates[:D] + own[:D]), torch.sigmoid(gates[D : 2 * D] + own[D : 2 * D])
@@ -149,7 +149,7 @@ def test_show_attend_and_tell_is_its_equations():
     w_ih, w_hh, b_ih, b_hh = weights_of(decoder.cell)
     h, c = (torch.tanh(one.weight @ states.mean(0) + one.bias) for one in decoder.bridge.projections)
     for at, token in enumerate(tokens):
-        y = decoder.token_embed.weight[token]
+        y = decoder.token_embed(token)
         z = torch.sigmoid(decoder.gate.weight[0] @ h + decoder.gate.bias) * soft_search(decoder, h, states)
         i, f, g, o = (w_ih @ torch.cat([y, z]) + b_ih + w_hh @ h + b_hh).split(D)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)

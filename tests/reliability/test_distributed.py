@@ -10,7 +10,7 @@ from compare import rows
 from faulty import DDP, EXACT, run_two
 from journey import only_run
 from kills import Nursery
-from small import COMPARING, TASKS, accumulated, command
+from small import COMPARING, MODELS, TASKS, accumulated, command, task_of
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.step import compiling
@@ -27,8 +27,8 @@ STEP = ["data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
 def folders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """Folders of finished runs by task and kind: one process, two with DDP, and for captioning two with FSDP."""
     found = {}
-    for task in TASKS:
-        args = command(task, *EXACT, *OWN.get(task, []), *accumulated(task), *STEP)
+    for task in [*TASKS, *MODELS]:
+        args = command(task, *EXACT, *OWN.get(task_of(task), []), *accumulated(task), *STEP)
         for kind, extra in {"one": [], "ddp": DDP, "fsdp": FSDP}.items():
             if kind == "fsdp" and task != "captioning":
                 continue
@@ -39,7 +39,7 @@ def folders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return found
 
 
-@pytest.mark.parametrize(("task", "kind"), [*((task, "ddp") for task in TASKS), ("captioning", "fsdp")])
+@pytest.mark.parametrize(("task", "kind"), [*((task, "ddp") for task in [*TASKS, *MODELS]), ("captioning", "fsdp")])
 def test_two_processes_take_the_steps_of_one(task: str, kind: str, folders) -> None:
     one, two = rows(folders[task, "one"]), rows(folders[task, kind])
     assert len(one) == len(two) > 8
@@ -118,7 +118,7 @@ def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: 
         torch.testing.assert_close(own[name], tensor, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [*TASKS, *MODELS])
 def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nursery, tmp_path: Path) -> None:
     args = command(task, *DDP, "trainer.max_steps=7", "callbacks.checkpoints.every_n_steps=100")
     quiet = [*args, "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compare import check_same
 from kills import Ended, Nursery
-from small import TASKS, accumulated, command
+from small import MODELS, TASKS, accumulated, command
 from trainings import EPOCHS, Case, Training, ddp
 
 from vlm.checkpoint import load as ckpt
@@ -34,7 +34,7 @@ CASES = [
 ]
 CASES += [
     Case(task, KILL, "group", (WORKERS, *accumulated(task)))
-    for task in TASKS
+    for task in [*TASKS, *MODELS]
     if task not in {case.task for case in CASES}
 ]
 

@@ -22,6 +22,7 @@ MAX_TEXT = 2**28  # characters
 BOUNDS = {
     **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
     **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
+    "order": (2, 2**20),
     **dict.fromkeys(("max_len", "max_tokens", "prompt_tokens", "batch_size", "eval_batch_size"), (1, 2**20)),
     **dict.fromkeys(("num_workers", "repeats", "num_nodes"), (0, 1024)),
     **{

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from vlm.errors import Injected
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
+from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.blocks import Activation
 from vlm.nn.vocabulary_loss import Head
@@ -29,7 +30,7 @@ class MaskedLanguageModel(nn.Module):
     def __init__(
         self,
         *,
-        encoder: TextEncoder,
+        encoder: TextEncoder | RecurrentEncoder,
         vocab_size: Injected[int],
         bias: bool = False,
         transform: Activation | None = None,

@@ -12,7 +12,7 @@ from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
-from vlm.nn.recurrent import LAYERS, Cell, init_recurrent, reversed_texts, run_texts
+from vlm.nn.recurrent import LAYERS, Cell, ScaledEmbedding, open_forget_gates, reversed_texts, run_texts
 from vlm.nn.step.hidden_state import HiddenState
 from vlm.nn.step.state import ReadContext
 from vlm.nn.unpacked import unpacked
@@ -54,15 +54,14 @@ class RecurrentEncoder(nn.Module):
         if directions == "both" and dim % 2:
             raise ValueError(f"dim {dim} is odd; two directions need an even one")
         self.dim, self.max_len, self.directions = dim, max_len, directions
-        self.token_embed = nn.Embedding(vocab_size, dim)
+        self.token_embed = ScaledEmbedding(vocab_size, dim)
         self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
         width = dim // 2 if directions == "both" else dim
         self.layers = nn.ModuleList(
             LAYERS[cell](dim, width, batch_first=True, bidirectional=directions == "both") for _ in range(depth)
         )
         self.dropout = Dropout(dropout)
-        nn.init.normal_(self.token_embed.weight, std=dim**-0.5)
-        init_recurrent(self)
+        open_forget_gates(self)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
         """States of whole rows; without segments each row is one text, without types all tokens are of type 0."""
@@ -150,7 +149,7 @@ class RecurrentDecoder(HiddenStateDecoder):
     ) -> None:
         super().__init__()
         self.max_len, self.dim, self.context_dim = max_len, dim, context_dim
-        self.token_embed = nn.Embedding(vocab_size, dim)
+        self.token_embed = ScaledEmbedding(vocab_size, dim)
         self.layers = nn.ModuleList(LAYERS[cell](dim, dim, batch_first=True) for _ in range(depth))
         self.parts = 2 if cell == "lstm" else 1  # tensors of a layer's hidden state
         count = depth * self.parts
@@ -158,8 +157,7 @@ class RecurrentDecoder(HiddenStateDecoder):
             None if context_dim is None else Bridge(context_dim=context_dim, dim=dim, count=count, source=source)
         )
         self.vocabulary_head, self.dropout = vocabulary_head, Dropout(dropout)
-        nn.init.normal_(self.token_embed.weight, std=dim**-0.5)
-        init_recurrent(self)
+        open_forget_gates(self)
 
     def forward(
         self,

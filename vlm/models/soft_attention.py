@@ -14,7 +14,7 @@ from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import Bridge, Source
 from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
-from vlm.nn.recurrent import CELLS, AdditiveAttention, Cell, init_recurrent
+from vlm.nn.recurrent import CELLS, AdditiveAttention, Cell, ScaledEmbedding, open_forget_gates
 from vlm.nn.step.hidden_state import HiddenState
 from vlm.nn.step.state import KeysValues, ReadContext
 from vlm.nn.unpacked import unpacked
@@ -68,13 +68,12 @@ class SoftAttentionDecoder(HiddenStateDecoder):
     ) -> None:
         super().__init__()
         self.max_len, self.dim, self.context_dim = max_len, dim, context_dim
-        self.token_embed = nn.Embedding(vocab_size, dim)
+        self.token_embed = ScaledEmbedding(vocab_size, dim)
         self.search = AdditiveAttention(query_dim=dim, context_dim=context_dim, dim=attention_dim)
         self.cell = CELLS[cell](dim + context_dim, dim)
         self.bridge = Bridge(context_dim=context_dim, dim=dim, count=2 if cell == "lstm" else 1, source=source)
         self.vocabulary_head, self.dropout = vocabulary_head, Dropout(dropout)
-        nn.init.normal_(self.token_embed.weight, std=dim**-0.5)
-        init_recurrent(self)
+        open_forget_gates(self)
 
     @abstractmethod
     def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
@@ -133,17 +132,15 @@ class SoftAttentionDecoder(HiddenStateDecoder):
         return self.readout(embedded, hidden[0], glimpse), hidden
 
     def flop(self, image_size: int = 0) -> Flop:
-        token = 2 * sum(weight.numel() for weight in self.parameters() if weight.ndim == 2)
-        token -= 2 * sum(
-            weight.numel() for weight in (self.token_embed.weight, self.search.key.weight, *self.bridge.parameters())
-        )
-        size = self.search.key.out_features
-        head = 2 * self.head_parts.weight.numel()
+        """Operations, less those of the bridge, once a text."""
+        other = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
+        weights = [one for name, one in self.named_parameters() if one.ndim == 2 and not name.startswith(other)]
+        key = self.search.key.weight  # (A, C)
         return Flop(
-            token=token,
-            state=2 * self.search.key.weight.numel(),
-            context_pair=2 * (size + self.context_dim),
-            head=head,
+            token=2 * sum(weight.numel() for weight in weights),
+            state=2 * key.numel(),
+            context_pair=2 * sum(key.shape),
+            head=2 * self.head_parts.weight.numel(),
         )
 
 

@@ -9,6 +9,7 @@ from vlm.errors import Count, Injected, Rate
 from vlm.models.classifier import Pool, PoolingClassifier
 from vlm.models.context import Context
 from vlm.models.flop import Flop
+from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.dropout import Dropout
 
@@ -29,7 +30,7 @@ class SequenceClassifier(PoolingClassifier):
     def __init__(
         self,
         *,
-        encoder: TextEncoder,
+        encoder: TextEncoder | RecurrentEncoder,
         num_classes: Injected[int],
         pool: Pool = "class",
         pool_heads: Count = 4,
@@ -61,7 +62,9 @@ class TokenClassifier(nn.Module):
         places (T,): indices in the flattened rows, or None for all -> logits (T, C)
     """
 
-    def __init__(self, *, encoder: TextEncoder, num_classes: Injected[int], dropout: Rate = 0.0) -> None:
+    def __init__(
+        self, *, encoder: TextEncoder | RecurrentEncoder, num_classes: Injected[int], dropout: Rate = 0.0
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = Dropout(dropout)

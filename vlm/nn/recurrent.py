@@ -34,21 +34,30 @@ def reversed_texts(x: Tensor, lengths: Tensor) -> Tensor:
     return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand_as(x))
 
 
-def init_recurrent(module: nn.Module) -> None:
-    """Orthogonal recurrent matrices, and a bias of 1 on the forget gates of LSTMs (Jozefowicz et al. 2015)."""
+class ScaledEmbedding(nn.Embedding):
+    """Embedding of tokens whose matrix may be the head too: inputs of variance 1, a matrix of variance 1 / D.
+
+    (Vaswani et al. 2017, section 3.4.)
+
+    Shapes:
+        tokens (...) -> (..., D)
+    """
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        nn.init.normal_(self.weight, std=dim**-0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) * self.embedding_dim**0.5
+
+
+def open_forget_gates(module: nn.Module) -> None:
+    """Starts the forget gates of all LSTMs with a bias of 1 (Jozefowicz et al. 2015)."""
     for part in module.modules():
-        if not isinstance(part, nn.LSTM | nn.GRU | nn.LSTMCell | nn.GRUCell):
-            continue
-        for name, weight in part.named_parameters(recurse=False):
-            if name.startswith("weight_hh"):
-                for gate in weight.data.split(part.hidden_size):
-                    nn.init.orthogonal_(gate)
-            elif name.startswith("weight_ih"):
-                nn.init.xavier_uniform_(weight)
-            else:
-                nn.init.zeros_(weight)
-            if name.startswith("bias_ih") and isinstance(part, nn.LSTM | nn.LSTMCell):
-                weight.data[part.hidden_size : 2 * part.hidden_size] = 1.0
+        if isinstance(part, nn.LSTM | nn.LSTMCell):
+            for name, bias in part.named_parameters(recurse=False):
+                if name.startswith("bias_ih"):
+                    nn.init.ones_(bias.data[part.hidden_size : 2 * part.hidden_size])
 
 
 class AdditiveAttention(nn.Module):

@@ -10,6 +10,7 @@ from vlm.evaluation.report.sections import Finding, Note, Pictures, Section
 from vlm.inference.attention.maps import word_maps
 from vlm.inference.attention.picture import attention_picture
 from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.tasks.captioning.doubly_stochastic import DoublyStochastic
 from vlm.tasks.captioning.metrics import LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.report import caption_sections
@@ -38,6 +39,7 @@ class Captioning(ImageTextTask):
         val_captions: Images that a validation captions; None for all.
         reward, reward_samples: Metric that training raises, or the weights of several, and captions of an image that
             are drawn for it; None for next-token prediction.
+        doubly_stochastic: Factor of the term that spreads soft attention over an image (Xu et al. 2015); 0 for none.
         others: As in ImageTextTask; fields are images, and captions.
     """
 
@@ -56,6 +58,7 @@ class Captioning(ImageTextTask):
         val_captions: Count | None = None,
         reward: str | dict[str, float] | None = None,
         reward_samples: Annotated[int, Range(2)] = 5,
+        doubly_stochastic: Annotated[float, Range(0)] = 0.0,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
@@ -64,9 +67,14 @@ class Captioning(ImageTextTask):
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
         self._findings: list[Finding] = []
         self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
+        self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        return super().loss(batch) if self.critic is None else self.critic.loss(batch)
+        other = self.critic or self.spread
+        return super().loss(batch) if other is None else other.loss(batch)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        return None if self.spread is None else self.spread.counts(batch)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

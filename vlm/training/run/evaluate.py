@@ -14,7 +14,8 @@ from vlm.config.compose import override
 from vlm.config.tree import resolve
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
-from vlm.models.decoder import Decoder
+from vlm.models.recurrent import RecurrentEncoder
+from vlm.models.text_decoder import TextDecoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.training.config.foreign import foreign_config
 from vlm.training.config.overrides import check_effective
@@ -45,7 +46,10 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
     """
     for module in model.modules():
         for name, field in config["task"]["fields"].items():
-            if isinstance(module, Decoder | TextEncoder) and field.get("max_len", 0) > module.max_len:
+            if (
+                isinstance(module, TextDecoder | TextEncoder | RecurrentEncoder)
+                and field.get("max_len", 0) > module.max_len
+            ):
                 raise UserError(
                     f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
                     f"positions; give data.max_len={module.max_len}"

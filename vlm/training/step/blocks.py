@@ -37,6 +37,8 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
     for block in every:
         if any(inner in every for inner in block.modules() if inner is not block):
             continue
+        if isinstance(block, nn.RNNBase):  # one kernel as it is, and packed texts cannot be compiled
+            continue
         plain = type(block).forward
         if compiled and plain not in ways:
             ways[plain] = compiled(plain)

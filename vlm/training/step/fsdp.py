@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vlm.errors import UserError
 from vlm.nn.blocks import DecoderBlock
 from vlm.training.step.blocks import blocks
 from vlm.training.step.lightning_private import shard_over_all_ranks
@@ -60,9 +61,15 @@ class Sharded(ModelParallelStrategy):
 
 
 def shard(model: nn.Module, strategy: Any) -> None:
-    """Shards a model over the ranks of a sharding strategy: each block by itself, the rest as one."""
+    """Shards a model over the ranks of a sharding strategy: each block by itself, the rest as one.
+
+    Raises:
+        UserError: The model has recurrent layers, whose kernels keep references to whole weights.
+    """
     if not isinstance(strategy, Sharded) or isinstance(model, FSDPModule):
         return
+    if any(isinstance(part, nn.RNNBase) for part in model.modules()):
+        raise UserError("trainer=fsdp: cannot shard recurrent layers; use trainer=ddp")
     mesh = strategy.device_mesh["data_parallel"]
     for block in blocks(model):
         fully_shard(block, mesh=mesh)

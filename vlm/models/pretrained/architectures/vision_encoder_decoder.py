@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
+from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.pretrained.architecture import Architecture, Export, Model, captioner
 from vlm.models.pretrained.architectures.deit import DEIT
@@ -60,7 +61,11 @@ def _projected_bias(c: Tensor, kv: Tensor, b: Tensor) -> Tensor:
 
 
 def export(model: nn.Module) -> Export | None:
-    if not isinstance(model, VisionLanguageModel) or type(model.encoder) is not ViT:
+    if (
+        not isinstance(model, VisionLanguageModel)
+        or type(model.encoder) is not ViT
+        or type(model.decoder) is not Decoder
+    ):
         return None
     encoder, decoder, width = model.encoder, model.decoder, model.decoder.token_embed.embedding_dim
     image_config, images = export_stack(VIT if encoder.class_token is not None else SIGLIP_VISION, encoder)

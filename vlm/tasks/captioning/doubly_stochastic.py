@@ -1,0 +1,67 @@
+"""The doubly stochastic term of Show, Attend and Tell: a caption attends to all parts of its image about equally."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.data.batch import Batch, TextRows
+from vlm.errors import UserError
+from vlm.models.soft_attention import SoftAttentionDecoder
+from vlm.training.feature_cache import as_read
+from vlm.training.step.losses import Term, token_loss
+
+
+class DoublyStochastic:
+    """Next-token prediction with the term beside it (Xu et al. 2015, equation 14).
+
+    Args:
+        task: The captioning task.
+        weight: Factor of the term, lambda.
+    Raises:
+        UserError: The task's decoder has no soft attention, or a reward takes the place of next-token prediction.
+    """
+
+    def __init__(self, task: Any, weight: float) -> None:
+        if not isinstance(task.model.decoder, SoftAttentionDecoder):
+            raise UserError(
+                "task.doubly_stochastic: needs soft attention; choose model=show_attend_tell or set it to 0"
+            )
+        if task.critic is not None:
+            raise UserError("task.doubly_stochastic: cannot be combined with task.reward; leave one of them out")
+        self.task, self.weight = task, weight
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        task, rows = self.task, batch["captions"]
+        context = task.model.encode(as_read(batch["images"], task.preprocess))
+        hidden, weights = task.model.decoder.attend(rows.tokens, rows.segments, context)
+        smoothing = task.label_smoothing
+        tokens = token_loss(hidden, rows.targets, task.model.head_parts, label_smoothing=smoothing)
+        return {"tokens": Term(*tokens), "attention": Term(*unevenness(weights, rows), self.weight)}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        rows = batch["captions"]
+        return {"tokens": rows.targets.count, "attention": int(begins(rows.segments).sum())}
+
+
+def begins(segments: Tensor) -> Tensor:
+    """Where the texts of rows begin: (B, L) -> bool (B, L)."""
+    return (segments != F.pad(segments, (1, 0))[:, :-1]) & (segments != 0)
+
+
+def unevenness(weights: Tensor, rows: TextRows) -> tuple[Tensor, Tensor]:
+    """The sum over captions of sum_i (1 - sum_t a_ti)^2, over image parts i and predicted tokens t; number of captions.
+
+    Shapes:
+        weights (B, L, S) -> (), ()
+    """
+    assert rows.segments is not None
+    begin = begins(rows.segments).flatten()
+    number = begin.cumsum(0)  # of each token's caption, from 1
+    places = slice(None) if rows.targets.places is None else rows.targets.places
+    looked = weights.new_zeros(len(number) + 1, weights.shape[2])  # there are fewer captions than tokens
+    looked = looked.index_add(0, number[places], weights.flatten(0, 1)[places])  # (captions + 1 or more, S)
+    one = torch.arange(len(looked), device=looked.device)
+    real = (one > 0) & (one <= begin.sum())
+    return ((1 - looked).square().sum(1) * real).sum(), begin.sum()
