@@ -53,8 +53,8 @@ def test_the_walkthrough_names_code_that_exists() -> None:
     assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
 
 
-GROUPS = ("task", "data", "model", "model/encoder", "model/fusion", "model/position", "model/adapt", "optim")
-GROUPS += ("tokenizer", "trainer", "schedule", "logger", "callbacks", "debug")
+GROUPS = ("task", "data", "model", "model/encoder", "model/decoder", "model/fusion", "model/position", "model/adapt")
+GROUPS += ("optim", "tokenizer", "trainer", "schedule", "logger", "callbacks", "debug")
 
 
 @pytest.mark.parametrize("group", GROUPS)
