@@ -355,11 +355,25 @@ def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.Mon
     assert shown and values["run"].best.is_file() and isinstance(values["module"], nn.Module)
 
 
+@pytest.fixture(scope="module")
+def trained_joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a projector between two small random folders, by conversations about scenes."""
+    folder = tmp_path_factory.mktemp("joined")
+    hugging.saved(folder / "encoder", hugging.ENCODERS["siglip"]())
+    save_gguf(folder / "decoder.gguf", *decoder("tied"))
+    parts = [f"model.encoder.path={folder / 'encoder'}", f"model.decoder.path={folder / 'decoder.gguf'}"]
+    scenes = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")]
+    small = ["debug=fast", "trainer=cpu", "data.source.image_size=32", "data.max_len=96", *scenes]
+    assert main(["task=conversations", "model=vision_language", *parts, *small, f"runs={folder / 'runs'}"]) == 0
+    return next((folder / "runs").glob("*/20*"))
+
+
 # Folders of Hugging Face, GGUF files, and data that they are trained on.
 FOLDERS = {
     "FOLDER": lambda folder: hugging.saved_captioner(folder, side=32),  # the least of a drawn scene
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
     "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
+    "siglip-base-patch16-224": lambda folder: hugging.saved(folder, hugging.ENCODERS["siglip"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
     "paligemma-3b": lambda folder: saved_image_text(folder, "paligemma"),
     "smollm2.gguf": lambda path: save_gguf(path, *decoder("tied")),
@@ -374,14 +388,16 @@ README = PAGES[0].read_text()  # its commands run in any run of the tests; those
 
 @pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
 def test_the_commands_of_the_pages_run_as_written(
-    command, place, trained_classifier, trained_text, monkeypatch
+    command, place, trained_classifier, trained_text, trained_joined, monkeypatch
 ) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "python" or arguments[0] == "train":  # vlm train is python train.py
         program, arguments = "python", arguments[1:]
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - CAPTIONERS:
         run = place / "runs" / name / "DATE_TIME"
-        if name in ("classification", "flowers", "shakespeare_cpu"):
+        if name == "conversations":
+            shutil.copytree(trained_joined, run)
+        elif name in ("classification", "flowers", "shakespeare_cpu"):
             shutil.copytree(trained_text if name == "shakespeare_cpu" else trained_classifier, run)
         else:
             (run / "checkpoints").mkdir(parents=True)
@@ -410,6 +426,8 @@ def test_the_commands_of_the_pages_run_as_written(
         sizes = ["model.size.dim=32", "model.size.num_heads=2"]
         if "model=pretrained" in command:
             sizes = [] if "task=classification" in command else ["data.max_len=32"]
+        if "model=vision_language" in command:
+            sizes = ["data.max_len=96"]
         small += sizes
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
         drawn = not re.search("data=|experiment=", command)
