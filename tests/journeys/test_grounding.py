@@ -49,7 +49,7 @@ def test_the_default_is_left_alone(tmp_path: Path, capsys) -> None:
 def test_shuffled_images_raise_the_warning(tmp_path: Path, mixed_up, capsys) -> None:
     assert main([*SHORT, f"runs={tmp_path}"]) == 0
     said = capsys.readouterr().err
-    assert "warning: for 3 validations the model has ignored its images" in said
+    assert "warning: in 3 validations in a row, the model ignored its images" in said
     assert "do not belong to their captions" in said and "too few steps" in said
     assert all(abs(gap) < 0.01 for gap in gaps(tmp_path))
 

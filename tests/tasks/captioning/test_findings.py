@@ -45,7 +45,7 @@ def test_captions_without_end():
 @pytest.mark.parametrize("text", ["a a a dog", "a dog on a dog on a dog on", "the man and the man and the man and"])
 def test_words_that_repeat(text):
     (fault,) = found([f"{text} {name[:2]}" for name in NAMES[:5]] + TRUE[5:])
-    assert fault.startswith("5 of 40 captions repeat a word")
+    assert fault.startswith("5 of 40 captions repeat words")
 
 
 def test_words_that_the_data_repeat_too():

@@ -82,7 +82,7 @@ def _repeating(metric: CaptionMetric) -> str:
     theirs = [_repeats(cut(text)) for texts in metric.references.values() for text in texts]
     if sum(own) / len(own) <= 0.1 + sum(theirs) / max(1, len(theirs)):
         return ""
-    return f"{sum(own):,} of {len(own):,} captions repeat a word or several, {TIMES} times or more on end"
+    return f"{sum(own):,} of {len(own):,} captions repeat words {TIMES} times or more in a row"
 
 
 def _repeats(words: Sequence[str]) -> bool:

@@ -104,18 +104,19 @@ class ImageUseMonitor(L.Callback):
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None
         if trainer.is_global_zero:
             causes = [f"  - {cause}" for cause in self.causes(trainer, task)]
-            said_first = f"the model has ignored its images: {'; '.join(due)}"
+            said_first = f"the model ignored its images: {'; '.join(due)}"
             self._warn("\n".join([said_first, "likely causes:", *causes]))
 
     def _warn(self, text: str) -> None:
-        text = f"\nwarning: for {self.patience} validations {text}"
+        count = f"{self.patience} validations in a row" if self.patience > 1 else "a validation"
+        text = f"\nwarning: in {count}, {text}"
         print(folded(text, sys.stderr), file=sys.stderr, flush=True)
 
     def signs(self, results: dict[str, float], task: Any) -> Iterator[tuple[str, str]]:
         """Yields name and description of each sign in a validation that the model ignores its images."""
         other = results.get("loss@shuffled")
         if other is not None and other - results["loss"] < self.min_gap * results["loss"]:
-            yield "gap", f"the loss is {results['loss']:.4f} with an image and {other:.4f} with another one's"
+            yield "gap", f"the loss is {results['loss']:.4f} with the right image and {other:.4f} with another one"
         scored = task.metrics.first
         references = len({texts[0] for texts in scored.references.values()})
         captions = len(set(scored.predictions.values()))
