@@ -10,30 +10,51 @@ from vlm.models.context import Context
 from vlm.models.flop import Counted, Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
+from vlm.nn.blocks import Block, BlockConfig
 from vlm.nn.dropout import Dropout
 
-Pool = Literal["mean", "class", "attention", "class_mean", "distilled"]
+Pool = Literal["mean", "class", "attention", "attention_mlp", "class_mean", "distilled"]
 PAIRS = ("class_mean", "distilled")  # poolings that concatenate two vectors
 
 
 class AttentionPool(nn.Module):
-    """One learned query that attends to all states (Lee et al. 2019; Zhai et al. 2022, without its MLP).
+    """One learned query that attends to all states (Lee et al. 2019), then an optional MLP (Zhai et al. 2022).
 
     Args:
         dim: Width D.
         num_heads: Number N of heads.
+        block: Its norm and MLP follow the attention, as a branch; None for attention alone.
     Shapes:
         states (B, S, D), mask (B, S) or None -> (B, D)
     """
 
-    def __init__(self, *, dim: int, num_heads: int) -> None:
+    def __init__(self, *, dim: int, num_heads: int, block: BlockConfig | None = None) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.attn = CrossAttention(dim=dim, context_dim=dim, num_heads=num_heads)
+        self.norm, self.mlp = (None, None) if block is None else (block.make_norm(), block.make_mlp())
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
         query = self.query.expand(states.shape[0], 1, -1)  # (B, 1, D)
-        return self.attn(query, self.attn.keys_values(states), mask)[:, 0]
+        pooled = self.attn(query, self.attn.keys_values(states), mask)[:, 0]
+        return pooled if self.mlp is None or self.norm is None else pooled + self.mlp(self.norm(pooled))
+
+
+def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionPool | None:
+    """The attention of a pooling; None for the others.
+
+    Raises:
+        ValueError: The encoder has no blocks of ours, whose MLP "attention_mlp" repeats.
+    """
+    dim: int = encoder.dim  # type: ignore[assignment]
+    if pool == "attention":
+        return AttentionPool(dim=dim, num_heads=num_heads)
+    if pool != "attention_mlp":
+        return None
+    first = next((module for module in encoder.modules() if isinstance(module, Block)), None)
+    if first is None:
+        raise ValueError("pool=attention_mlp needs an encoder of our own blocks; choose attention")
+    return AttentionPool(dim=dim, num_heads=num_heads, block=first.config)
 
 
 def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
@@ -79,8 +100,9 @@ class PoolingClassifier(nn.Module):
     Args:
         encoder: Returns a Context; its attribute `dim` is D.
         num_classes: Number C of classes.
-        pool: "mean" of the states; "attention" by a learned query; "class", the first state; "class_mean", the first
-            state and the mean of the others, concatenated (DINOv2); "distilled", the first two, concatenated (DeiT).
+        pool: "mean" of the states; "attention" by a learned query, "attention_mlp" with an MLP after it (SigLIP);
+            "class", the first state; "class_mean", the first state and the mean of the others, concatenated (DINOv2);
+            "distilled", the first two, concatenated (DeiT).
         pool_heads: Number of heads of the attention pooling.
         dropout: Dropout rate before the head.
     """
@@ -90,7 +112,7 @@ class PoolingClassifier(nn.Module):
         self.encoder = encoder
         dim: int = encoder.dim  # type: ignore[assignment]
         self.pool = pool
-        self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
+        self.attention_pool = attention_pool(encoder, pool, pool_heads)
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * dim if pool in PAIRS else dim, num_classes)
         nn.init.zeros_(self.head.weight)  # training starts from equal probabilities

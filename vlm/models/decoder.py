@@ -65,7 +65,8 @@ class Decoder(TextDecoder):
         if context_dim is not None and prefix is not None:
             raise ValueError("context_dim is for cross-attention, prefix for a prefix; set one of them to null")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
-        self.max_len, self.context_dim, self.embed_scale = max_len, context_dim, embed_scale
+        self.dim, self.max_len = dim, max_len
+        self.context_dim, self.embed_scale = context_dim, embed_scale
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()

@@ -1,67 +1,93 @@
 """The dual encoder: embeds images and texts in one space."""
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count
-from vlm.models.classifier import PAIRS, AttentionPool, Pool, check_pool, pool_states
+from vlm.models.classifier import PAIRS, Pool, attention_pool, check_pool, pool_states
 from vlm.models.context import Context
+from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.models.text_encoder import TextEncoder
+from vlm.nn.position import positions_within
 
 TEMPERATURE = 0.07  # initial value
+SIGMOID_TEMPERATURE, SIGMOID_BIAS = 0.1, -10.0  # of pairs that are judged alone: most of them do not match
 LEAST, MOST = 0.0, math.log(100)  # range of the log scale
 
 
 class DualEncoder(nn.Module):
-    """Embeds images and texts so that matching pairs are close (Radford et al. 2021, "CLIP").
+    """Embeds images and texts so that matching pairs are close (Radford et al. 2021, "CLIP"; Zhai et al. 2023, "SigLIP").
 
-    Each side is encoded, pooled, projected to the same width and normalised. A text is pooled by the state of its first
-    token, so that several texts can be packed into a row.
+    Each side is encoded, pooled, projected to the same width and normalised. A text is pooled by the state of one of
+    its tokens, so that several texts can be packed into a row.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is its width.
-        text_encoder: The text encoder.
+        text_encoder: The text encoder, bidirectional or causal as CLIP's.
         embed_dim: Width E of the embeddings.
-        pool: Pooling of the image's states, see Classifier.
+        pool: Pooling of the image's states, see PoolingClassifier.
         pool_heads: Number of heads of the attention pooling.
+        text_pool: Which token's state is the text's: "first", or "last" as in CLIP.
+        text_fill: Token that fills each text, without its begin token, to the text encoder's max_len, and that all
+            tokens see, as in SigLIP; None to leave texts as they are.
+        text_bias: Whether the projection of texts has biases.
+        image_projection: Whether pooled images are projected; else E is their width.
+        sigmoid: Whether each pair is judged alone, with a learned bias, as in SigLIP; else among the pairs of a batch.
     Shapes:
         images (B, 3, H, W) normalised, or their cached features, tokens (R, L), segments (R, L),
         places (T,): indices of the texts' first tokens in the flattened rows
         -> images (B, E), texts (T, E), of norm 1, and the scale (1,) of their products
     Raises:
-        ValueError: The encoder has no class token, but the pooling needs one.
+        ValueError: The encoder has no class token, but the pooling needs one; or E is not an unprojected image's width.
     """
 
     def __init__(
         self,
         *,
         encoder: nn.Module,
-        text_encoder: TextEncoder,
+        text_encoder: TextEncoder | Decoder,
         embed_dim: Count,
         pool: Pool = "mean",
         pool_heads: Count = 4,
+        text_pool: Literal["first", "last"] = "first",
+        text_fill: int | None = None,
+        text_bias: bool = False,
+        image_projection: bool = True,
+        sigmoid: bool = False,
     ) -> None:
         super().__init__()
         check_pool(encoder, pool)
         self.encoder, self.text_encoder = encoder, text_encoder
-        dim: int = encoder.dim  # type: ignore[assignment]
-        self.pool = pool
-        self.attention_pool = AttentionPool(dim=dim, num_heads=pool_heads) if pool == "attention" else None
-        self.image_projection = nn.Linear(2 * dim if pool in PAIRS else dim, embed_dim, bias=False)
-        self.text_projection = nn.Linear(text_encoder.dim, embed_dim, bias=False)
-        for projection in (self.image_projection, self.text_projection):
-            nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
-        self.log_scale = nn.Parameter(torch.full((1,), -math.log(TEMPERATURE)))
+        self.pool, self.text_pool, self.text_fill = pool, text_pool, text_fill
+        self.attention_pool = attention_pool(encoder, pool, pool_heads)
+        width: int = encoder.dim * (2 if pool in PAIRS else 1)  # type: ignore[operator, assignment]
+        if not image_projection and width != embed_dim:
+            raise ValueError(f"embed_dim is {embed_dim}, images that are not projected have {width}; set it to that")
+        self.image_projection = nn.Linear(width, embed_dim, bias=False) if image_projection else nn.Identity()
+        self.text_projection = nn.Linear(text_encoder.dim, embed_dim, bias=text_bias)
+        for projection in self._projections():
+            if isinstance(projection, nn.Linear):
+                nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
+        first = TEMPERATURE if not sigmoid else SIGMOID_TEMPERATURE
+        self.log_scale = nn.Parameter(torch.full((1,), -math.log(first)))
+        self.bias = nn.Parameter(torch.full((1,), SIGMOID_BIAS)) if sigmoid else None
 
     def forward(
         self, images: Tensor | Features, tokens: Tensor, segments: Tensor, places: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self.embed_images(images), self.embed_texts(tokens, segments, places), self.scale
+
+    @property
+    def max_len(self) -> int:
+        """Maximum number of tokens of a text, with its begin and end."""
+        return self.text_encoder.max_len + (self.text_fill is not None)
 
     @property
     def scale(self) -> Tensor:
@@ -80,8 +106,33 @@ class DualEncoder(nn.Module):
 
     def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         """Embeddings of packed texts (R, L): (T, E)."""
-        states = self.text_encoder(tokens, segments).states.flatten(0, 1)  # (R * L, D)
-        return F.normalize(self.text_projection(states.index_select(0, places)).float(), dim=-1)
+        if self.text_fill is not None:
+            tokens = self._filled(tokens, segments, places)  # (T, max_len)
+            segments = torch.ones_like(tokens)
+            places = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
+        if self.text_pool == "last":
+            following = F.pad(segments[:, 1:], (0, 1))
+            ends = ((segments != following) & (segments != 0)).flatten().nonzero()[:, 0]
+            places = ends[_ranks(places)]
+        output = self.text_encoder(tokens, segments)
+        states = (output.states if isinstance(output, Context) else output).flatten(0, 1)  # (R * L, D)
+        states = states.index_select(0, places)
+        return F.normalize(self.text_projection(states).float(), dim=-1)
+
+    def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
+        """The texts of packed rows, a row each, without begin tokens: (R, L) -> (T, max_len)."""
+        begins = torch.zeros_like(tokens).flatten()
+        begins[places] = 1
+        position = positions_within(segments).flatten() - 1
+        read = (segments.flatten() != 0) & (position >= 0)
+        rows = tokens.new_full((len(places), self.text_encoder.max_len), self.text_fill)
+        rows[(begins.cumsum(0) - 1)[read], position[read]] = tokens.flatten()[read]
+        return rows[_ranks(places)]
+
+    def likelihoods(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Probabilities of texts (T, E) for images (B, E): among all of them, or of each alone if `sigmoid`: (B, T)."""
+        logits = (self.scale.detach() * images @ texts.T).double()
+        return logits.softmax(-1) if self.bias is None else (logits + self.bias.detach().double()).sigmoid()
 
     def pooled(self, context: Context) -> Tensor:
         """Pooled vector of each image: states (B, S, D) -> (B, D)."""
@@ -90,5 +141,13 @@ class DualEncoder(nn.Module):
     def flop(self, image_size: int) -> Flop:
         encoder, context = encoder_flop(self.encoder, image_size)
         pool, _ = measured(self, context, method="pooled")
-        head = 2 * (self.image_projection.weight.numel() + self.text_projection.weight.numel())  # per pair
-        return encoder + self.text_encoder.flop() + Flop(pool=pool, head=head)
+        head = 2 * sum(weight.numel() for part in self._projections() for weight in part.parameters())  # per pair
+        return encoder + replace(self.text_encoder.flop(), head=head) + Flop(pool=pool)
+
+    def _projections(self) -> tuple[nn.Module, nn.Module]:
+        return self.image_projection, self.text_projection
+
+
+def _ranks(numbers: Tensor) -> Tensor:
+    """Place of each number among them in ascending order: (T,) -> (T,)."""
+    return numbers.argsort().argsort()

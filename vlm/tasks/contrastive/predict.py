@@ -82,8 +82,7 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embeddings (T, E) of texts, as far as the model reads them."""
-        max_len = self.model.text_encoder.max_len
-        rows = [[encode_text(self.tokenizer, max_len, text)._replace(places=[0])] for text in texts]
+        rows = [[encode_text(self.tokenizer, self.model.max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
         embeddings = [embed_rows(self.model, self.encoded(part)) for part in parts]
         return torch.cat(embeddings)
@@ -128,9 +127,8 @@ class DualClassifier(DualPredictor):
 
     def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:
         classes, prompts = texts
-        scale = self.model.scale.detach().float()
-        logits = scale * images @ self.class_embeddings(classes, prompts).T
-        return ranked(classes, logits.double().softmax(-1).cpu(), top=options.top)
+        likelihoods = self.model.likelihoods(images, self.class_embeddings(classes, prompts))
+        return ranked(classes, likelihoods.cpu(), top=options.top)
 
     def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
         """Embeddings (C, E) of classes: the mean of those in each prompt (Radford et al. 2021, section 3.1.4)."""

@@ -28,6 +28,7 @@ from vlm.io.output import Output, Records
 from vlm.io.vectors import FORMS, VectorRecords, vector_form
 from vlm.models.classifier import Pool, pool_states
 from vlm.models.context import Context
+from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -121,13 +122,19 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
             yield preprocess_line(about["preprocess"])
 
     @property
-    def text_encoder(self) -> TextEncoder | None:
-        return next((one for one in self._encoders() if isinstance(one, TextEncoder)), None)
+    def text_encoder(self) -> TextEncoder | Decoder | None:
+        return next((one for one in self._encoders() if isinstance(one, TextEncoder | Decoder)), None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a text that the model reads."""
+        own: int = (self.model if isinstance(self.model, DualEncoder) else self.text_encoder).max_len  # type: ignore[union-attr]
+        return min(self.max_len or own, own)
 
     @property
     def image_encoder(self) -> nn.Module | None:
         """The encoder of images; one of texts has no preprocessing."""
-        others = (one for one in self._encoders() if not isinstance(one, TextEncoder))
+        others = (one for one in self._encoders() if not isinstance(one, TextEncoder | Decoder))
         return next(others, None) if hasattr(self, "preprocess") else None
 
     def _encoders(self) -> list[Any]:
@@ -155,8 +162,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     def prepare(self, source: Any, options: Any) -> Any:
         if not isinstance(source, str):
             return super().prepare(source, options)
-        encoder: Any = self.text_encoder
-        return encode_text(self.tokenizer, min(self.max_len or encoder.max_len, encoder.max_len), source)
+        return encode_text(self.tokenizer, self.longest, source)
 
     @torch.inference_mode()
     def predict(self, batch: Sequence[Any], options: EmbeddingOptions) -> Iterator[np.ndarray]:
@@ -174,8 +180,10 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
             assert rows.places is not None
             return self.model.embed_texts(rows.tokens, rows.segments, rows.places)
         encoder: Any = self.text_encoder
-        context = encoder(rows.tokens, rows.segments, rows.types).one_text_per_row(rows.layout)
-        return self._pooled(context, pooling, "mean")
+        types = () if isinstance(encoder, Decoder) else (rows.types,)
+        output = encoder(rows.tokens, rows.segments, *types)
+        context = output if isinstance(output, Context) else Context(output, rows.segments != 0)
+        return self._pooled(context.one_text_per_row(rows.layout), pooling, "mean")
 
     def _images(self, pixels: Sequence[Tensor], pooling: str | None) -> Tensor:
         images = normalized(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
@@ -204,7 +212,6 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         return VectorRecords(form, output) if form in FORMS else super().records(form, output, options)
 
     def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
-        encoder, texts = self.text_encoder, [source for source in sources if isinstance(source, str)]
-        if texts and encoder is not None:
-            room = min(self.max_len or encoder.max_len, encoder.max_len) - 2
-            yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), room)
+        texts = [source for source in sources if isinstance(source, str)]
+        if texts and self.text_encoder is not None:
+            yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), self.longest - 2)
