@@ -114,7 +114,8 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
         return about
     tokenizer = _fitting_tokenizer(folder, texts)
     about["tokenizer"] = tokenizer.state()
-    about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
+    if place != "text_encoder":  # whose model knows
+        about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
         about["form"] = read_form(folder, tokenizer, _states(specified.model["args"]["encoder"])).state()
         about["max_tokens"] = min(LONGEST_TEXT, about["max_tokens"])

@@ -14,6 +14,7 @@ from vlm.io.shell import shell_line
 PIPELINES = {
     "captioning": "image-to-text",
     "classification": "image-classification",
+    "contrastive": "zero-shot-image-classification",
     "language_modeling": "text-generation",
 }
 USE = {
@@ -25,6 +26,11 @@ tokenizer.batch_decode(ids, skip_special_tokens=True)""",
     "classification": """model = transformers.AutoModelForImageClassification.from_pretrained(folder)
 processor = transformers.AutoImageProcessor.from_pretrained(folder)
 logits = model(**processor(photo, return_tensors="pt")).logits""",
+    "contrastive": """model = transformers.AutoModel.from_pretrained(folder)
+processor = transformers.AutoImageProcessor.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+texts = tokenizer(["a photo of a dog", "a photo of a cat"], padding=True, return_tensors="pt")
+model(**texts, **processor(photo, return_tensors="pt")).logits_per_image""",
     "language_modeling": """model = transformers.AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 model.generate(**tokenizer("A", return_tensors="pt"))""",

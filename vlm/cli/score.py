@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from vlm.errors import UserError
-from vlm.evaluation.score import FORMS, add_clip_score, image_files, read_captions
+from vlm.evaluation.score import FORMS, image_files, read_captions
 from vlm.evaluation.score import score as score_captions
 from vlm.inference.options import Option, Out
 from vlm.io.output import Output
@@ -36,7 +36,10 @@ def score(
     captioned, larger = read_captions(results, references, references_of)
     scores = score_captions(captioned, java=java, larger=larger)
     if clip is not None and images is not None:
-        add_clip_score(scores, captioned, clip, image_files(references, Path(images), captioned.predictions))
+        from vlm.tasks.contrastive.clip_score import clip_scores  # torch
+
+        files = image_files(references, Path(images), captioned.predictions)
+        scores.add("clipscore", clip_scores(clip, captioned.predictions, files))
     with output:
         output.write(FORMS[form](captioned, scores, per_image))
     return 1 if captioned.without_caption or captioned.without_reference else 0

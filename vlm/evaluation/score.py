@@ -50,6 +50,12 @@ class Scores:
     units: Units
     absent: dict[str, str] = field(default_factory=dict)
 
+    def add(self, name: str, values: Mapping[str, float]) -> None:
+        """Adds a score of each image, and their mean."""
+        self.corpus[name] = sum(values.values()) / len(values)
+        for image, value in values.items():
+            self.per_image[image][name] = value
+
 
 def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
     """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE if possible.
@@ -76,16 +82,6 @@ def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str
             for image, value in values.items():
                 scores.per_image[image][name] = value
     return scores
-
-
-def add_clip_score(scores: Scores, captioned: Captioned, folder: str, files: Mapping[str, Path]) -> None:
-    """Adds CLIPScore of each image and their mean."""
-    from vlm.evaluation.metrics.clip_score import ClipScorer
-
-    rows = ClipScorer(folder).score(captioned.predictions, files)
-    scores.corpus["clipscore"] = sum(rows.values()) / len(rows)
-    for image, value in rows.items():
-        scores.per_image[image]["clipscore"] = value
 
 
 def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[str, Path]:

@@ -23,7 +23,7 @@ LEAST, MOST = 0.0, math.log(100)  # range of the log scale
 
 
 class DualEncoder(nn.Module):
-    """Embeds images and texts so that matching pairs are close (Radford et al. 2021, "CLIP"; Zhai et al. 2023, "SigLIP").
+    """Embeds images and texts so that matching pairs are close (CLIP: Radford et al. 2021; SigLIP: Zhai et al. 2023).
 
     Each side is encoded, pooled, projected to the same width and normalised. A text is pooled by the state of one of
     its tokens, so that several texts can be packed into a row.

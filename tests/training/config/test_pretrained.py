@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dual import saved_dual
 from hugging import (
     CAPTIONERS,
     CLASSIFIERS,
@@ -24,6 +25,7 @@ from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
+from vlm.tasks.contrastive.predict import DualClassifier
 from vlm.training.config.pretrained import Pretrained
 from vlm.training.run.fit import main
 
@@ -55,6 +57,22 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     assert ours["vlm"]["tokenizer"] == before["vlm"]["tokenizer"]
     assert ours["vlm"]["preprocess"] == before["vlm"]["preprocess"]
     assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(folder)).tokenizer.eos_id
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
+    folder = tmp_path / "theirs"
+    saved_dual(name, folder)
+    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *FROZEN, LARGER)
+    assert "tensors taken" in capfd.readouterr().out
+    ours, before = read(path), read(folder)
+    assert ours["vlm"]["task"] == "contrastive" and ours["state_dict"].keys() == before["state_dict"].keys()
+    for name, tensor in ours["state_dict"].items():
+        assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
+    images, texts = torch.rand(2, 3, 24, 24), ["a red circle", "two dogs run"]
+    trained_one, theirs = DualClassifier(str(path)), DualClassifier(str(folder))
+    assert torch.equal(trained_one.embed_texts(texts), theirs.embed_texts(texts))
+    assert torch.equal(trained_one.model.embed_images(images), theirs.model.embed_images(images))
 
 
 def start_of(path, folder):

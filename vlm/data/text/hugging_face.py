@@ -9,6 +9,7 @@ from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPiec
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
+from vlm.models.pretrained.architecture import BERT_ENDS
 from vlm.models.pretrained.folder import Folder
 
 # Supported values of tokenizer.json, by name; the first one is the default.
@@ -55,16 +56,22 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     added = () if ids is not None else folder.architecture.added
     marked = ids is None and folder.architecture.image is not None  # special tokens stand in its prompts
     rows = None if ids is not None else _rows_of_weights(folder)
+    ends = BERT_ENDS if ids is not None else folder.architecture.ends
+    canonical = ids is None and folder.architecture.canonical
     ids = folder.special_ids if ids is None else ids
     try:
         if "auto_map" in (settings := _values(folder, "tokenizer_config.json") or {}):
             raise ValueError("it needs custom code (auto_map), which is never run")
         whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
-        if marked and whole is None:
+        if whole is None and (marked or (ends is not BERT_ENDS and not canonical)):
             raise ValueError("there is no tokenizer.json")
         if whole is not None and (marked or not _is_plain(whole)):
-            return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids))
-        if whole is None and model is not None and not any(map(folder.has, PLAIN_FILES)):
+            return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids, ends))
+        if canonical and model is None:
+            raise ValueError(f"there is no {MODELS[1]}, which SigLIP's first version has")
+        if model is not None and (canonical or (whole is None and not any(map(folder.has, PLAIN_FILES)))):
+            if canonical:
+                return PieceModelTokenizer.canonical(model, size=rows or 0, **ends)
             known = {name: id for name, id in ids.items() if id is not None}
             starts = [known["bos"]] if settings.get("add_bos_token", True) and "bos" in known else []
             return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, **known)
@@ -76,7 +83,7 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
             if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
                 raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
             listed[id] = piece
-        options = pieces.options | _special_ids(pieces.vocab, ids)
+        options = pieces.options | _special_ids(pieces.vocab, ids, ends)
         return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
         reason = f"no {fault}" if isinstance(fault, KeyError) else fault
@@ -88,8 +95,7 @@ def _rows_of_weights(folder: Folder) -> int | None:
     return part.stack.arguments(part.config).get("vocab_size")
 
 
-def _special_ids(vocab: Any, ids: Mapping[str, int | None]) -> dict[str, int]:
-    named = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
+def _special_ids(vocab: Any, ids: Mapping[str, int | None], named: Mapping[str, str]) -> dict[str, int]:
     known = vocab if isinstance(vocab, Mapping) else {}
     bare = {name: known.get(named[name]) if id is None else id for name, id in ids.items()}
     if lacking := [name for name, id in bare.items() if id is None]:

@@ -1,6 +1,7 @@
 """Tokenizers of other projects: tokenizer.json as the library `tokenizers` reads it, and SentencePiece's own models."""
 
 import json
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +14,17 @@ from vlm.errors import UserError
 # Regular expressions that a file may hold: another could take any time on some text.
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CLIP = rf"{_WORDS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
 PATTERNS = {
     rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",  # GPT-2
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",  # Llama 3
     rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",  # Qwen2, Qwen3
+    _CLIP,
+    rf"<\|startoftext\|>|<\|endoftext\|>|{_CLIP}",
     *(r"\p{N}{1,3}", r"\p{N}", r"\d", r" {2,}", r"\s+", r"\n"),
 }
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 UNUSED = "<unused {}>"  # rows of the weights that no piece has
 
 
@@ -145,6 +150,22 @@ class PieceModelTokenizer(Tokenizer):
         return tokenizer
 
     @classmethod
+    def canonical(cls, model: bytes, *, size: int, **pieces: str) -> Self:
+        """A tokenizer that reads texts in lower case and without punctuation (SigLIP).
+
+        Args:
+            pieces: Those of pad, bos and eos.
+        """
+        import sentencepiece
+
+        stated = sentencepiece.SentencePieceProcessor(model_proto=model)
+        tokenizer = cls()
+        ids = {name: stated.piece_to_id(piece) for name, piece in pieces.items()}
+        head = {"size": size, "starts": [], "canonical": True, **ids}
+        tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
+        return tokenizer
+
+    @classmethod
     def of_path(cls, path: Path) -> Self:
         """The tokenizer of a model's file, with the special ids that the model itself has.
 
@@ -176,7 +197,12 @@ class PieceModelTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         self._require_fit()
-        return self._model.encode(self._prepare(text))
+        if not self._canonical:
+            return self._model.encode(self._prepare(text))
+        # At the begin of a text this model's own normalisation drops the space; the unknown piece stands before it.
+        unknown = self._model.id_to_piece(self.unk_id)
+        text = " ".join((SPACE + text.replace(SPACE, " ")).lower().translate(_NO_PUNCTUATION).split())
+        return self._model.encode(unknown + text)[len(self._model.encode(unknown)) :]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._model.decode([id for id in ids if self._row(id)[0]])
@@ -194,6 +220,7 @@ class PieceModelTokenizer(Tokenizer):
             raise ValueError("an id is outside the vocabulary")
         self.pad_id, self.bos_id, self.eos_id = (parts[name] for name in ("pad", "bos", "eos"))
         self.starts, self.unk_id = parts["starts"], self._model.unk_id()
+        self._canonical = parts.get("canonical") is True
         return rows
 
 

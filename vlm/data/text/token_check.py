@@ -36,7 +36,9 @@ def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
         raise UserError(f"{folder.place(name)} cannot be read ({fault!r:.80}); restore the file") from fault
     ours = {id: tokenizer.decode([id]) for id in range(tokenizer.vocab_size)}
     # Special tokens decode to nothing, or to a replacement; what they are called is each tokenizer's own affair.
-    wrong = [id for id, text in ours.items() if text and id != tokenizer.unk_id and theirs.get(id) != text]
+    # SentencePiece drops the space that a text begins with.
+    same = {id: (text, f" {text}") for id, text in ours.items() if text and id != tokenizer.unk_id}
+    wrong = [id for id, texts in same.items() if theirs.get(id) not in texts]
     if wrong:
         id = wrong[0]
         raise UserError(

@@ -53,6 +53,7 @@ class ImageText:
     question: str = "{}"
 
 
+BERT_ENDS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
 IMAGE = "<image>"  # stands in a prompt for the image, in a vocabulary for each of its states
 
 
@@ -69,6 +70,8 @@ class Architecture:
         added: Pieces that its own code adds at the end of a vocabulary which lacks them.
         renamed: Patterns of tensors' names in folders of other versions, with their names here.
         image: How prompts show an image, for a model that reads images inside its text.
+        ends: Pieces that fill a row, begin a text and end it, where they are not BERT's and no decoder says them.
+        canonical: Whether texts are read in lower case and without punctuation.
         export: A model of ours as one of theirs; None for a model that is of another kind.
     """
 
@@ -80,6 +83,8 @@ class Architecture:
     added: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     image: ImageText | None = None
+    ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)
+    canonical: bool = False
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
+from vlm.models.dual_encoder import DualEncoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Export, known_architectures, load_architecture
 from vlm.models.pretrained.fields import Entry, Fields
@@ -112,3 +113,21 @@ def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names
     state = model.state_dict()
     named = {weight.names[0]: state[name] for name, weight in weight_map(head, state).items()}
     return config, {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()} | named
+
+
+def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names) -> Export:
+    """The configs of both encoders, and all tensors.
+
+    Args:
+        heads: Names of the tensors around them.
+    """
+    config: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for place, stack in stacks.items():
+        part, own = export_stack(stack, getattr(model, place), f"model.{place}")
+        config["vision_config" if place == "encoder" else "text_config"] = part
+        tensors |= {f"{stack.prefix}{name}": tensor for name, tensor in own.items()}
+    state = model.state_dict()
+    for name, weight in weight_map(heads, state).items():
+        tensors |= {weight.names[0]: state[name] if weight.write is None else weight.write(state[name])}
+    return config, tensors

@@ -174,12 +174,14 @@ def _placed(model: nn.Module, folder: Folder) -> list[_Placed]:
     Raises:
         UserError: The model has no such stack.
     """
-    if len(folder.parts) > 1 and not all(hasattr(model, place) for place in folder.parts):
+    # An encoder of images is taken of a folder that has one of texts beside it.
+    parts = {place: part for place, part in folder.parts.items() if place != "text_encoder" or hasattr(model, place)}
+    if len(parts) > 1 and not all(hasattr(model, place) for place in parts):
         raise UserError(
             f"{folder} holds an encoder with a decoder, the model is a {type(model).__name__}; use it for a model that "
             "has both"
         )
-    return [_place(model, place, part, folder) for place, part in folder.parts.items()]
+    return [_place(model, place, part, folder) for place, part in parts.items()]
 
 
 def _place(model: nn.Module, place: str, part: Part, folder: Folder) -> _Placed:

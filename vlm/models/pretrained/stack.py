@@ -89,6 +89,11 @@ def token(name: str) -> Weight:
     return Weight((name,), torch.flatten, lambda vector: vector[None, None])
 
 
+def scalar(name: str) -> Weight:
+    """A number, which ours has as a vector of one."""
+    return Weight((name,), lambda value: value.reshape(1), lambda vector: vector.reshape(()))
+
+
 def table(name: str) -> Weight:
     """A table of vectors, which theirs has with an axis for the batch."""
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
@@ -211,3 +216,11 @@ class Part(NamedTuple):
     stack: Stack
     config: Fields
     prefix: str = ""
+
+
+def towers(config: Fields, stacks: Mapping[str, Stack]) -> dict[str, Part]:
+    """The encoders of images and of texts; a model with another head may have the former alone."""
+    names = {"encoder": "vision_config", "text_encoder": "text_config"}
+    found = {place: Part(stack, config.part(names[place])) for place, stack in stacks.items() if names[place] in config}
+    heads = config.values.get("architectures") or [""]
+    return {"encoder": found["encoder"]} if str(heads[0]).endswith("Classification") else found

@@ -33,6 +33,25 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
     return (both[0] + both[1]) / 2, len(left)
 
 
+def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, int]:
+    """Cross-entropy in nats of judging all pairs of the batch, matching or not (Zhai et al. 2023), summed.
+
+    Each of this rank's left halves is judged beside the right ones of all ranks.
+
+    Args:
+        bias: Added to the scaled products.
+    Shapes:
+        left (B, D), right (B, D) of norm 1, scale (), bias () -> sum (), and the number B of this rank's pairs
+    """
+    exact = torch.promote_types(left.dtype, torch.float32)
+    others, first = gather_rows(right.to(exact))
+    places = torch.arange(first, first + len(left), device=left.device)
+    with torch.autocast(left.device.type, enabled=False):
+        logits = scale * left.to(exact) @ others.T + bias  # (B, all pairs)
+        signs = torch.full_like(logits, -1).scatter_(1, places[:, None], 1)
+        return -F.logsigmoid(signs * logits).sum(), len(left)
+
+
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """Concatenates the rows of all ranks; also returns the index of this rank's first row. Differentiable.
 

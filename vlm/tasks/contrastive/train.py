@@ -12,7 +12,7 @@ from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_p
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
-from vlm.tasks.contrastive.loss import contrastive_loss
+from vlm.tasks.contrastive.loss import contrastive_loss, sigmoid_loss
 from vlm.tasks.contrastive.metrics import RetrievalMetric
 from vlm.tasks.contrastive.predict import embed_pixels, embed_rows
 from vlm.tasks.shared.show import example_image, image_shape, row_lines, text_shape
@@ -27,6 +27,8 @@ CLASSES = 3  # captions that the example chooses among
 class Contrastive(Task):
     """Trains by picking each image's caption, and each caption's image, among all of a batch (Radford et al. 2021).
 
+    A model whose pairs are judged one by one learns which of them match (Zhai et al. 2023).
+
     Args:
         model, options: As in Task; the model is a DualEncoder.
         fields: images, and captions, one of each image.
@@ -40,6 +42,8 @@ class Contrastive(Task):
 
     def __init__(self, *, model: DualEncoder, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
+        if model.bias is not None and self.label_smoothing:
+            raise ValueError("label_smoothing is for pairs that are told apart from others; set it to 0")
         self.field: OneCaptionField = options["fields"]["captions"]
         self.metric = RetrievalMetric()
 
@@ -55,6 +59,8 @@ class Contrastive(Task):
         rows: InputRows = batch["captions"]
         images = as_read(batch["images"], self.preprocess)
         pairs = self.model(images, rows.tokens, rows.segments, rows.places)
+        if self.model.bias is not None:
+            return {"pairs": Term(*sigmoid_loss(*pairs, self.model.bias))}
         return {"pairs": Term(*contrastive_loss(*pairs, label_smoothing=self.label_smoothing))}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from vlm.errors import UserError
 MODELS = {
     "captioning": ("base", "ViT"),
     "classification": ("classifier_small", "ViT"),
+    "contrastive": ("dual_small", "ViT"),
     "image_questions": ("small", "ViT"),
     "language_modeling": ("gpt2", None),
     "masked_language_modeling": ("masked_lm_small", "TextEncoder"),
@@ -17,6 +18,7 @@ MODELS = {
     "tagging": ("tagger_small", "TextEncoder"),
     "span_answering": ("span_answerer_small", "TextEncoder"),
 }
+LONGEST = 64  # tokens of a caption
 CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
 # Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
 # and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
@@ -74,7 +76,8 @@ def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
         )
     task = choices.get("task") or specified.task
     whole = task == specified.task
-    _check(folder, task, specified.parts, about["origin"], whole=whole)
+    parts = {place: part for place, part in specified.parts.items() if whole or place != "text_encoder"}
+    _check(folder, task, parts, about["origin"], whole=whole)
     fresh = task == "captioning" and not whole
     yield from (f"task={task}", f"model={CAPTIONER if fresh else MODELS[str(task)][0]}", f"model.init_from={place}")
     if "optim" not in choices:
@@ -82,12 +85,14 @@ def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
         yield from ("optim=adamw", f"optim.lr={rate}")
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
-    if (encoder := specified.parts.get("encoder")) is not None:
+    if (encoder := parts.get("encoder")) is not None:
         yield from of_encoder(encoder)
-    if (decoder := specified.parts.get("decoder")) is not None:
+    if (texts := parts.get("text_encoder")) is not None:
+        yield from _of_text_encoder(texts["name"], texts["args"], specified.model)
+    if (decoder := parts.get("decoder")) is not None:
         yield from of_decoder(decoder["args"], "model.decoder" if encoder else "model")
     elif specified.model is not None and whole:
-        yield from _plain("model", specified.model["args"], ("encoder", "num_classes", "vocab_size"))
+        yield from _plain("model", specified.model["args"], ("encoder", "text_encoder", "num_classes", "vocab_size"))
     elif task == "classification" and encoder is not None:
         yield f"model.pool={'class' if encoder['args'].get('class_token') else 'mean'}"
     elif task == "text_classification":
@@ -120,6 +125,15 @@ def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder") -> Iterato
         yield "model/position=learned"
         yield from _sizes(args)
     yield from _plain(place, args, (*INJECTED, *(SIZES if texts else ())))
+
+
+def _of_text_encoder(name: str, args: Mapping[str, Any], model: Any) -> Iterator[str]:
+    """The text encoder beside one of images; where texts are filled, each has all of its positions."""
+    yield f"model/encoder@model.text_encoder={'causal_text' if name == 'Decoder' else 'one_text'}"
+    yield "model.text_encoder.positions=null"  # learned ones of its own width
+    filled = model["args"].get("text_fill") is not None
+    yield from _plain("model.text_encoder", args, ("vocab_size",) if filled else ("vocab_size", "max_len"))
+    yield f"data.max_len={min(LONGEST, args['max_len'])}"
 
 
 def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:

@@ -1,10 +1,17 @@
-"""CLIP (Radford et al. 2021): of a model of ours the encoder of images; `pretrained.clip` has both towers."""
+"""CLIP (Radford et al. 2021): encoders of images and of texts, the latter causal and pooled by its end token."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture
-from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION, LAYERS, OWN_DEFAULTS
-from vlm.models.pretrained.fields import integer
-from vlm.models.pretrained.stack import SIZES, Part, Stack, layers
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, spec_of
+from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION, LAYERS, OWN_DEFAULTS, PATCHES, POSITIONS
+from vlm.models.pretrained.export import export_towers
+from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.stack import SIZES, Names, Stack, layers, scalar, towers
 
 CLIP_TEXT = Stack(
     kind=Decoder,
@@ -26,4 +33,38 @@ CLIP_TEXT = Stack(
         **layers(LAYERS, "encoder.layers"),
     },
 )
-ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(CLIP_VISION, config.part("vision_config"))})
+WIDTH = integer("projection_dim", 512)
+TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
+
+
+def heads(model: DualEncoder) -> Names:
+    """Projections and scale, where ours pools as theirs does."""
+    if (model.pool, model.text_pool, model.text_fill) != ("class", "last", None):
+        return {}
+    names = {"image_projection": "visual_projection", "text_projection": "text_projection"}
+    return names | {"log_scale": scalar("logit_scale")}
+
+
+def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    return spec_of("DualEncoder", **parts, embed_dim=config.read(WIDTH), pool="class", text_pool="last")
+
+
+def export(model: nn.Module) -> Export | None:
+    if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not heads(model):
+        return None
+    config, tensors = export_towers(model, TOWERS, heads(model))
+    # Theirs has no bias of patches: it is part of the patches' positions.
+    patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
+    weight, bias = (model.encoder.patch_embed.get_parameter(name) for name in ("weight", "bias"))
+    tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}
+    about = {"model_type": "clip", "architectures": ["CLIPModel"], WIDTH.name: len(model.text_projection.weight)}
+    return about | config, tensors
+
+
+ARCHITECTURE = Architecture(
+    parts=lambda config: towers(config, TOWERS),
+    models={name: Model("contrastive", dual_encoder) for name in ("CLIPModel", "clip")},
+    heads={DualEncoder: heads},
+    ends={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
+    export=export,
+)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vlm.models.pretrained.architecture import Architecture
 from vlm.models.pretrained.fields import choice, number, square
-from vlm.models.pretrained.stack import ACTIVATIONS, IMAGE_SIZES, SIZES, Part, Paths, Stack, Weight, layers, token
+from vlm.models.pretrained.stack import ACTIVATIONS, IMAGE_SIZES, SIZES, Part, Paths, Stack, Weight, layers
 from vlm.models.vit import ViT
 
 LAYERS: Paths = {
@@ -18,7 +18,7 @@ LAYERS: Paths = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-PATCHES = "embeddings.patch_embedding.weight"
+PATCHES, POSITIONS = "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight"
 OWN_DEFAULTS = {
     "activation": choice("hidden_act", "quick_gelu", ACTIVATIONS),
     "norm_eps": number("layer_norm_eps", 1e-5),
@@ -35,8 +35,8 @@ CLIP_VISION = Stack(
     prefix="vision_model.",
     sizes=SIZES | IMAGE_SIZES | OWN_DEFAULTS | {"patch_size": square("patch_size", 32), "embed_norm": True},
     names={
-        "class_token": token("embeddings.class_embedding"),
-        "positions.weight": "embeddings.position_embedding.weight",
+        "class_token": Weight(("embeddings.class_embedding",)),
+        "positions.weight": POSITIONS,
         "patch_embed.weight": PATCHES,
         "patch_embed.bias": Weight((PATCHES,), _no_bias),
         "embed_norm": "pre_layrnorm",

@@ -1,13 +1,76 @@
-"""SigLIP (Zhai et al. 2023), of which the encoder of images is taken, bare or with a head of classes."""
+"""SigLIP (Zhai et al. 2023): both encoders, the one of images alone, or that one with a head of classes."""
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 from vlm.models.classifier import Classifier
-from vlm.models.pretrained.architecture import Architecture, Export, Model, classifier
-from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, classifier, spec_of
+from vlm.models.pretrained.architectures.clip_vision_model import LAYERS
+from vlm.models.pretrained.architectures.siglip_vision_model import OWN_SIZES, SIGLIP_VISION
 from vlm.models.pretrained.export import export_classifier
-from vlm.models.pretrained.stack import Names, Part
+from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.stack import SIZES, Names, Stack, Weight, layers, token, towers
+from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import ViT
+
+SIGLIP_TEXT = Stack(
+    kind=TextEncoder,
+    model_type="siglip_text_model",
+    prefix="text_model.",
+    sizes=SIZES
+    | {name: OWN_SIZES[name] for name in ("activation", "norm_eps")}
+    | {
+        "vocab_size": integer("vocab_size", 32000),
+        "max_len": integer("max_position_embeddings", 64),
+        "token_types": None,
+    },
+    names={
+        "token_embed.weight": "embeddings.token_embedding.weight",
+        "positions.weight": "embeddings.position_embedding.weight",
+        "norm": "final_layer_norm",
+        **layers(LAYERS, "encoder.layers"),
+    },
+)
+PAD = integer("pad_token_id", 1, low=0)
+POOL = "vision_model.head"
+
+
+def _third(first: int, last: int, name: str) -> Weight:
+    """Rows of the joined projections of queries, keys and values."""
+
+    def read(joined: Tensor) -> Tensor:
+        size = len(joined) // 3
+        return joined[first * size : last * size]
+
+    return Weight((f"{POOL}.attention.{name}",), read)
+
+
+def heads(model: DualEncoder) -> Names:
+    """Pooling, projection and scale, where ours pools as theirs does."""
+    if (model.pool, model.text_pool) != ("attention_mlp", "last") or model.text_fill is None or model.bias is None:
+        return {}
+    names: Names = {
+        "attention_pool.query": token(f"{POOL}.probe"),
+        "attention_pool.attn.proj": f"{POOL}.attention.out_proj",
+        "attention_pool.norm": f"{POOL}.layernorm",
+        **{f"attention_pool.mlp.{layer}": f"{POOL}.mlp.{layer}" for layer in ("fc1", "fc2")},
+        **{f"attention_pool.attn.q.{kind}": _third(0, 1, f"in_proj_{kind}") for kind in ("weight", "bias")},
+        **{f"attention_pool.attn.kv.{kind}": _third(1, 3, f"in_proj_{kind}") for kind in ("weight", "bias")},
+        "text_projection": "text_model.head",
+        "log_scale": Weight(("logit_scale",)),
+        "bias": Weight(("logit_bias",)),
+    }
+    return names
+
+
+def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    images = parts["encoder"]["args"]
+    fill = config.part("text_config").read(PAD)
+    more = {"pool": "attention_mlp", "text_pool": "last", "text_bias": True, "image_projection": False, "sigmoid": True}
+    sizes = {"embed_dim": images["dim"], "pool_heads": images["num_heads"], "text_fill": fill}
+    return spec_of("DualEncoder", **parts, **sizes, **more)
 
 
 def class_head(model: Classifier) -> Names:
@@ -24,8 +87,13 @@ def export(model: nn.Module) -> Export | None:
 
 
 ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": Part(SIGLIP_VISION, config.part("vision_config"))},
-    models={"SiglipForImageClassification": Model("classification", classifier("mean"))},
-    heads={Classifier: class_head},
+    parts=lambda config: towers(config, {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}),
+    models={
+        "SiglipForImageClassification": Model("classification", classifier("mean")),
+        "SiglipModel": Model("contrastive", dual_encoder),
+    },
+    heads={Classifier: class_head, DualEncoder: heads},
+    ends=dict.fromkeys(("pad", "bos", "eos"), "</s>"),
+    canonical=True,
     export=export,
 )
