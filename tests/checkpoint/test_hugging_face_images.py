@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from hugging import CLASSIFIERS, ENCODERS, photos, saved, wide
+from dual import saved_dual
+from hugging import CLASSIFIERS, ENCODERS, photos, saved
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import CLIPConfig, CLIPModel
 
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.rebuild import rebuild
@@ -97,13 +97,12 @@ def test_a_classifier_names_the_same_classes(folder, tmp_path, name):
 
 @torch.no_grad()
 def test_the_whole_of_clip_gives_its_encoder_of_images(folder):
-    vision, processor = ENCODERS["clip_vision"]()
-    text = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
-    model = wide(CLIPModel(CLIPConfig(vision_config=vision.config.to_dict(), text_config=text)))
-    saved(folder, (model, processor))
+    model, *_ = saved_dual("clip", folder)
+    encoder = rebuild(describe_folder(Folder(folder))[0].parts["encoder"])
+    load_hugging_face(encoder, Folder(folder))
     pixels = torch.randn(2, 3, 24, 24)
     truth = model.vision_model(pixel_values=pixels).pooler_output
-    torch.testing.assert_close(encoder_of(folder)[0](pixels).states[:, 0], truth, rtol=0, atol=1e-4)
+    torch.testing.assert_close(encoder(pixels).states[:, 0], truth, rtol=0, atol=1e-4)
 
 
 def test_an_encoder_alone_classifies_nothing(folder):

@@ -32,7 +32,8 @@ class AttentionPool(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.attn = CrossAttention(dim=dim, context_dim=dim, num_heads=num_heads)
-        self.norm, self.mlp = (None, None) if block is None else (block.make_norm(), block.make_mlp())
+        self.norm = None if block is None else block.make_norm()
+        self.mlp = None if block is None else block.make_mlp()
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
         query = self.query.expand(states.shape[0], 1, -1)  # (B, 1, D)

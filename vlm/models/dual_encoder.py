@@ -107,7 +107,7 @@ class DualEncoder(nn.Module):
     def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         """Embeddings of packed texts (R, L): (T, E)."""
         if self.text_fill is not None:
-            tokens = self._filled(tokens, segments, places)  # (T, max_len)
+            tokens = self._filled(tokens, segments, places, self.text_fill)  # (T, max_len)
             segments = torch.ones_like(tokens)
             places = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
         if self.text_pool == "last":
@@ -119,13 +119,13 @@ class DualEncoder(nn.Module):
         states = states.index_select(0, places)
         return F.normalize(self.text_projection(states).float(), dim=-1)
 
-    def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
+    def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
         """The texts of packed rows, a row each, without begin tokens: (R, L) -> (T, max_len)."""
         begins = torch.zeros_like(tokens).flatten()
         begins[places] = 1
         position = positions_within(segments).flatten() - 1
         read = (segments.flatten() != 0) & (position >= 0)
-        rows = tokens.new_full((len(places), self.text_encoder.max_len), self.text_fill)
+        rows = tokens.new_full((len(places), self.text_encoder.max_len), fill)
         rows[(begins.cumsum(0) - 1)[read], position[read]] = tokens.flatten()[read]
         return rows[_ranks(places)]
 

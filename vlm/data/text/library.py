@@ -200,7 +200,7 @@ class PieceModelTokenizer(Tokenizer):
         if not self._canonical:
             return self._model.encode(self._prepare(text))
         # At the begin of a text this model's own normalisation drops the space; the unknown piece stands before it.
-        unknown = self._model.id_to_piece(self.unk_id)
+        unknown = self._model.id_to_piece(self._model.unk_id())
         text = " ".join((SPACE + text.replace(SPACE, " ")).lower().translate(_NO_PUNCTUATION).split())
         return self._model.encode(unknown + text)[len(self._model.encode(unknown)) :]
 

@@ -58,10 +58,10 @@ class Contrastive(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows: InputRows = batch["captions"]
         images = as_read(batch["images"], self.preprocess)
-        pairs = self.model(images, rows.tokens, rows.segments, rows.places)
+        seen, texts, scale = self.model(images, rows.tokens, rows.segments, rows.places)
         if self.model.bias is not None:
-            return {"pairs": Term(*sigmoid_loss(*pairs, self.model.bias))}
-        return {"pairs": Term(*contrastive_loss(*pairs, label_smoothing=self.label_smoothing))}
+            return {"pairs": Term(*sigmoid_loss(seen, texts, scale, self.model.bias))}
+        return {"pairs": Term(*contrastive_loss(seen, texts, scale, label_smoothing=self.label_smoothing))}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

@@ -61,7 +61,11 @@ def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
         return
     _, specified, about = described(place, "model.encoder.path")
     encoder = specified.parts.get("encoder")
-    if specified.parts.keys() - {"text_encoder"} != {"encoder"} or encoder is None or encoder["name"] not in ("ViT", "TimmEncoder"):
+    if (
+        specified.parts.keys() - {"text_encoder"} != {"encoder"}
+        or encoder is None
+        or encoder["name"] not in ("ViT", "TimmEncoder")
+    ):
         raise UserError(f"model.encoder.path={place}: holds a {about['origin']}; give a folder of an encoder of images")
     args = encoder["args"]
     if encoder["name"] == "TimmEncoder":

@@ -55,7 +55,7 @@ def export(model: nn.Module) -> Export | None:
     config, tensors = export_towers(model, TOWERS, heads(model))
     # Theirs has no bias of patches: it is part of the patches' positions.
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
-    weight, bias = (model.encoder.patch_embed.get_parameter(name) for name in ("weight", "bias"))
+    weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
     tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}
     about = {"model_type": "clip", "architectures": ["CLIPModel"], WIDTH.name: len(model.text_projection.weight)}
     return about | config, tensors
