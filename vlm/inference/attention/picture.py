@@ -34,21 +34,21 @@ def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) ->
         pixels: uint8 (3, H, W).
     """
     image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
-    font, lines = _font(14), list(_lines(bands, columns))
+    letters, lines = font(14), list(_lines(bands, columns))
     width = columns * (TILE + GAP) + GAP
     height = sum(GAP + 4 if isinstance(line, str) else TILE + 2 * GAP for line in lines)
     sheet = Image.new("RGB", (width, height), "white")
     draw, top = ImageDraw.Draw(sheet), 0
     for line in lines:
         if isinstance(line, str):
-            draw.text((GAP, top + GAP // 2 + 2), printable(line), fill="#444444", font=font, anchor="lm")
+            draw.text((GAP, top + GAP // 2 + 2), printable(line), fill="#444444", font=letters, anchor="lm")
             top += GAP + 4
             continue
         for place, (word, weights) in enumerate(line):
             left = GAP + place * (TILE + GAP)
             shown = Image.fromarray(image if weights is None else _lit(image, weights))
             sheet.paste(shown.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, top + GAP))
-            draw.text((left + TILE // 2, top + GAP // 2), printable(word), fill="black", font=font, anchor="mm")
+            draw.text((left + TILE // 2, top + GAP // 2), printable(word), fill="black", font=letters, anchor="mm")
         top += TILE + 2 * GAP
     out = io.BytesIO()
     sheet.save(out, "PNG")
@@ -65,7 +65,7 @@ def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple
             yield tiles[start : start + columns]
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def font(size: int) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which knows many scripts; matplotlib brings it."""
     package = find_spec("matplotlib")
     assert package is not None and package.origin is not None

@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlm.evaluation.report.sections import SHOWN, Note, Section, Table, random_places
+from vlm.evaluation.report.sections import SHOWN, Note, Pictures, Section, Table, random_places
+from vlm.inference.attention.alignment import Alignment, alignment_picture
 
 TEXTS = ("text", "translation", "reference")
 
 
-def translation_sections(samples: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> list[Section]:
+def translation_sections(
+    samples: Sequence[Mapping[str, Any]], notes: Sequence[str], alignments: Sequence[Alignment] = ()
+) -> list[Section]:
     """Translations at random and those whose references the model finds least likely, and how they were scored.
 
     Args:
+        alignments: What words of a few translations attended to.
         samples: Texts, translations, references and losses.
         notes: Lines about the metrics.
     """
@@ -20,6 +24,10 @@ def translation_sections(samples: Sequence[Mapping[str, Any]], notes: Sequence[s
         "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:SHOWN],
     }
     tables = [Section(title, [_table(chosen)]) for title, chosen in kinds.items()]
+    if alignments:
+        note = "Dark is what the last layer attended to when it wrote the word on the left, on the mean of its heads."
+        drawn = [(" ".join(one.written), alignment_picture(one)) for one in alignments]
+        tables.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
     return [*tables, Section("Metrics", [Note(note) for note in notes])]
 
 

@@ -11,6 +11,7 @@ from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.evaluation.report.sections import Section
+from vlm.inference.attention.alignment import Alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work
 from vlm.tasks.shared.show import caption_line, first_row, text_shape
@@ -21,6 +22,8 @@ from vlm.tasks.translation.report import translation_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
+
+LOOKED_AT = 3  # translations of a report with pictures of the model's attention
 
 
 class TranslationOptions(TaskOptions):
@@ -62,6 +65,7 @@ class Translation(Task):
         super().__init__(model=model, **options)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
         self.val_texts, self.metric = val_texts, TranslationMetric()
+        self._alignments: list[Alignment] = []  # of the first texts of a test
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -87,6 +91,7 @@ class Translation(Task):
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.search.begin()
+        self._alignments = []
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
@@ -99,6 +104,11 @@ class Translation(Task):
         if not final and self.evaluation.has_samples(self.val_texts):
             return
         hypotheses = self.search.texts(context, final=final)
+        if final and not self._alignments and not self.beside(batch):
+            shown = zip(range(LOOKED_AT), texts.ids(), hypotheses, strict=False)
+            rows_of = ((context.rows(slice(at, at + 1)), ids, one.tokens) for at, ids, one in shown)
+            found = (read_alignment(model.decoder, self.tokenizer, *row) for row in rows_of)
+            self._alignments = [one for one in found if one is not None]
         read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
         references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
         for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
@@ -122,7 +132,7 @@ class Translation(Task):
         return [{"id": id, "translation": row["translation"]} for id, row in self.metric.samples.items()]
 
     def report(self) -> list[Section]:
-        return translation_sections(list(self.metric.samples.values()), self.notes())
+        return translation_sections(list(self.metric.samples.values()), self.notes(), self._alignments)
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         texts, rows = batch["text"], batch["translation"]

@@ -1,0 +1,173 @@
+"""What each step from Bengio to Vaswani bought: models of one stack on one task, with the same data, tokens and steps.
+
+    python benchmarks/history.py text --data FILE --steps 1000 --out DIR         # loss of text, parameters, speed
+    python benchmarks/history.py scenes --steps 400 --out DIR                    # exact translations by source length
+    python benchmarks/history.py translation --data DIR --epochs 1 --out DIR     # BLEU by source length on Multi30k
+    python benchmarks/history.py captions --data DIR --epochs 1 --out DIR        # CIDEr on Flickr8k
+
+Each part trains its models one after another on one thread and writes PART.json and PART.png to --out. Times are CPU
+seconds, so that a busy machine changes them little: of the whole command in `cpu_s`, and of training steps alone in
+`tokens_per_cpu_s`, with batches of one length.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = {
+    "text": ("neural_lm", "lstm", "lm_tiny"),
+    "scenes": ("seq2seq", "bahdanau", "translator_tiny"),
+    "translation": ("seq2seq", "bahdanau", "translator_small"),
+    "captions": ("show_attend_tell", "small"),
+}
+BOUNDS = {"scenes": (8, 13, 18, 100), "translation": (8, 11, 14, 17, 100)}  # most words of a source in each group
+SECONDS = 5  # of CPU time, in which steps are counted
+
+
+def overrides(part: str, given: argparse.Namespace) -> list[str]:
+    """The config that all models of a part share."""
+    if part == "text":
+        steps = [f"trainer.max_steps={given.steps}", f"trainer.val_check_interval={given.steps}"]
+        return ["task=language_modeling", "experiment=shakespeare_cpu", f"data.path={given.data}", *steps]
+    if part == "scenes":
+        longer = ["data.source.max_objects=3", f"trainer.max_steps={given.steps}", "data.max_len=64"]
+        return ["task=translation", *longer, "task.val_texts=64"]
+    if part == "translation":
+        short = [f"trainer.max_epochs={given.epochs}", "task.val_texts=64", "tokenizer.vocab_size=10000"]
+        return ["task=translation", "data=multi30k", f"data.root={given.data}", "data.batch_tokens=4096", *short]
+    short = [
+        f"trainer.max_epochs={given.epochs}",
+        "task.val_captions=64",
+        "data.image_size=96",
+        "model/encoder=vit_conv",
+    ]
+    return ["task=captioning", "data=flickr8k", f"data.root={given.data}", *short]
+
+
+def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Trains and tests a model: parameters, CPU seconds, and what its evaluation left."""
+    runs = given.out / "runs" / part / model
+    command = [sys.executable, "train.py", *overrides(part, given), f"model={model}", "trainer=cpu"]
+    command += ["callbacks.progress=null", f"runs={runs.resolve()}"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    folder = max(runs.glob("*/*/evaluation/*"), key=os.path.getmtime)
+    parameters = re.search(r"parameters  ([\d,]+)", done.stdout)
+    assert parameters is not None
+    details = json.loads((folder / "details.json").read_text()) if (folder / "details.json").exists() else {}
+    return {
+        "model": model,
+        "parameters": int(parameters[1].replace(",", "")),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "metrics": json.loads((folder / "metrics.json").read_text()),
+        "texts": details.get("texts", {}),
+    }
+
+
+def speed(model: str, lengths: Iterable[int] = (64, 256)) -> dict[str, int]:
+    """Tokens of a training step a CPU second, by the length of the rows, 12 rows a step and 65 characters."""
+    import torch
+
+    from vlm.config.compose import compose
+    from vlm.training.run.run import build_model
+
+    torch.set_num_threads(1)
+    found = {}
+    for length in lengths:
+        config = compose(["task=language_modeling", f"model={model}", f"data.max_len={length}"])
+        built, _ = build_model(config, {"vocab_size": 65})
+        optimizer = torch.optim.AdamW(built.parameters(), lr=1e-3, fused=True)
+        tokens = torch.randint(65, (12, length + 1))
+        steps, began = -2, time.process_time()
+        while steps < 1 or time.process_time() - began < SECONDS:
+            if steps == 0:  # two steps warm up
+                began = time.process_time()
+            logits = built.head(built.train()(tokens[:, :-1]))
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+        found[str(length)] = round(steps * 12 * length / (time.process_time() - began))
+    return found
+
+
+def by_length(texts: Mapping[str, Mapping[str, Any]], part: str) -> list[dict[str, Any]]:
+    """BLEU and the share of exact texts by the number of words of the source."""
+    from sacrebleu import corpus_bleu
+
+    groups: list[dict[str, Any]] = []
+    least = 0
+    for most in BOUNDS[part]:
+        rows = [row for row in texts.values() if least < len(row["text"].split()) <= most]
+        if rows:
+            written, references = [row["translation"] for row in rows], [row["reference"] for row in rows]
+            exact = sum(map(str.__eq__, written, references)) / len(rows)
+            words = sum(len(row["text"].split()) for row in rows) / len(rows)
+            bleu = corpus_bleu(written, [references]).score
+            groups.append({"words": round(words, 1), "texts": len(rows), "bleu": round(bleu, 1), "exact": exact})
+        least = most
+    return groups
+
+
+def plot(part: str, rows: list[dict[str, Any]], path: Path) -> None:
+    """Loss over CPU time for text and captions, BLEU or exact texts over source length for translation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
+    for row in rows:
+        if part in BOUNDS:
+            what = "exact" if part == "scenes" else "bleu"
+            lengths = row["by_length"]
+            axes.plot([one["words"] for one in lengths], [one[what] for one in lengths], marker="o", label=row["model"])
+            axes.set(xlabel="words of the source", ylabel=f"{what}, test")
+        else:
+            loss = next(value for name, value in row["metrics"].items() if name.endswith("/loss"))
+            axes.plot(row["cpu_s"], loss, "o", label=f"{row['model']}, {row['parameters'] / 1e6:.2f} M")
+            axes.set(xlabel="CPU seconds of the whole command", ylabel="loss, nats a token")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=MODELS)
+    parser.add_argument("--data")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for model in given.models or MODELS[given.part]:
+        row = train(given.part, model, given)
+        texts = row.pop("texts")
+        if given.part in BOUNDS:
+            row["by_length"] = by_length(texts, given.part)
+        if given.part == "text":
+            row["tokens_per_cpu_s"] = speed(model)
+        rows.append(row)
+        print(json.dumps(row))
+        (given.out / f"{given.part}.json").write_text(json.dumps(rows, indent=1) + "\n")
+        plot(given.part, rows, given.out / f"{given.part}.png")
+
+
+if __name__ == "__main__":
+    main()
