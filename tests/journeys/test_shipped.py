@@ -59,7 +59,7 @@ OWN = {
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
-    "translation": "translator_.*|seq2seq|bahdanau|shapes_translation|aligned|translations|multi30k",
+    "translation": "translator_.*|seq2seq|bahdanau|shapes_translation|shapes_spelling|aligned|translations|multi30k",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
