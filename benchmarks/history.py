@@ -32,7 +32,7 @@ MODELS = {
     "captions": ("show_attend_tell", "small"),
 }
 BOUNDS = {"scenes": (8, 13, 18, 100), "translation": (8, 11, 14, 17, 100)}  # most words of a source in each group
-SECONDS = 5  # of CPU time, in which steps are counted
+SECONDS = 2  # of CPU time, in which steps are counted
 
 
 def overrides(part: str, given: argparse.Namespace) -> list[str]:
