@@ -1,5 +1,6 @@
 """GGUF files: the logits, ids and texts of `transformers` with the same weights, at every place that takes a folder."""
 
+import chats
 import pytest
 import sentencepiece
 import tokenizers
@@ -9,6 +10,7 @@ from gguf_files import DECODERS, decoder, dequantised, save_gguf
 from hugging import TEXTS, byte_pairs
 from tokenizers import normalizers, pre_tokenizers
 
+import vlm
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.decoding.sampling import Sampling
@@ -195,3 +197,16 @@ def test_what_is_not_ours_is_refused_in_a_line(tmp_path, values, words):
     with pytest.raises(UserError, match=words) as caught:
         read(tmp_path / "a.gguf")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_converses_as_its_folder_does(tmp_path):
+    folder = tmp_path / "folder"
+    tokenizer = chats.saved_chat(folder, "chatml")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    values = {"tokenizer.chat_template": tokenizer.chat_template}
+    save_gguf(tmp_path / "a.gguf", model, tokenizer, pre="smollm", values=values)
+    said = []
+    for path in (folder, tmp_path / "a.gguf"):
+        chat = vlm.load(path, device="cpu", precision="fp32").chat(sample=False, max_tokens=12)
+        said.append([chat.say("what is it?"), chat.say("why 3?"), chat.tokens()])
+    assert said[0] == said[1]

@@ -210,7 +210,16 @@ def test_code_in_a_template_is_text(tmp_path, monkeypatch, capsys):
     save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": CODE})
     assert command(["generate", "-c", "a.gguf", "--prompt", "a", "--max-tokens", "2"]) == 0
     assert command(["info", "-c", "a.gguf"]) == 0
+    assert command(["chat", "-c", "a.gguf"]) == 2
     assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize("text", ["{#", "{{raise_exception('", "{%set ", "{{'"])
+def test_a_long_template_takes_no_time(tmp_path, text, capsys):
+    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": text * 10**5})
+    start = time.process_time()
+    assert command(["chat", "-c", str(tmp_path / "a.gguf")]) == 2
+    assert "has no form of conversations" in capsys.readouterr().err and time.process_time() - start < 5
 
 
 def mutated(good: bytes, chance: random.Random) -> bytes:

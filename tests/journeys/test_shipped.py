@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hugging
 import pytest
+from chats import saved_chat
 from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
 from image_text import saved_image_text
@@ -376,6 +377,8 @@ FOLDERS = {
     "siglip-base-patch16-224": lambda folder: hugging.saved(folder, hugging.ENCODERS["siglip"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
     "paligemma-3b": lambda folder: saved_image_text(folder, "paligemma"),
+    "SmolVLM-256M-Instruct": lambda folder: saved_image_text(folder, "smolvlm"),
+    "SmolLM2-135M-Instruct": lambda folder: saved_chat(folder, "chatml"),
     "smollm2.gguf": lambda path: save_gguf(path, *decoder("tied")),
     "book.txt": lambda path: path.write_text("\n".join(hugging.TEXTS * 20)),
     "birds": lambda folder: draw_classes(folder, {"wren": (200, 90, 40), "tit": (60, 90, 200)}, count=20),

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -281,8 +282,6 @@ def asked(images: str) -> Any:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_request_has_one_answer(asked: Any, name: str) -> None:
     """Which disturbs nothing else: the next request is answered as before, and nothing is left behind."""
-    import re
-
     ours, http = asked
     body, status, words = HOSTILE[name]
     sent: Any = {"content": body, "headers": {"Content-Type": "application/json"}} if isinstance(body, bytes) else {}
@@ -324,3 +323,19 @@ def test_other_paths_answer_as_before(words: str) -> None:
     assert http.post("/predict", json={"text": "a", "max_tokens": 3}).status_code == 200
     http.post(PATH, json={"messages": [USER], "max_tokens": 1})
     assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text
+
+
+def test_the_lines_of_the_page_run_as_written(
+    words: str, images: str, paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    openai = pytest.importorskip("openai")
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    python, asked = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "SmolVLM-256M-Instruct").symlink_to(images)
+    (tmp_path / "photo.jpg").symlink_to(paths[0])
+    exec(python, {"vlm": vlm})
+    kind, http = openai.OpenAI, client(words)
+    monkeypatch.setattr(openai, "OpenAI", lambda **options: kind(**options, http_client=http))
+    exec(asked.replace("127.0.0.1:8000", "127.0.0.1"), {})
+    assert capsys.readouterr().out.strip()

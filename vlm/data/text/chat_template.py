@@ -11,6 +11,7 @@ from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 
 FILMS = "<video>"
+LONGEST = 2**14  # characters of a template that is looked at; the time that it takes grows with their square
 TEMPLATE = "chat_template"
 STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # of ChatML, in one piece
@@ -67,10 +68,10 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
     template = _template(folder)
     if template is None:
         return None, False
-    found = pieces(template)
+    found = pieces(template[:LONGEST])
     systems = [match[1] for piece in found if (match := SYSTEM.fullmatch(piece))]
     form = KNOWN.get(found - {f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems})
-    if form is None or len(systems) > (form is CHATML):
+    if form is None or len(template) > LONGEST or len(systems) > (form is CHATML):
         return None, True
     if form is LLAVA and re.search(r"['\"]system['\"]", template):
         return replace(form, heads={**form.heads, "system": ""}), True

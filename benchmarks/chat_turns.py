@@ -1,0 +1,98 @@
+"""Twenty turns of a conversation: their texts beside those of a fresh reading, and how soon the first token comes.
+
+    python benchmarks/chat_turns.py FILE.gguf smolvlm_256m [--tokens 24] [--threads 1] [--wall]
+
+A model is a checkpoint, a folder or a GGUF file, or a random one of `image_text_equality.py`, which is shown an image.
+Greedy, in float32. Of each turn, another conversation with the same history reads it anew; the states of the image are
+kept there too. The seconds are those of turn 20 from the question to its first piece of text, the least of three; they
+are the processor's unless `--wall` is given.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "helpers")]
+
+import torch
+
+import vlm
+
+TURNS = 20
+QUESTIONS = ("What is a river?", "Why is it so?", "Name one more.", "Where would I see it?", "What comes after {}?")
+
+
+def question(number: int) -> str:
+    return QUESTIONS[number % len(QUESTIONS)].format(number)
+
+
+def random_model(name: str, folder: Path) -> tuple[str, list[str]]:
+    """The folder of a random model, and an image."""
+    import image_text_equality as equality
+    from hugging import photos, wide
+
+    torch.manual_seed(0)
+    model, processor = equality.MODELS[name]()
+    model = wide(model)
+    equality.even_out(model)
+    model.generation_config.update(**equality.ids_of(processor.tokenizer))
+    for part in (processor, model):
+        part.save_pretrained(folder / "model")
+    return str(folder / "model"), photos(folder / "photos", 1)
+
+
+def first_token(chat: Any, text: str, clock: Any) -> float:
+    """Seconds to the first piece of an answer, which leaves the conversation as it was."""
+    read, start = list(chat._kept._read), clock()
+    pieces = chat.stream(text)
+    next(pieces)
+    seconds = clock() - start
+    pieces.close()
+    chat.exchanges.pop()
+    chat._kept._read = chat._kept._read[: len(read)]
+    return seconds
+
+
+def measured(path: str, images: list[str], tokens: int, clock: Any) -> None:
+    model = vlm.load(path, device="cpu", precision="fp32")
+
+    def begun(exchanges: Any = ()) -> Any:
+        chat = model.chat(sample=False, max_tokens=tokens)
+        chat.exchanges = list(exchanges)
+        return chat
+
+    chat, equal, kept, anew = model.chat(*images, sample=False, max_tokens=tokens), 0, 0.0, 0.0
+    for number in range(TURNS):
+        if number == TURNS - 1:
+            history = chat.exchanges
+            kept = min(first_token(chat, question(number), clock) for _ in range(3))
+            anew = min(first_token(begun(history), question(number), clock) for _ in range(3))
+        fresh = begun(chat.exchanges)
+        fresh._waiting = list(chat._waiting)
+        chat.say(question(number))
+        fresh.say(question(number))
+        equal += chat.reply.tokens == fresh.reply.tokens
+    print(f"{equal} of {TURNS} texts equal; turn {TURNS} reads {chat.reply.read} tokens; ", end="")
+    print(f"first token {kept:.3f} s, anew {anew:.3f} s: {anew / kept:.1f} times as soon", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            path, images = (name, []) if Path(name).exists() else random_model(name, Path(folder))
+            print(f"{Path(name).name}: ", end="", flush=True)
+            measured(path, images, options.tokens, time.perf_counter if options.wall else time.process_time)
+
+
+if __name__ == "__main__":
+    main()
