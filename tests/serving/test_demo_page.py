@@ -1,7 +1,6 @@
 """The page of `vlm demo` over HTTP: what Gradio answers behind the guard, and how a signal ends it."""
 
 import base64
-import json
 import re
 import signal
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from listening import listening
+from pages import answers, join, page_of
 from tiny_checkpoints import FILES, IMAGES, ROOT
 from used import used
 
@@ -26,49 +26,6 @@ CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
 PHOTO = "data:;base64," + base64.b64encode(Path(IMAGES[1]).read_bytes()).decode()
 WAY = ["greedy", 4, 1.0, 0, 128]
 OPTIONS = ["", *WAY]  # no prefix
-
-
-def page_of(path: str, **limits):
-    """A client of a model's page in this process, once it is entered."""
-    from fastapi.testclient import TestClient
-
-    from vlm.serving.demo import make_app
-
-    model = ModelOptions(checkpoint=path, device="cpu", precision="fp32")
-    app = make_app(model, **{"local": True, "queue": 4, "max_bytes": 100_000, "rate": 100} | limits)
-    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
-
-
-def join(http, *data):
-    """The answer to a request that is put into the queue."""
-    config = http.get("/config").json()
-    clicks = [one for one in config["dependencies"] if one["inputs"] and one["outputs"]]
-    body = {"data": data, "fn_index": clicks[0]["id"], "session_hash": "session"}
-    headers = {"Content-Type": "application/json"}
-    return http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
-
-
-def answers(http, *data) -> list[str]:
-    """The results that come of a form's values, in order."""
-    joined = join(http, *data)
-    assert joined.status_code == 200, joined.text
-    got, shown = [], ""
-    with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": "session"}) as events:
-        for line in events.iter_lines():
-            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-            if event.get("msg") in ("process_generating", "process_completed") and event["output"].get("data"):
-                shown = patched(shown, event["output"]["data"][0])
-                got.append(shown)
-    return got
-
-
-def patched(shown: str, news) -> str:
-    """A text, or what Gradio sends in its place: what is appended to the one before, or takes its place."""
-    if isinstance(news, str):
-        return news
-    for action, _, value in news:
-        shown = shown + value if action == "append" else value
-    return shown
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def continue_texts(
     seed: int,
     ends: Sequence[int] = (),
     context: Context | None = None,
-    keys: Sequence[Sequence[int | str]] | None = None,
+    keys: Sequence[Sequence[int]] | None = None,
     ended: set[int] | None = None,
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.

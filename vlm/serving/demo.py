@@ -47,6 +47,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
         UserError: The extra is not installed.
     """
     try:
+        from vlm.serving.demo_chat import chat_of
         from vlm.serving.demo_guard import Guard
         from vlm.serving.demo_page import Page, mounted
     except ModuleNotFoundError as fault:
@@ -59,6 +60,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
     path, form = Path(model.checkpoint), form_of(predictor)
     samples = samples_of(path)
     name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # and no path of this machine
-    page = Page(task=predictor.task, name=name, form=form, samples=samples, max_bytes=max_bytes)
+    sizes: Any = {"samples": samples, "max_bytes": max_bytes}
+    page = Page(task=predictor.task, name=name, form=form, **sizes, chat=chat_of(predictor))
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
     return Guard(mounted(page, queue=queue), local=local, max_bytes=body, rate=rate)

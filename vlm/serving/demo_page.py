@@ -14,8 +14,10 @@ from vlm.data.images.image import ImageError, load_image
 from vlm.errors import UserError
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_html as html
+from vlm.serving.demo_chat import Talk
 from vlm.serving.demo_examples import example_images, example_texts
 from vlm.serving.demo_uses import WAYS, Field, Form, Values
+from vlm.tasks.chat.predictor import ChatPredictor
 
 HERE = Path(__file__).parent
 MAX_TEXT = 20_000  # characters of a field
@@ -45,10 +47,14 @@ class Page:
         form: The model's form.
         samples: The folder of the run's samples.
         max_bytes: Size of the largest photo.
+        chat: The model as one that converses, if it does.
     """
 
-    def __init__(self, *, task: str, name: str, form: Form, samples: Path, max_bytes: int) -> None:
+    def __init__(
+        self, *, task: str, name: str, form: Form, samples: Path, max_bytes: int, chat: ChatPredictor | None = None
+    ) -> None:
         self.task, self.name, self.form, self.max_bytes = task.replace("_", " "), name, form, max_bytes
+        self.talk = None if chat is None else Talk(chat, self.photo)
         images = example_images(samples) if form.photos else []
         self.images = {str(place): image for place, image in enumerate(images)}
         self.rows = example_texts(samples, list(form.texts))
@@ -143,6 +149,8 @@ class Page:
             for event in events:
                 event.then(None, js=SHOW)
             stop.click(None, cancels=events, api_visibility="private")
+            if self.talk is not None:
+                self.talk.blocks(photos, **MODEL)
         return blocks
 
     def _row(self, place: int) -> Any:

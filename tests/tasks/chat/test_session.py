@@ -95,9 +95,21 @@ def test_images_may_be_shown_at_any_turn(folder: str, tmp_path: Path) -> None:
     assert [turn.images for turn in chat.turns] == [1, 0, 2, 0, 0, 0]
     anew = model.chat(**options)
     anew.exchanges = chat.exchanges[:2]
-    anew._numbers = chat._numbers
     anew.say("more?")
-    assert anew.reply == chat.reply
+    assert anew.reply.tokens == chat.reply.tokens and len(chat.reply.tokens) > 3
+
+
+def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_path: Path) -> None:
+    saved_image_text(folder, "smolvlm")
+    paths = photos(tmp_path / "photos", 2)
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    alone = [model.chat(path, sample=False, max_tokens=6) for path in paths]
+    shared = [Chat(alone[0].predictor, alone[0].options, kept=alone[0]._kept) for _ in paths]
+    for chat, path in zip(shared, paths, strict=True):
+        chat.show(path)
+    for question in QUESTIONS[:3]:
+        assert [chat.say(question) for chat in shared] == [chat.say(question) for chat in alone]
+    assert shared[0].turns[1] != shared[1].turns[1]
 
 
 def test_a_full_conversation_is_told_and_the_oldest_leaves_by_choice(folder: str) -> None:

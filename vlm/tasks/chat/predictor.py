@@ -14,7 +14,6 @@ from vlm.data.text.conversation import Turn
 from vlm.decoding.continuation import SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.image_predictor import image_keys
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, Option, Options, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, Watch, check_outputs
@@ -193,10 +192,8 @@ class ChatPredictor(TextPredictor):
     def _drawn(self, batch: Sequence[Prompt], options: Mapping[str, Any]) -> Iterator[list[SampledToken]]:
         prompts = [list(prompt.tokens) for prompt in batch]
         context: Context | None = None
-        keys: list[list[int | str]] = [[*tokens] for tokens in prompts]
+        keys = prompts
         if any(prompt.pixels is not None for prompt in batch):
-            for place, prompt in enumerate(batch):
-                keys[place] += [] if prompt.pixels is None else image_keys([prompt.pixels])
             pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
             context = interleaved(prompts, self.states(pixels))
             prompts = [tokens[-1:] for tokens in prompts]

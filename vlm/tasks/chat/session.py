@@ -15,13 +15,15 @@ from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
 from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor, Reply, full, shown, spoken
 
+_NUMBERS = count(1)
+
 
 @dataclass
 class Shown:
     """An image that was shown.
 
     Args:
-        number: Another one for each image, below 0.
+        number: Another one for each image of this process, below 0.
         squares: Rows and columns that it is cut into.
         states: Its states (S, D).
     """
@@ -58,19 +60,25 @@ class Chat:
         options: Options of all answers.
         system: What the model is told before the first turn.
         forget: Whether the oldest question and its answer leave where there is no room for more.
+        kept: What the model has read last, if conversations that take turns share it; by default its own.
     Raises:
         UserError: The model reads no conversations, or options do not go with it.
     """
 
     def __init__(
-        self, predictor: ChatPredictor, options: ChatOptions, *, system: str | None = None, forget: bool = False
+        self,
+        predictor: ChatPredictor,
+        options: ChatOptions,
+        *,
+        system: str | None = None,
+        forget: bool = False,
+        kept: KeptText | None = None,
     ) -> None:
         predictor.check_options(options)
         self.predictor, self.options, self.system, self.oldest_leaves = predictor, options, system, forget
         self.exchanges: list[Exchange] = []
         self._waiting: list[Shown] = []
-        self._kept = KeptText(predictor.decoder)
-        self._numbers = count(1)
+        self._kept = KeptText(predictor.decoder) if kept is None else kept
         self.reply = Reply()
 
     @property
@@ -92,7 +100,7 @@ class Chat:
             image: A path, an image of Pillow, or an array (H, W, 3).
         """
         pixels, squares = self.predictor.views(image)
-        self._waiting.append(Shown(-next(self._numbers), squares, self.predictor.states(pixels)))
+        self._waiting.append(Shown(-next(_NUMBERS), squares, self.predictor.states(pixels)))
 
     def say(self, text: str, *images: Any) -> str:
         """The whole answer to what is said; arguments as in `stream`."""
@@ -162,7 +170,8 @@ class Chat:
         most = min(most, self.predictor.decoder.max_len - len(prompt))
         states = [image.states for one in self.exchanges for image in one.images]
         laid = torch.cat(states) if states else None
-        draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *prompt).random(most)).to(self.predictor.device)
+        seen = (PLACE if token < 0 else token for token in prompt)
+        draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *seen).random(most)).to(self.predictor.device)
         reply, ends, written = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
         self.reply = reply
         while len(reply.tokens) < most and not reply.ended:
