@@ -4,14 +4,15 @@
 
 A model is a checkpoint, a folder or a GGUF file, or a random one of `image_text_equality.py`, which is shown an image.
 Greedy, in float32. Of each turn, another conversation with the same history reads it anew; the states of the image are
-kept there too. The seconds are those of turn 20 from the question to its first piece of text, the least of three; they
-are the processor's unless `--wall` is given.
+kept there too. The seconds are those of turn 20 from the question to its first token, the least of three; they are the
+processor's unless `--wall` is given.
 """
 
 import argparse
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,12 @@ def random_model(name: str, folder: Path) -> tuple[str, list[str]]:
 
 
 def first_token(chat: Any, text: str, clock: Any) -> float:
-    """Seconds to the first piece of an answer, which leaves the conversation as it was."""
-    read, start = list(chat._kept._read), clock()
-    pieces = chat.stream(text)
-    next(pieces)
+    """Seconds to the first token of an answer, which leaves the conversation as it was."""
+    read, options, start = list(chat._kept._read), chat.options, clock()
+    chat.options = replace(options, max_tokens=1)
+    chat.say(text)
     seconds = clock() - start
-    pieces.close()
+    chat.options = options
     chat.exchanges.pop()
     chat._kept._read = chat._kept._read[: len(read)]
     return seconds
