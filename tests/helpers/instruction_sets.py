@@ -2,8 +2,8 @@
 
 `python tests/helpers/instruction_sets.py` runs them once for each setting that torch and oneDNN read from the
 environment. `... aarch64 FOLDER` runs them by qemu-user in FOLDER, a Debian of that architecture, which it makes there
-first (about 3 GB): `apt-get install qemu-user-static debootstrap`, as root, and binfmt_misc mounted with qemu's entry in
-it (`mount -t binfmt_misc none /proc/sys/fs/binfmt_misc`). All is emulated: allow for hours.
+first (about 3 GB): `apt-get install qemu-user-static debootstrap`, as root. qemu's entry must be in binfmt_misc (`mount
+-t binfmt_misc none /proc/sys/fs/binfmt_misc`). All is emulated: allow for hours.
 """
 
 import os
