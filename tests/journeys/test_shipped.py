@@ -65,6 +65,8 @@ OWN = {
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
+# Options with which options of other groups do not go.
+APART = {"model": "neural_lm|lstm|seq2seq|bahdanau|show_attend_tell", "model/decoder": ".*"}
 OF_A_FOLDER = ("model=pretrained", "model=vision_language")  # read folders: test_pretrained.py, test_two_folders.py
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
 ENCODERS_OF_TEXT += ("span_answering", "masked_language_modeling")
@@ -109,7 +111,8 @@ def options_of(task: str) -> Iterator[list[str]]:
         options = [option for option in options if f"{group}={option}" not in OF_A_FOLDER]
         options = [option for option in options if task in tasks_of(group, option)]
         alone = [option for option in options if group in ("data", "tokenizer") and option in NEEDS]
-        yield from ([f"task={task}", f"{group}={option}", *NEEDS[option]] for option in alone)
+        alone += [option for option in options if re.fullmatch(APART.get(group, ""), option)]
+        yield from ([f"task={task}", f"{group}={option}", *NEEDS.get(option, [])] for option in alone)
         together.append([f"{group}={option}" for option in options if option not in alone])
     yield from ([f"task={task}", *filter(None, row)] for row in zip_longest(*together))
 
