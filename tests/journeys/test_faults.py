@@ -6,7 +6,7 @@ import pytest
 
 from vlm.training.run.fit import main
 
-MODELS = {"captioning": "VisionLanguageModel", "classification": "Classifier", "language_modeling": "Decoder"}
+MODELS = {"captioning": "VisionLanguageModel", "classification": "Classifier", "language_modeling": "TextDecoder"}
 SHIPPED = {"tiny": "captioning", "classifier_tiny": "classification", "lm_tiny": "language_modeling"}
 
 

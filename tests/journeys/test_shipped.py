@@ -67,7 +67,8 @@ OWN = {
 }
 # Options with which options of other groups do not go.
 APART = {"model": "neural_lm|lstm|seq2seq|bahdanau|show_attend_tell", "model/decoder": ".*"}
-OF_A_FOLDER = ("model=pretrained", "model=vision_language")  # read folders: test_pretrained.py, test_two_folders.py
+# Read folders, or stand beside an encoder of images: test_pretrained.py, test_two_folders.py.
+OF_A_FOLDER = ("model=pretrained", "model=vision_language", "model/encoder=causal_text")
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
 ENCODERS_OF_TEXT += ("span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
@@ -96,7 +97,7 @@ NEEDS = {
 
 
 def tasks_of(group: str, option: str) -> list[str]:
-    if group == "model/encoder" and option.startswith(("text", "recurrent")):
+    if group == "model/encoder" and option.startswith(("text", "recurrent", "one_text")):
         return list(ENCODERS_OF_TEXT)
     if GROUPS[group]:
         return list(GROUPS[group])

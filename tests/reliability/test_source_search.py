@@ -18,6 +18,7 @@ FORBIDDEN = {
     *("add_safe_globals", "unsafe_load", "full_load", "load_all", "UnsafeLoader", "FullLoader"),
 }
 METHODS = {"eval", "compile"}  # of modules and of regular expressions, which run no text
+ROLES = {"system"}  # a role of a conversation; os.system is what must not be called
 
 
 @cache
@@ -40,9 +41,10 @@ def test_there_is_code_to_search():
 def names_of(node):
     """The names that a node reaches a thing by."""
     if isinstance(node, ast.Name):
-        return {node.id}
+        return {node.id} - ROLES
     if isinstance(node, ast.Attribute):
-        return {node.attr} - METHODS
+        of_os = isinstance(node.value, ast.Name) and node.value.id == "os"
+        return {node.attr} - METHODS - (set() if of_os else ROLES)
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
         return {part for name in names for part in name.split(".")}

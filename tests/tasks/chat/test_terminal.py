@@ -89,12 +89,16 @@ def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str)
         os.write(ours, b"what is it?\n")
         assert process.stdout.read(40)  # it is answering
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
+        assert process.stderr is not None
+        said = ""
+        while "[stopped]" not in said:
+            assert process.poll() is None
+            said += process.stderr.read(1)
         os.write(ours, b"/forget\n")
-        time.sleep(0.5)
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=60)
+        err = said + rest
         assert process.returncode == 130
         assert err.count("[stopped]") == 1 and "Traceback" not in err and "nothing was said" not in err
     finally:
